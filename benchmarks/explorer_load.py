@@ -2,13 +2,15 @@
 
 Every reader has a scenario of its own and behaves as the page does: drags a slider back and forth, sends the newest
 position when the last is answered but at most every 60 ms, lets go after two seconds, draws the other views, and looks
-at them for a second. Exits with 1 if a request fails, or if a bound of `BOUNDS_MS` or `CROWDED_MS` is missed.
+at them for a second. `--requests 5000` then measures memory. Exits with 1 if a request fails, or if a bound of
+`BOUNDS_MS`, `CROWDED_MS` or `MOST_GROWTH` is missed.
 """
 
 import argparse
 import http.client
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -16,14 +18,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 READERS, SECONDS = 20, 60.0
 HEADLINE, VIEWS = "answer.data", ("curve", "timeline", "map", "pareto", "tornado")
+# that another process computes: no bound, and fewer answers
+IN_BACKGROUND = ("versus", "plans", "validation")
 # median of one reader's answers
 BOUNDS_MS = {HEADLINE: 100.0, "map": 500.0, "pareto": 500.0}
 # headline of nineteen readers in twenty, with all of them dragging
 CROWDED_MS = 1500.0
 SPACING_S, DRAG_S, LOOK_S = 0.06, 2.0, 1.0
+# of memory, after two fifths of the requests: by then the caches are full
+MOST_GROWTH, _STEPS = 1.05, 10
+# what a reader asks for in turn: positions of a slider, then the views of the last one
+_MIX = (*(HEADLINE,) * 5, *(f"{view}.figure" for view in VIEWS))
 _ADDRESS = "explorer: http://127.0.0.1:"
 # name, middle of the scale and its unit
 _SCENARIOS = ("model=405b&nodes=2", "model=70b", "model=70b&stack=vllm", "model=8b&tp=4", "model=qwen3-32b&batch=16")
@@ -31,6 +41,14 @@ _SLIDERS = (("intra.bandwidth", 200, "GB/s"), ("intra.latency", 10, "us"), ("gpu
 
 # what was requested, and milliseconds until the answer
 Spent = tuple[str, float]
+
+
+class Server(NamedTuple):
+    """An explorer that runs."""
+
+    port: int
+    pid: int
+    """Of its process."""
 
 
 class Reader:
@@ -109,16 +127,18 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--readers", type=int, default=READERS)
     options.add_argument("--seconds", type=float, default=SECONDS)
+    options.add_argument("--requests", type=int, default=0, help="over which memory is measured, e.g. 5000")
     given = options.parse_args()
-    with serving() as port:
-        late = measure_alone(port) + measure_crowd(port, given.readers, given.seconds)
+    with serving() as server:
+        late = measure_alone(server.port) + measure_crowd(server.port, given.readers, given.seconds)
+        late += measure_memory(server, given.requests) if given.requests else []
     print("".join(f"MISSED: {miss}\n" for miss in late), end="")
     return int(bool(late))
 
 
 @contextmanager
-def serving() -> Iterator[int]:
-    """An explorer in a process of its own, and its port."""
+def serving() -> Iterator[Server]:
+    """An explorer in a process of its own."""
     command = [sys.executable, "-m", "ladder_sim", "explore", "--no-open", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -126,7 +146,7 @@ def serving() -> Iterator[int]:
         line = server.stderr.readline()
         # a full pipe would hold the server up
         threading.Thread(target=server.stderr.read, daemon=True).start()
-        yield int(line.removeprefix(_ADDRESS).partition("/")[0])
+        yield Server(port=int(line.removeprefix(_ADDRESS).partition("/")[0]), pid=server.pid)
     finally:
         server.terminate()
         server.wait()
@@ -137,19 +157,44 @@ def measure_alone(port: int) -> list[str]:
     alone = Reader(port, seed=0)
     late = []
     print("one reader:")
-    for view in (HEADLINE, *VIEWS):
+    for view in (HEADLINE, *VIEWS, *IN_BACKGROUND):
         about = view if view == HEADLINE else f"{view}.figure"
         spent = []
-        for number in range(21):
+        for number in range(6 if view in IN_BACKGROUND else 21):
             query = f"model=405b&nodes=2&inter.bandwidth={20 + number}GB/s&prompt={1000 + number}"
             alone.ask(HEADLINE, query if view != HEADLINE else "model=8b")
             spent.append(alone.ask(about, query))
         # the first one loads what the others share
         spent = spent[1:]
         print(f"  {view:12s}{summary(spent)}")
-        if percentile(spent, 0.5) > BOUNDS_MS.get(view, BOUNDS_MS["map"]):
+        if view not in IN_BACKGROUND and percentile(spent, 0.5) > BOUNDS_MS.get(view, BOUNDS_MS["map"]):
             late.append(f"{view} of one reader, {percentile(spent, 0.5):.0f} ms")
     return late
+
+
+def measure_memory(server: Server, requests: int) -> list[str]:
+    """So many requests of one reader, every answer new; whether memory grows once the caches are full."""
+    alone = Reader(server.port, seed=1)
+    positions = alone.positions()
+    rows = []
+    print(f"memory of the server and of its processes over {requests} requests:")
+    for number in range(1, requests + 1):
+        about = _MIX[number % len(_MIX)]
+        if about == HEADLINE:
+            query = f"{next(positions)}&gen={2 + number}"
+        alone.ask(about, query)
+        if number % (requests // _STEPS) == 0:
+            rows.append(resident_megabytes(server.pid))
+            print(f"  {number:6d} requests  {rows[-1]:6.0f} MB")
+    full = rows[_STEPS * 2 // 5 - 1]
+    return [f"memory grew from {full:.0f} to {rows[-1]:.0f} MB"] if rows[-1] > MOST_GROWTH * full else []
+
+
+def resident_megabytes(pid: int) -> float:
+    """Of a process and those that it started."""
+    kilobytes = int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text("ascii"))[0])
+    children = " ".join(file.read_text("ascii") for file in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    return kilobytes / 1000.0 + sum(map(resident_megabytes, map(int, children)))
 
 
 def measure_crowd(port: int, readers: int, seconds: float) -> list[str]:

@@ -53,13 +53,13 @@ def measure(page: Page) -> list[float]:
 
 def main() -> int:
     late = False
-    with serving() as port, sync_playwright() as playwright:
+    with serving() as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
         for name, (width, height) in SCREENS.items():
             page = browser.new_page(viewport={"width": width, "height": height})
-            page.goto(f"http://127.0.0.1:{port}/?model=405b&nodes=2&prompt={1000 + width}")
+            page.goto(f"http://127.0.0.1:{server.port}/?model=405b&nodes=2&prompt={1000 + width}")
             spent = measure(page)
             page.close()
             median = statistics.median(spent)

@@ -12,6 +12,8 @@ from hypothesis import settings
 REPO = Path(__file__).resolve().parents[1]
 # recorded samples of what others measured; README.md there names their sources
 DATA = REPO / "tests" / "data"
+# tables of measurements that come with the package
+SHIPPED = REPO / "ladder_sim" / "validation" / "data"
 
 # Examples are the same in every run, and a slow machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)

@@ -5,20 +5,21 @@
 # pay where experts take the time, and on which plan?
 #
 # **What was done.** First the prediction of standard next to the measured servings of this model at TP 8 in
-# `tests/data/serving_moe.csv` (aiconfigurator-core 0.12.0): 1,024 + 8,192 tokens, 8 to 32 requests in flight. Then
-# ladder on three plans: tensor parallel throughout; whole experts on each GPU (EP 8); and attention for an eighth of
-# the requests on each GPU, with the same experts, so that tokens are exchanged in place of all-reduces.
+# the table `serving-moe` of the package (aiconfigurator-core 0.12.0): 1,024 + 8,192 tokens, 8 to 32 requests in
+# flight. Then ladder on three plans: tensor parallel throughout; whole experts on each GPU (EP 8); and attention for an
+# eighth of the requests on each GPU, with the same experts, so that tokens are exchanged in place of all-reduces.
 
 # %% tags=["hide-input"]
 import csv
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from ladder_sim import sweep
+from ladder_sim.validation.dataset import read_table
 
 engine = {"model": "minimax-m2.5", "cluster": "h200-sxm", "dtype": "fp8-block", "stack": "vllm"}
-lines = Path("../../tests/data/serving_moe.csv").read_text("utf-8").splitlines()
+content, _ = read_table("serving-moe")
+lines = content.decode().splitlines()
 rows = [
     (int(float(row["concurrency"])), float(row["silicon_tpot_ms"]))
     for row in csv.DictReader(line for line in lines if not line.startswith("#"))

@@ -7,6 +7,7 @@ views follow when the controls rest.
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,13 +15,14 @@ from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import capacity_cards, headline, style, versus_tables
+from ladder_sim.explorer import capacity_cards, headline, report_parts, style
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.controls import control_id, page_words
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.markup import markup
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.explorer.scheduler import Scheduler, StaleError
-from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code, versus_command
+from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State as PageState
 from ladder_sim.explorer.upload import read_config
 
@@ -49,7 +51,8 @@ def register(app: Dash, queries: Queries) -> None:
     for name in _VIEWS:
         _view(app, queries, draw, scheduler, name)
     _comparison(app, queries, draw, scheduler)
-    _versus(app, queries)
+    for name in VIEWS:
+        _in_background(app, queries, name)
     _serving(app, queries, scheduler)
     _upload(app)
 
@@ -189,27 +192,32 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
         return _respond(views, lambda error: (None, _banner(error), *nothing[2:]), scheduler.view(page, query))
 
 
-def _versus(app: Dash, queries: Queries) -> None:
+def _in_background(app: Dash, queries: Queries, name: str) -> None:
     @app.callback(
-        Output("versus", "figure"),
-        Output("versus-verdict", "children"),
-        Output("versus-gains", "children"),
-        Output("versus-needs", "children"),
-        Output("versus-cli", "children"),
+        Output(name, "figure"),
+        *(Output(f"{name}-{part}", "children") for part in ("verdict", "tables", "details", "cli")),
         Input("settled", "data"),
         *_SHARED,
         prevent_initial_call=True,
     )
-    def versus_views(query: object, theme: object, load: object) -> object:
+    def reported(query: object, theme: object, load: object) -> object:
         dark = theme == "dark"
 
         def views() -> tuple[object, ...]:
             state = _answerable(queries, query)
+
+            def link(change: Mapping[str, Any]) -> str:
+                return f"?{replace(state, arguments={**state.arguments, **change}).query()}"
+
             # not in turn: another process computes it
-            report = queries.versus(state.query(pins=False), _page(load))
-            command = versus_command(state, queries.allowlist)
-            figure, gains, needs = report.figure, versus_tables.gains(report), versus_tables.needs(report)
-            return style.on_page(figure, dark=dark), report.verdict, gains, needs, command
+            report = queries.report(name, state.query(pins=False), _page(load))
+            return (
+                style.on_page(report.figure, dark=dark),
+                report.verdict,
+                report_parts.tables(report, link),
+                report_parts.details(report, link),
+                VIEWS[name].command(state, queries.allowlist),
+            )
 
         return _respond(views, lambda error: (style.message(error, dark=dark), None, None, None, None))
 

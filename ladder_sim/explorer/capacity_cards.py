@@ -78,8 +78,8 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
             lines["rate per GPU"] = _figure(row, "rate_gain", "{:.2f}".format)
         lines |= {
             "breaks first": breaks,
-            "TTFT p95": format_seconds(row["ttft_p95_s"]),
-            "TPOT p95": format_seconds(row["tpot_p95_s"]),
+            "TTFT p95": _figure(row, "ttft_p95_s", format_seconds),
+            "TPOT p95": _figure(row, "tpot_p95_s", format_seconds),
         }
     else:
         below, lines = "no number of GPUs keeps it", {"broken when idle": breaks}

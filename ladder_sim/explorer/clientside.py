@@ -2,11 +2,12 @@
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.controls import SCENARIO_KEYS, SLIDER_KEYS, SWITCHES, control_id
 
-TEXTS_TO_COPY = ("link", "cli", "python", "load-cli", "load-python", "versus-cli")
+TEXTS_TO_COPY = ("link", "cli", "python", "load-cli", "load-python", *(f"{name}-cli" for name in VIEWS))
 # that can be saved as a picture
-FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado", "goodput", "latency", "versus")
+FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado", "goodput", "latency", *VIEWS)
 # in the order of the script's arguments
 CONTROLS = (
     *SLIDER_KEYS,
@@ -68,6 +69,13 @@ def register(app: Dash) -> None:
         Output(control_id("rate"), "value", allow_duplicate=True),
         Input("serve", "n_clicks"),
         State(control_id("rate"), "value"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _script("guide"),
+        Output("guide-show", "title"),
+        Input("guide-show", "n_clicks"),
+        *(State(f"guide-{part}", "value") for part in ("model", "cluster", "nodes", "aim")),
         prevent_initial_call=True,
     )
     app.clientside_callback(

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -14,9 +15,11 @@ from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.native import Choices, FileField, Select
 from ladder_sim.explorer.upload import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
+from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 from ladder_sim.units import short_name
 
@@ -127,7 +130,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
             _group(
                 "Model",
                 [
-                    _choice("model", "Model", list(allowlist.models)),
+                    _choice("model", "Model", models(allowlist)),
                     FileField(
                         id="upload",
                         title="Drop a config.json, or choose one",
@@ -174,7 +177,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 [
                     _choice("stack", "Engine", list(allowlist.stacks), empty="the workload's"),
                     _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
-                    _text("technique", field_title("technique"), "fused-norm"),
+                    _technique(),
                     _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
                 ],
             ),
@@ -194,6 +197,16 @@ def controls(allowlist: Allowlist) -> html.Aside:
     )
 
 
+def models(allowlist: Allowlist) -> list[dict[str, Any]]:
+    """The options of a list of models, by what their layers are made of."""
+    kinds: dict[str, list[str]] = {}
+    for name in allowlist.models:
+        spec = catalog.model(name)
+        kind = "Experts and latent attention" if spec.kv_lora_rank else "Experts" if spec.experts else "Dense"
+        kinds.setdefault(kind, []).append(name)
+    return [{"label": kind, "options": names} for kind, names in kinds.items()]
+
+
 def labelled(key: str, title: str, control: Component, style: str) -> html.Div:
     """A control under its title."""
     return html.Div([_label(key, title), control], className=style)
@@ -210,8 +223,8 @@ def axis_choice(key: str, title: str, *, empty: str = "") -> html.Div:
     return labelled(key, title, Select(id=control_id(key), options=options, empty=empty), "inline")
 
 
-def _choice(key: str, title: str, names: list[str], *, empty: str = "") -> html.Div:
-    """A list of names."""
+def _choice(key: str, title: str, names: Sequence[Any], *, empty: str = "") -> html.Div:
+    """A list of names, or of groups of them."""
     own = Select(id=control_id(key), options=names, value=DEFAULTS.get(key), empty=empty)
     return labelled(key, title, own, "row")
 
@@ -250,6 +263,15 @@ def _text(key: str, title: str, example: str) -> html.Div:
 def text_row(key: str, title: str, placeholder: str) -> html.Div:
     """A field that takes any text."""
     return labelled(key, title, _entry(key, placeholder=placeholder), "row")
+
+
+def _technique() -> html.Div:
+    """One or several, joined by +; the names are suggested."""
+    names = html.Datalist(
+        [html.Option(value=name, label=each.summary) for name, each in TECHNIQUES.items()], id="techniques"
+    )
+    own = _entry("technique", placeholder="e.g. fused-norm", list="techniques")
+    return labelled("technique", field_title("technique"), html.Div([own, names]), "row")
 
 
 def _entry(key: str, **more: Any) -> dcc.Input:

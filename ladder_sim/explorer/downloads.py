@@ -1,11 +1,13 @@
 """The files that the page offers, each a function of the query."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from ladder_sim.analysis.sensitivity import STEP
-from ladder_sim.errors import UnknownNameError
+from ladder_sim.errors import LadderSimError, UnknownNameError
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
@@ -58,6 +60,14 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     return trace
 
 
+def _table(name: str) -> Callable[[Queries, str], str]:
+    return lambda queries, query: queries.report(name, query).document.to_csv()
+
+
+def _object(name: str) -> Callable[[Queries, str], str]:
+    return lambda queries, query: queries.report(name, query).document.to_json()
+
+
 def _csv_of(grid: Grid, how: How) -> str:
     return b"".join(piece for piece, _ in stream(grid, how, serial, form="csv")).decode()
 
@@ -65,8 +75,12 @@ def _csv_of(grid: Grid, how: How) -> str:
 def _page(queries: Queries, query: str) -> str:
     answer = queries.answer(query)
     served = None if answer.state.rate is None else queries.serving(query)
-    compared = queries.versus(query) if answer.scenario.plan.ranks > 1 else None
-    return standalone_page(answer, queries.allowlist, served, compared)
+    reports = {}
+    for name in VIEWS:
+        # one that has no answer is left out
+        with suppress(LadderSimError):
+            reports[name] = queries.report(name, query)
+    return standalone_page(answer, queries.allowlist, served, reports)
 
 
 _FILES: Mapping[str, Callable[[Queries, str], str]] = {
@@ -79,8 +93,8 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
-    "versus.csv": lambda queries, query: queries.versus(query).document.to_csv(),
-    "versus.json": lambda queries, query: queries.versus(query).document.to_json(),
+    **{f"{name}.csv": _table(name) for name in VIEWS},
+    **{f"{name}.json": _object(name) for name in VIEWS},
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": _page,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ladder_sim.analysis.sensitivity import STEP
 from ladder_sim.display.labels import scenario_label
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.report.figures.analysis import comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
@@ -71,11 +72,15 @@ def _served(queries: Queries, query: str, name: str) -> "go.Figure":
     return go.Figure(queries.serving(query).figures[name])
 
 
-def versus(queries: Queries, query: str) -> "go.Figure":
-    """What every wiring and technique gains."""
-    import plotly.graph_objects as go
+def _reported(name: str) -> Callable[[Queries, str], "go.Figure"]:
+    """That of a view in the background."""
 
-    return go.Figure(queries.versus(query).figure)
+    def drawn(queries: Queries, query: str) -> "go.Figure":
+        import plotly.graph_objects as go
+
+        return go.Figure(queries.report(name, query).figure)
+
+    return drawn
 
 
 def comparison(queries: Queries, query: str) -> "go.Figure":
@@ -94,5 +99,5 @@ FIGURES: Mapping[str, Callable[[Queries, str], "go.Figure"]] = {
     "comparison": comparison,
     "goodput": goodput,
     "latency": latency,
-    "versus": versus,
+    **{name: _reported(name) for name in VIEWS},
 }

@@ -8,6 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.controls import (
     AMOUNTS,
     RATE,
@@ -22,6 +23,7 @@ from ladder_sim.explorer.controls import (
     text_row,
 )
 from ladder_sim.explorer.glossary import GLOSSARY
+from ladder_sim.explorer.guide import AIMS, guide
 from ladder_sim.explorer.native import Choices, Select
 from ladder_sim.explorer.state import PHASES, PROMISE, State
 from ladder_sim.explorer.style import EMPTY
@@ -33,6 +35,15 @@ _LATENCY = "Busiest link's latency"
 _LOAD = "Load"
 _NEWS_MS = 400
 _PAPER = "https://arxiv.org/abs/2501.06589"
+# links within the page
+_PLACES = {
+    "cards": "Gain",
+    "versus-view": "Wirings",
+    "plans-view": "Plans",
+    "load": "Serving",
+    "validation-view": "Validation",
+    "help": "Help",
+}
 # downloads of the whole page, and the text of their links
 _FILES = {
     "prediction.csv": "CSV",
@@ -64,6 +75,7 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
             dcc.Store(id="load-shown"),
             html.A("Skip to the results", href="#results", className="skip"),
             _header(),
+            guide(allowlist),
             html.Div([controls(allowlist), _results()], className="columns"),
             # what a button has done, shown for a moment
             html.Div(id="said", role="status"),
@@ -84,6 +96,7 @@ def _defaults() -> dict[str, Any]:
         "amounts": AMOUNTS,
         "doubling": [slider.key for slider in SLIDERS if slider.doubling],
         "switches": list(SWITCHES),
+        "aims": [{"fields": aim.fields, "place": aim.place} for aim in AIMS],
     }
 
 
@@ -91,9 +104,13 @@ def _header() -> html.Header:
     return html.Header(
         [
             html.Div([html.H1("ladder-sim"), html.P("What does Ladder Residual buy?", className="motto")]),
+            html.Nav(
+                [html.A(text, href=f"#{place}", className="link") for place, text in _PLACES.items()],
+                className="places",
+                **extra("aria-label", "Views"),
+            ),
             html.Div(
                 [
-                    html.A("Help", href="#help", className="link"),
                     html.Button("Copy link", id="copy-link"),
                     html.Button("Pin", id="pin", title="Keep this scenario to compare with"),
                     html.Button("Dark", id="theme-switch", title="Light or dark"),
@@ -109,7 +126,7 @@ def _results() -> html.Main:
         [
             html.Div(id="error", role="alert"),
             html.P(id="summary", className="summary"),
-            html.Div(id="cards", className="cards"),
+            html.Div(id="cards", className="cards", tabIndex="-1"),
             html.Div(id="quality"),
             html.Section(id="memory", className="panel"),
             _comparison(),
@@ -117,7 +134,8 @@ def _results() -> html.Main:
                 _view("breakdown", "Where the time goes", "prediction.csv"),
                 _view("curve", "Speedup over standard", "curve.csv", axis_choice("along", "along", empty=_LATENCY)),
             ),
-            _versus(),
+            _in_background("versus"),
+            _in_background("plans"),
             _view("timeline", "Two layers, lane by lane", "", _phase(), _hatching()),
             _messages(),
             _pair(
@@ -141,6 +159,7 @@ def _results() -> html.Main:
                 className="pair",
                 hidden=True,
             ),
+            _in_background("validation"),
             _pair(
                 _view("tornado", "Sensitivity", "sensitivity.csv"),
                 html.Div([_section("Sources of the numbers", html.Div(id="evidence")), _export()], className="stack"),
@@ -157,10 +176,10 @@ def _pair(*sections: Component) -> html.Div:
 
 
 def _section(
-    title: str, *content: Component | None, links: Sequence[Component] = (), **attributes: Any
+    title: str, *content: Component | None, links: Sequence[Component] = (), kind: str = "", **attributes: Any
 ) -> html.Section:
     head = [html.H2(title), html.Div(list(links), className="links")] if links else html.H2(title)
-    return html.Section([html.Div(head, className="head"), *content], className="panel", **attributes)
+    return html.Section([html.Div(head, className="head"), *content], className=f"panel {kind}".strip(), **attributes)
 
 
 def _view(name: str, title: str, table: str, *choices: Component, below: str = "") -> html.Section:
@@ -188,35 +207,41 @@ def _messages() -> html.Section:
     return _section(title, html.Div(id="messages", className="scroll", role="region", tabIndex="0", **named))
 
 
-def _versus() -> html.Section:
-    """Every wiring and technique that applies."""
-    title = "Wirings and techniques"
-    graph = html.Div(_graph("versus"), className="graph versus", role="img", **extra("aria-label", title))
-    links = [_download(f"versus.{form}", form.upper(), title) for form in ("csv", "json", "html")]
+def _in_background(name: str) -> html.Section:
+    """A view that another process computes."""
+    view = VIEWS[name]
+    graph = html.Div(_graph(name), className=f"graph {name}", role="img", **extra("aria-label", view.title))
+    details = [html.Summary(view.details), html.Div(id=f"{name}-details", className="tables")]
     return _section(
-        title,
-        html.P(id="versus-verdict", role="status"),
-        html.Div([graph, html.Div(id="versus-gains")], className="pair bare"),
-        html.Details([html.Summary("What they need, engines and quality"), html.Div(id="versus-needs")]),
-        html.Details([html.Summary("Command line"), _code("versus-cli", "Command line of this view")]),
-        links=[*links[:2], _button("PNG", "png-versus", title), links[2]],
-        id="versus-view",
+        view.title,
+        html.P(id=f"{name}-verdict", role="status", className="verdict"),
+        html.Div([graph, html.Div(id=f"{name}-tables", className="tables")], className="pair bare"),
+        html.Details(details, hidden=not view.details),
+        html.Details([html.Summary("Command line"), _code(f"{name}-cli", "Command line", of=view.title)]),
+        links=[
+            *(_download(f"{name}.{form}", form.upper(), view.title) for form in ("csv", "json")),
+            _button("PNG", f"png-{name}", view.title),
+            _download(f"{name}.html", "HTML", view.title),
+        ],
+        kind="answer",
+        id=f"{name}-view",
+        tabIndex="-1",
     )
 
 
 def _serving() -> html.Section:
     """Requests that arrive: their rate, what is promised, and what each variant needs for it."""
+    title = "Serving under load"
     promised = [text_row(name, f"{name[:4].upper()} of 95 % at most", usual) for name, usual in PROMISE.items()]
     snippets = html.Details(
         [
             html.Summary("Command line and Python"),
-            _code("load-cli", "Command line of this view"),
-            _code("load-python", "Python of this view"),
+            _code("load-cli", "Command line", of=title),
+            _code("load-python", "Python", of=title),
         ],
         id="load-code",
         hidden=True,
     )
-    title = "Serving under load"
     return _section(
         title,
         html.P("How many GPUs keep a promise to requests that arrive at random? Each request is simulated."),
@@ -228,6 +253,7 @@ def _serving() -> html.Section:
         snippets,
         links=[_download("serving.csv", "CSV", title), _download("serving.json", "JSON", title)],
         id="load",
+        tabIndex="-1",
     )
 
 
@@ -268,10 +294,10 @@ def _help() -> html.Section:
     )
 
 
-def _code(name: str, title: str) -> html.Div:
+def _code(name: str, title: str, *, of: str = "this scenario") -> html.Div:
     return html.Div(
         [
-            html.Div([html.H3(title), _button("Copy", f"copy-{name}", title)], className="head"),
+            html.Div([html.H3(title), _button("Copy", f"copy-{name}", f"{title} of {of}")], className="head"),
             html.Pre(id=name, tabIndex="0"),
         ]
     )

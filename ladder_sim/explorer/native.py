@@ -21,7 +21,10 @@ class _Native(Component):
 
 
 class Select(_Native):
-    """A list: ``options`` are values, or labels with values; ``empty`` is the text of no choice, if it is allowed."""
+    """A list: ``options`` are values, labels with values, or labels with options of their own: a group.
+
+    ``empty`` is the text of no choice, if it is allowed.
+    """
 
 
 class Choices(_Native):

@@ -6,6 +6,7 @@ those of `predict`.
 
 import html
 import json
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 from ladder_sim.display.labels import field_title, scenario_label, validated_lines
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.queries import Answer
+from ladder_sim.explorer.report import Report
 from ladder_sim.explorer.serving import ServingReport
 from ladder_sim.explorer.snippets import command_line
-from ladder_sim.explorer.versus import VersusReport
+from ladder_sim.explorer.style import on_page
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
@@ -36,7 +39,7 @@ def standalone_page(
     answer: Answer,
     allowlist: Allowlist,
     served: ServingReport | None = None,
-    compared: VersusReport | None = None,
+    reports: Mapping[str, Report] | None = None,
 ) -> str:
     """One HTML document with everything in it.
 
@@ -48,8 +51,8 @@ def standalone_page(
         Of its explorer.
     served
         Requests under load, which stay as they are: no slider of the page moves them.
-    compared
-        Every wiring and technique, likewise.
+    reports
+        Of the views in the background, by name; likewise.
 
     Raises
     ------
@@ -57,15 +60,22 @@ def standalone_page(
         The scenario has no answer.
     """
     from plotly.offline import get_plotlyjs
+    from plotly.utils import PlotlyJSONEncoder
+
+    figures = {
+        name: {scheme: on_page(each.figure, dark=scheme == "dark") for scheme in ("light", "dark")}
+        for name, each in (reports or {}).items()
+    }
+    data = {**_data(answer, allowlist), "figures": figures}
 
     parts = {
         "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
         "STYLE": _asset("assets/explorer.css") + _asset("pages/page.css"),
-        "VERSUS": _versus(compared) if compared else "",
+        "REPORTS": "".join(_report(name, each) for name, each in (reports or {}).items()),
         "SERVING": _serving(served) if served else "",
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
-        "DATA": json.dumps(_data(answer, allowlist), separators=(",", ":")).replace("<", "\\u003c"),
+        "DATA": json.dumps(data, separators=(",", ":"), cls=PlotlyJSONEncoder).replace("<", "\\u003c"),
         "SCRIPT": _asset("pages/page.js"),
     }
     page = _asset("pages/page.html")
@@ -85,16 +95,20 @@ def _serving(report: ServingReport) -> str:
     return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(report))}</div></section>"
 
 
-def _versus(report: VersusReport) -> str:
-    """Every wiring and technique, as a panel."""
+def _report(name: str, report: Report) -> str:
+    """The answer of a view in the background, as a panel; the script draws its figure."""
     # imported here: as above
     from ladder_sim.explorer.markup import markup
-    from ladder_sim.explorer.versus_tables import gains, needs
+    from ladder_sim.explorer.report_parts import details, tables
 
-    head = "<div class='head'><h2>Wirings and techniques, as they were</h2></div>"
-    verdict = f"<p id='versus-verdict'>{markup(report.verdict)}</p>"
-    body = f"<div id='versus-gains'>{markup(gains(report))}</div><div id='versus-needs'>{markup(needs(report))}</div>"
-    return f"<section class='panel' id='versus-view'>{head}{verdict}{body}</section>"
+    title = html.escape(VIEWS[name].title)
+    figure = f"<div class='graph {name}' id='{name}' role='img' aria-label='{title}'></div>"
+    return (
+        f"<section class='panel answer' id='{name}-view'><div class='head'><h2>{title}, as it was</h2></div>"
+        f"<p class='verdict'>{markup(report.verdict)}</p><div class='pair bare'>{figure}<div class='tables' "
+        f"id='{name}-tables'>{markup(tables(report))}</div></div><div class='tables'>{markup(details(report))}</div>"
+        "</section>"
+    )
 
 
 def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:

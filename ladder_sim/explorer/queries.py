@@ -15,9 +15,10 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.background import VIEWS, Background
+from ladder_sim.explorer.report import Report
 from ladder_sim.explorer.serving import ServingReport, ServingView
 from ladder_sim.explorer.state import State
-from ladder_sim.explorer.versus import VersusReport, VersusView
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
@@ -104,8 +105,8 @@ class Queries:
         self.allowlist = allowlist
         self.worker: Worker[ServingReport] = Worker(ServingView(allowlist))
 
-        # another process: its answers take a second, those under load half a minute
-        self.versus_worker: Worker[VersusReport] = Worker(VersusView(allowlist=allowlist))
+        # another process: its answers take seconds, those under load half a minute
+        self.background: Worker[Report] = Worker(Background(allowlist=allowlist))
 
         # by method
         self._caches: dict[str, Callable[[str], Any]] = {}
@@ -189,15 +190,17 @@ class Queries:
         """What requests under load need; it takes seconds."""
         return self.worker.answer(self.load_query(query))
 
-    def versus(self, query: str, page: str | None = None) -> VersusReport:
-        """Every wiring and technique; it takes about a second.
+    def report(self, name: str, query: str, page: str | None = None) -> Report:
+        """The answer of a view in the background (`VIEWS`).
 
         Raises
         ------
         StaleError
             The page has asked for another scenario since.
         """
-        return self.versus_worker.answer(self.state(query).side_by_side().query(), page)
+        question = VIEWS[name].question(self.state(query)).query()
+        # a page waits for one answer of each view
+        return self.background.answer((name, question), None if page is None else (page, name))
 
     def curve_grid(self, query: str) -> tuple[Grid, How]:
         """The sweep of the curve."""

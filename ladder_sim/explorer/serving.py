@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from math import ceil, exp, floor, log2
 from typing import Any
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.state import State
+from ladder_sim.explorer.state import PROMISE, State
 from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
 from ladder_sim.serve import Capacity, Fleet, Fleets, Lengths, Outcome, Promise, Request, Service, Traffic
 from ladder_sim.serve.best_plan import Best
 from ladder_sim.serve.capacity import Search
-from ladder_sim.serve.fleet import SEEDS, with_intervals
+from ladder_sim.serve.fleet import SEEDS, bounded_times, with_intervals
 from ladder_sim.serve.replica import SimulatedReplica
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
@@ -139,6 +140,7 @@ class _Answer:
         }
         self._needs: dict[str, Capacity] = {}
         self._fleets: dict[str, Fleet] = {}
+        self._times: dict[str, dict[str, Interval]] = {}
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
         self._report = ServingReport(
@@ -170,6 +172,7 @@ class _Answer:
             first = next(iter(self._fleets.values()), None)
             best = Best(self._needs[name], self._searches[name], ())
             self._fleets[name] = with_intervals(best, first)
+            self._times[name] = bounded_times(self._fleets[name], self._searches[name])
             self._put(needs=self._document())
         confidences = [each.confidence for each in self._fleets.values() if each.confidence]
         compared = validated_lines(*confidences) if confidences else []
@@ -198,6 +201,11 @@ class _Answer:
         """As of `ladder-sim capacity`; until intervals are there without them."""
         document = capacity_document(self._scenario, {"changed": {}}, self._sure(), self._price)
         rows = {row["variant"]: row for row in document.rows}
+        for name, times in self._times.items():
+            for bound in PROMISE:
+                interval = times.get(bound)
+                ends = (interval.low, interval.high) if interval else (None, None)
+                rows[name] = {**rows[name], f"{bound}_s_low": ends[0], f"{bound}_s_high": ends[1]}
         rows |= {name: self._row(name, need) for name, need in self._needs.items() if name not in rows}
         return Document.of_rows(document.content, [rows[name] for name in self._shown if name in rows])
 

@@ -22,7 +22,7 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     >>> command_line(state, Allowlist.of())
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
-    words = ["ladder-sim", "predict", *_flags(state, allowlist)]
+    words = ["ladder-sim", "predict", *flags(state, allowlist)]
     if state.variants:
         words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
     if state.ignore_memory:
@@ -40,7 +40,7 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     ladder-sim capacity --model 8b --prompt 1024 --gen 512 --rate 4 --requests 500 ...
     --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder
     """
-    words = ["ladder-sim", "capacity", *_flags(state, allowlist, *_REQUESTS)]
+    words = ["ladder-sim", "capacity", *flags(state, allowlist, *_REQUESTS)]
     served = state.under_load()
     traffic = traffic_of(served, served.scenario(allowlist))
     for name in ("prompt", "gen", "rate", "requests"):
@@ -51,20 +51,8 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     return shlex.join(words)
 
 
-def versus_command(state: State, allowlist: Allowlist) -> str:
-    """The same for every wiring and technique side by side.
-
-    Examples
-    --------
-    >>> versus_command(State.parse("model=405b&technique=fused-norm&variants=ladder", Allowlist.of()), Allowlist.of())
-    'ladder-sim versus --model 405b'
-    """
-    words = ["ladder-sim", "versus", *_flags(state, allowlist, "technique")]
-    return shlex.join([*words, *(["--ignore-memory"] if state.ignore_memory else [])])
-
-
-def _flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
-    """Of the scenario, without some."""
+def flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
+    """Those of the page's scenario, without some arguments."""
     words = []
     if state.shape is not None:
         words += ["--model", "config.json"]

@@ -162,16 +162,6 @@ class State:
             tpot_p95=self.tpot_p95,
         )
 
-    def side_by_side(self) -> Self:
-        """What wirings and techniques side by side depend on: neither the page's own, nor other views."""
-        return type(self)(
-            arguments={**self.arguments, "technique": DEFAULTS["technique"]},
-            shape=self.shape,
-            profile=self.profile,
-            ignore_memory=self.ignore_memory,
-            settings=self.settings,
-        )
-
     def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
         """The same as a sweep's point, without some fields."""
         given = {name: value for name, value in self._resolved(allowlist).items() if value is not None}

@@ -1,52 +1,77 @@
-"""The view of every wiring and technique side by side: dozens of predictions, which a `Worker` makes."""
+"""The view of every wiring and technique side by side."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import shlex
 
 from ladder_sim.analysis.versus import versus
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
-from ladder_sim.report.documents.versus import versus_document
+from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.figures.versus import versus_figure
+from ladder_sim.specs.arguments import DEFAULTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersusReport:
-    """The options of a scenario, in plain values."""
-
-    document: Document
-    """As of `ladder-sim versus`."""
-    figure: Mapping[str, Any]
-    """As plotly writes it."""
-    cautions: tuple[str, ...]
-    """What the reader should know."""
-
-    @property
-    def verdict(self) -> str:
-        """What gains most, in a few sentences."""
-        text: str = self.document.content["verdict"]
-        return text
+def question(state: State) -> State:
+    """What the answer depends on: neither the page's own wirings and techniques, nor other views."""
+    return State(
+        arguments={**state.arguments, "technique": DEFAULTS["technique"]},
+        shape=state.shape,
+        profile=state.profile,
+        ignore_memory=state.ignore_memory,
+        settings=state.settings,
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersusView:
-    """Answers queries of the page."""
+def answer(state: State, allowlist: Allowlist) -> Report:
+    """What each option gains, as of `ladder-sim versus`.
 
-    allowlist: Allowlist
-    """What queries may name."""
+    Raises
+    ------
+    LadderSimError
+        The scenario has no answer, or nothing to compare.
+    """
+    result = versus(state.scenario(allowlist), **state.how(allowlist))
+    document = versus_document(result)
+    left_out = [f"left out: {name}: {reason}" for name, reason in document.content["left_out"].items()]
+    return Report(
+        verdict=document.content["verdict"],
+        figure=versus_figure(result).to_plotly_json(),
+        tables=(Table(title="Gains", columns=("", "gain (90 %)", "prefill", "decode"), groups=gain_cells(document)),),
+        note=f"{TIED} Not told apart from the first of its group: the 90 % interval of their ratio holds 1.",
+        details=_needs(document),
+        document=document,
+        cautions=(*result.notes.warnings, *left_out),
+    )
 
-    def __call__(self, query: str, tell: Callable[[VersusReport], object]) -> None:
-        """Answer a query of `State.side_by_side`.
 
-        Raises
-        ------
-        LadderSimError
-            It has no answer.
-        """
-        state = State.parse(query, self.allowlist)
-        result = versus(state.scenario(self.allowlist), **state.how(self.allowlist))
-        figure = versus_figure(result).to_plotly_json()
-        cautions = tuple(result.notes.warnings)
-        tell(VersusReport(document=versus_document(result), figure=figure, cautions=cautions))
+def command(state: State, allowlist: Allowlist) -> str:
+    """The command that gives the same answer in a terminal.
+
+    Examples
+    --------
+    >>> command(State.parse("model=405b&technique=fused-norm&variants=ladder", Allowlist.of()), Allowlist.of())
+    'ladder-sim versus --model 405b'
+    """
+    words = ["ladder-sim", "versus", *flags(state, allowlist, "technique")]
+    return shlex.join([*words, *(["--ignore-memory"] if state.ignore_memory else [])])
+
+
+def _needs(document: Document) -> tuple[Table, ...]:
+    """What techniques and wirings take; tables without rows are left out."""
+    content = document.content
+    techniques = [
+        [name, *(each[part] for part in ("answers", "needs", "engines"))]
+        for name, each in content["techniques"].items()
+    ]
+    tp = f"TP {content['scenario']['tp']}"
+    wirings = [
+        [name, "any TP" if each["any_tp"] else tp, each["quality"] or "-", each["engines"]]
+        for name, each in content["wirings"].items()
+    ]
+    tables = (
+        Table(title="Techniques", columns=("technique", "answers", "needs", "engines today"), groups={"": techniques}),
+        Table(title="Wirings", columns=("wiring", "weights for", "quality", "engines today"), groups={"": wirings}),
+    )
+    return tuple(table for table in tables if table.groups[""])

@@ -268,9 +268,11 @@ class Search:
         )
         return Sizes(one.serving + more.serving, one.prefill + more.prefill)
 
-    def seconds(self, rate: float) -> Sequence[float]:
-        """What each bound bounds, of one group with the first seed."""
-        return self._point(rate, self.group, 0, 1.0)[0]
+    def seconds(
+        self, rate: float, sizes: Sizes | None = None, *, seed: int = 0, slower: float = 1.0
+    ) -> Sequence[float]:
+        """What each bound bounds, of one group or of so many replicas, with one seed."""
+        return self._point(rate, sizes or self.group, seed, slower)[0]
 
     def possible(self, case: Case) -> bool:
         """Whether an idle replica keeps the promise."""

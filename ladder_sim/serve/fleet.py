@@ -21,7 +21,7 @@ from ladder_sim.serve.best_plan import Best, Context, Tried, best_plan
 from ladder_sim.serve.capacity import Capacity, Case, Search, check_rate
 from ladder_sim.serve.digest import digest
 from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
-from ladder_sim.serve.intervals import MOST_SEEDS, of_mean
+from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS
 from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.points import Progress, kept_points
@@ -205,6 +205,31 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
         reasons=(),
         curve={share * limit: search.seconds(share * limit) for share in (_SHARES if curves else ())},
     )
+
+
+def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
+    """What each bound of the promise bounds with the fleet's replicas, by the bound's name.
+
+    Parameters
+    ----------
+    fleet
+        Of a number of replicas that keeps the promise.
+    search
+        That it comes from.
+    """
+    need, widths = fleet.capacity, fleet.widths
+    if widths is None:
+        return {}
+    rows = [search.seconds(need.rate, need.sizes, seed=seed) for seed in range(search.seeds)]
+    later = math.exp(max(0.0, widths.ttft - widths.rate))
+    times = {}
+    for number, bound in enumerate(search.promise.bounds):
+        ends = []
+        for sign in (1, -1):
+            end_s = search.seconds(need.rate, need.sizes, slower=math.exp(sign * widths.rate))[number]
+            ends.append(end_s * later**sign if bound.metric == "ttft" else end_s)
+        times[bound.name] = interval_of([row[number] for row in rows], ends)
+    return times
 
 
 def _gpus(need: Capacity, ends: Sequence[tuple[float, float]]) -> Interval:

@@ -241,10 +241,14 @@ def _gains(base: Mapping[str, float], row: Mapping[str, float]) -> dict[str, flo
 def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     """Of each figure, from its values of all seeds, and of the first seed with slower and with faster steps."""
     names = [name for name in rows[0] if name != "stable"]
-    return {name: _interval(name, [row[name] for row in rows], [end[name] for end in ends]) for name in names}
+    return {
+        name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in _SHARES)
+        for name in names
+    }
 
 
-def _interval(name: str, values: Sequence[float], ends: Sequence[float]) -> Interval:
+def interval_of(values: Sequence[float], ends: Sequence[float], *, share: bool = False) -> Interval:
+    """From the values of all seeds, and of the first one with slower and with faster steps; of a `share` at most 1."""
     value = float(np.mean(values))
     if not min(*values, *ends) > 0.0:
         # no logarithm
@@ -254,7 +258,7 @@ def _interval(name: str, values: Sequence[float], ends: Sequence[float]) -> Inte
     low, high = (
         value * math.exp(sign * math.hypot(spread, max(0.0, *(sign * move for move in moves)))) for sign in (-1, 1)
     )
-    return Interval(value=value, low=low, high=min(high, 1.0) if name in _SHARES else high)
+    return Interval(value=value, low=low, high=min(high, 1.0) if share else high)
 
 
 def further_seed(seeds: int) -> float:

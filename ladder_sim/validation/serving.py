@@ -76,13 +76,11 @@ def compare_servings(
     for row in servings:
         if not row.left_out:
             groups.setdefault(row.setup, []).append(row)
-    compared = {
-        each.serving.line: each for setup, rows in groups.items() for each in _compare_group(setup, rows, profile)
-    }
+    compared = {each.serving: each for setup, rows in groups.items() for each in _compare_group(setup, rows, profile)}
     for row in servings:
         if row.left_out:
-            compared[row.line] = ServingComparison(serving=row, ttft=None, tpot=None, note=row.left_out)
-    return tuple(compared[row.line] for row in servings)
+            compared[row] = ServingComparison(serving=row, ttft=None, tpot=None, note=row.left_out)
+    return tuple(compared[row] for row in servings)
 
 
 def summarize_servings(

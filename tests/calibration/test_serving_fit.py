@@ -11,9 +11,9 @@ from calibration.serving_fit import FIGURES, _Problem, fit_serving, half_widths,
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
-from tests.conftest import DATA, REPO
+from tests.conftest import REPO, SHIPPED
 
-SAMPLE = DATA / "serving_dense.csv"
+SAMPLE = SHIPPED / "serving-dense.csv"
 
 
 def servings() -> tuple[Serving, ...]:
@@ -69,7 +69,7 @@ def test_intervals_are_tried_on_the_engines_other_models() -> None:
 
 
 def test_models_with_experts_are_not_fitted() -> None:
-    sample = DATA / "serving_moe.csv"
+    sample = SHIPPED / "serving-moe.csv"
     command = [sys.executable, "-m", "calibration", "fit-serving", str(sample)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

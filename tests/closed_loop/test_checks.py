@@ -13,7 +13,7 @@ from ladder_sim.runs import Compared, parts_alike
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving import compare_servings, summary
 from ladder_sim.validation.serving_table import read_servings
-from tests.conftest import DATA
+from tests.conftest import SHIPPED
 
 
 def scenario(**given: Any) -> Scenario:
@@ -90,8 +90,8 @@ def test_the_servings_of_the_stack_are_compared_first() -> None:
 
 def test_the_ranges_hold_every_row_of_the_sample() -> None:
     """And what else an engine's servings on a GPU are said to have."""
-    for sample in ("serving_dense.csv", "serving_moe.csv"):
-        for row in read_servings((DATA / sample).read_bytes(), sample):
+    for sample in ("serving-dense.csv", "serving-moe.csv"):
+        for row in read_servings((SHIPPED / sample).read_bytes(), sample):
             # one row of GB200 is none to set an interval by
             if row.left_out or row.setup.cluster == "gb200-nvl72":
                 continue
@@ -117,8 +117,8 @@ def test_each_check_is_of_an_engine_and_a_gpu_of_the_catalog() -> None:
 
 
 def test_nine_tenths_of_a_sample_lie_inside() -> None:
-    for name, half_width in (("serving_dense.csv", 0.2), ("serving_moe.csv", 0.25)):
-        sample = DATA / name
+    for name, half_width in (("serving-dense.csv", 0.2), ("serving-moe.csv", 0.25)):
+        sample = SHIPPED / name
         tpot, _ = summary(compare_servings(read_servings(sample.read_bytes(), sample.name)))
         assert tpot is not None
         assert 0.85 <= tpot.inside_90 <= 1.0

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Browser
 
 from ladder_sim.cli.main import main
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.clientside import CONTROLS
 from ladder_sim.explorer.controls import SLIDER_KEYS, SWITCHES, control_id
 from tests.support.accessibility import violations
@@ -58,8 +60,11 @@ def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: P
         assert broken_rules(seen, f"{scheme}, simulating") == {}
         seen.until_text("#load-result", "GPU")
         page.click("text=Command line and Python")
-        seen.until("!!document.querySelector('#versus-needs table')")
-        page.click("text=What they need, engines and quality")
+        page.click("text=Where to start: three questions")
+        for name, view in VIEWS.items():
+            seen.until(f"!!document.querySelector('#{name}-tables table')")
+            if view.details:
+                page.click(f"text={view.details}")
         assert broken_rules(seen, scheme) == {}
         page.fill("#c-batch", "none")
         page.press("#c-batch", "Enter")
@@ -68,9 +73,12 @@ def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: P
 
 
 def test_pages_in_files_break_no_rule(browser: Browser, address: str, tmp_path: Path) -> None:
-    files = [tmp_path / "page.html", tmp_path / "plot.html"]
+    files = [tmp_path / name for name in ("page.html", "plot.html", "kept.html")]
     assert main(["explore", "--model", "405b", "--nodes", "2", "--export", str(files[0])]) == 0
     assert main(["predict", "--plot", str(files[1])]) == 0
+    # with the views in the background
+    with urlopen(f"{address}/download/page.html?model=8b&tp=2&stack=vllm&concurrency=8") as kept:
+        files[2].write_bytes(kept.read())
     for scheme, seen in pages(browser, address, tmp_path):
         for file in files:
             seen.page.goto(file.as_uri())

@@ -145,6 +145,27 @@ def test_back_undoes_one_change_at_a_time(seen: Watched) -> None:
     assert page.input_value("#c-batch") == "8"
 
 
+def test_three_questions_lead_to_the_view_that_answers_them(seen: Watched) -> None:
+    page = seen.open()
+    assert page.evaluate("document.getElementById('guide')?.open")
+    page.select_option("#guide-model", "8b")
+    page.click("text=Over how many GPUs, and how, should the model be spread?")
+    page.click("#guide-show")
+    seen.until_text("#summary", "llama-3.1-8b")
+    assert page.url.endswith("?model=8b&concurrency=64")
+    assert not page.evaluate("document.getElementById('guide')?.open")
+    assert page.evaluate("document.activeElement.id") == "plans-view"
+    seen.until_text("#plans-verdict", "Best by tok/s")
+    # a plan's link shows the page with it
+    plan = page.inner_text("#plans-tables a >> nth=2")
+    page.click("#plans-tables a >> nth=2")
+    seen.until_text("#summary", f"llama-3.1-8b, {plan} on")
+    # Back leads to where the questions were asked
+    page.go_back()
+    page.go_back()
+    seen.until("document.getElementById('guide')?.open")
+
+
 def test_a_copied_link_is_confirmed_and_holds_the_scenario_of_the_start(browser: Browser, tmp_path: Path) -> None:
     with served("model=8b&tp=4") as url, browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as own:
         seen = Watched(own.new_page(), url, tmp_path)

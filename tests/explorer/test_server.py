@@ -16,7 +16,7 @@ from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_label, field_title
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.clientside import CONTROLS
-from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS
+from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS, models
 from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -142,6 +142,16 @@ def test_an_illegal_plan_shows_its_rule(page: Page, change: str, rule: str, way_
 def test_every_argument_has_a_control() -> None:
     """Guards against links whose fields are lost when a control moves."""
     assert {argument.key for argument in ARGUMENTS.values()} - set(CONTROLS) == set()
+
+
+def test_models_are_listed_by_kind() -> None:
+    allowlist = Allowlist.of()
+    kinds = {group["label"]: group["options"] for group in models(allowlist)}
+    assert sorted(name for names in kinds.values() for name in names) == sorted(allowlist.models)
+    places = {name: kind for kind, names in kinds.items() for name in names}
+    assert places["70b"] == "Dense"
+    assert places["mixtral-8x7b"] == "Experts"
+    assert places["deepseek-v3"] == "Experts and latent attention"
 
 
 def test_text_of_a_link_stays_text(page: Page) -> None:

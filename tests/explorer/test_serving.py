@@ -76,6 +76,8 @@ def test_pieces_come_as_they_are_computed() -> None:
     # first what is needed, then how sure that is
     assert ["gpus_low" in row for row in next(report for report in told if report.figures).needs.rows] == [False] * 2
     assert all(row["rate_limit_low"] < row["rate_limit"] < row["rate_limit_high"] for row in told[-1].needs.rows)
+    for bound in ("ttft_p95_s", "tpot_p95_s"):
+        assert all(row[f"{bound}_low"] < row[bound] < row[f"{bound}_high"] for row in told[-1].needs.rows)
     assert told[-1].label.endswith("150 requests/s, prompt 256 + 32; promised: ttft_p95=500ms,tpot_p95=6.00ms")
 
 
@@ -161,6 +163,7 @@ def test_a_card_has_intervals_once_they_are_there() -> None:
     row = {"variant": "standard", "gpus": 8, "replicas": 1, "rate_limit": 989.4, "breaks": "tpot_p95"}
     row |= {"ttft_p95_s": 0.1, "tpot_p95_s": 0.02}
     ends = {"gpus_low": 8.0, "gpus_high": None, "rate_limit_low": 801.2, "rate_limit_high": 1320.4}
+    ends |= {"ttft_p95_s_low": 0.08, "ttft_p95_s_high": 0.12}
     report = ServingReport(
         label="", doing="", share=1.0, needs=Document(content={}, rows=[row]), curves=Document(content={}), figures={}
     )
@@ -169,6 +172,7 @@ def test_a_card_has_intervals_once_they_are_there() -> None:
     shown = " ".join(texts(markup(cards(sure))).split())
     assert "90 % 8-none GPUs" in shown
     assert "limit of each 989 (801-1320) requests/s" in shown
+    assert "TTFT p95 100 ms (80.0 ms-120 ms)" in shown
 
 
 def test_progress_names_questions_that_come_first() -> None:

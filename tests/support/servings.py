@@ -14,9 +14,9 @@ from pathlib import Path
 from benchmarks.evidence import SERVINGS
 from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, summarize_servings, summary
 from ladder_sim.validation.serving_table import read_servings
-from tests.conftest import DATA, REPO
+from tests.conftest import REPO, SHIPPED
 
-SAMPLE = DATA / "serving_moe.csv"
+SAMPLE = SHIPPED / "serving-moe.csv"
 PAGE = REPO / "docs" / "accuracy.md"
 # parts of a serving that errors are summed up by
 PARTS = ("engine", "stack", "cluster", "model", "plan", "setup")
@@ -62,11 +62,12 @@ def compared(file: Path) -> tuple[ServingComparison, ...]:
 
 
 def sample_line() -> str:
-    """What the page says of the rows in ``tests/data``."""
+    """What the page says of the rows that come with the package."""
     errors, _ = summary(compared(SAMPLE))
     assert errors is not None
     mean, median = (f"{100 * share:.1f} %" for share in (errors.mean_abs_error, errors.median_abs_error))
-    return f"`tests/data/{SAMPLE.name}` holds {errors.n} of these rows: {mean}, {median}, and the tests predict them."
+    rows = f"{errors.n} of these rows, which come with the package"
+    return f"`ladder-sim validate {SAMPLE.stem}` compares {rows}: {mean}, {median}."
 
 
 if __name__ == "__main__":
@@ -76,4 +77,5 @@ if __name__ == "__main__":
     for table, path in zip(MODELS, sys.argv[1:], strict=True):
         writer.writerows(rows(table, compared(Path(path))))
     SERVINGS.write_text(text.getvalue(), "utf-8")
-    PAGE.write_text(re.sub(rf"`tests/data/{SAMPLE.name}` holds .*", sample_line(), PAGE.read_text("utf-8")), "utf-8")
+    line = re.compile(rf"`ladder-sim validate {SAMPLE.stem}` .*")
+    PAGE.write_text(line.sub(sample_line(), PAGE.read_text("utf-8")), "utf-8")

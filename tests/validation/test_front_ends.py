@@ -9,9 +9,9 @@ import pytest
 from benchmarks.front_ends import FORMS, errors_of, fit, left_out
 from benchmarks.served_loads import FEW, Compared, compare
 from ladder_sim.validation.serving_table import read_servings
-from tests.conftest import DATA
+from tests.conftest import SHIPPED
 
-FILE = DATA / "serving_moe.csv"
+FILE = SHIPPED / "serving-moe.csv"
 NO_FRONT_END = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
 
 

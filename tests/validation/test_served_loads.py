@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.served_loads import _HEAD, _TABLE, Compared, compare, section
 from ladder_sim.validation.serving_table import Serving, read_servings
-from tests.conftest import DATA, REPO
+from tests.conftest import REPO, SHIPPED
 
-FILE = DATA / "serving_dense.csv"
+FILE = SHIPPED / "serving-dense.csv"
 
 
 def rows(*engines: str) -> Sequence[Serving]:

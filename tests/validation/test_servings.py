@@ -19,11 +19,11 @@ from ladder_sim.specs import catalog
 from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.serving import ErrorSummary, compare_servings, gate, summarize_servings, summary
 from ladder_sim.validation.serving_table import Serving, is_serving_table, read_servings
-from tests.conftest import DATA
+from tests.conftest import SHIPPED
 from tests.support import servings
 from tests.support.commands import run
 
-SAMPLE = DATA / "serving_dense.csv"
+SAMPLE = SHIPPED / "serving-dense.csv"
 # what the page says of all servings of models with experts
 TOTALS = ("tpot_mean", "tpot_median", "tpot_bias", "inside", "half_width", "ttft_median")
 HEADER = (

@@ -112,6 +112,7 @@
     const boxed = (name) => defaults.variants.includes(name) || amounts.some((family) => new RegExp(`^${family}:[^:]*$`).test(name));
     page.opened = query;
     page.shape = given.get("shape");
+    document.getElementById("guide").open = !query;
     const values = {
       model: page.shape ? null : given.get("model") || defaults.model,
       variants: named.filter(boxed).map((name) => name.split(":")[0]),
@@ -248,6 +249,34 @@
     return rate || page.texts.rate;
   }
 
+  /* Shows another scenario, from one of its views on. */
+  function go(link, place) {
+    window.history.pushState(null, "", link);
+    window.dash_clientside.set_props("visit", { data: performance.now() });
+    const view = document.getElementById(place);
+    view.focus({ preventScroll: true });
+    view.scrollIntoView();
+  }
+
+  /* Links of tables lead to scenarios. */
+  document.addEventListener("click", (event) => {
+    const anchor = event.target.closest(".tables a");
+    if (!anchor || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    go(anchor.getAttribute("href"), "cards");
+  });
+
+  /* Shows the answer to the three questions: their scenario, and the view that the last one is about. */
+  function guide(_clicks, model, cluster, nodes, aim) {
+    const { fields, place } = page.defaults.aims[Number(aim)];
+    const query = new URLSearchParams({ model });
+    if (cluster !== page.defaults.cluster) query.append("cluster", cluster);
+    if (nodes > 1) query.append("nodes", nodes);
+    for (const [key, value] of Object.entries(fields)) query.append(key, value);
+    go(`?${query}`, place);
+    return skip();
+  }
+
   function pin(_pinned, _unpinned, pins, query) {
     if (context().triggered[0].prop_id.startsWith("unpin")) return [];
     say("Pinned");
@@ -335,6 +364,6 @@
   );
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    explorer: { spread, gather, own_model, settle, slide, show, reset, serve, pin, theme, copy, png },
+    explorer: { spread, gather, own_model, settle, slide, show, reset, serve, guide, pin, theme, copy, png },
   });
 })();

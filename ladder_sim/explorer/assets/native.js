@@ -6,11 +6,15 @@
   const labelled = (option) => (typeof option === "string" ? { label: option, value: option } : option);
 
   function Select({ id, options, empty, value, setProps }) {
+    const item = ({ label, value: own, options: group }) =>
+      group
+        ? draw("optgroup", { key: label, label }, group.map(labelled).map(item))
+        : draw("option", { key: own, value: own }, label);
     const items = [...(empty ? [{ label: empty, value: "" }] : []), ...options.map(labelled)];
     return draw(
       "select",
       { id, value: value ?? "", onChange: (event) => setProps({ value: event.target.value || null }) },
-      items.map((item) => draw("option", { key: item.value, value: item.value }, item.label)),
+      items.map(item),
     );
   }
 

@@ -196,6 +196,14 @@
     window.Plotly.react("map", traces, layout({ xaxis: x, yaxis: y }), CONFIG);
   }
 
+  /* Figures that no slider moves. */
+  function drawReports() {
+    for (const [name, schemes] of Object.entries(data.figures)) {
+      const figure = schemes[dark() ? "dark" : "light"];
+      window.Plotly.react(name, figure.data, figure.layout, CONFIG);
+    }
+  }
+
   const key = () => JSON.stringify(place);
   let waiting = 0;
 
@@ -261,7 +269,9 @@
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
     element("theme").textContent = dark() ? "Light" : "Dark";
     draw();
+    drawReports();
   });
   if (matchMedia("(prefers-color-scheme: dark)").matches) element("theme").click();
   start();
+  drawReports();
 })();

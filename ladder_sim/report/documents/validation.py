@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.specs.workload import STATIC
 
 if TYPE_CHECKING:
     from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
     from ladder_sim.validation.dataset import Dataset
     from ladder_sim.validation.load import LoadComparison
+    from ladder_sim.validation.nearest import Likeness
     from ladder_sim.validation.serving import ErrorSummary, ServingComparison
 
 
@@ -134,6 +135,21 @@ def loads_document(name: str, comparisons: Sequence[LoadComparison]) -> Document
         "summary": {figure: asdict(errors) for figure, errors in summarize_loads(comparisons).items()},
     }
     return Document.of_rows(head, rows)
+
+
+def nearest_document(runs: Sequence[Likeness]) -> Document:
+    """One row per measured run, in this order: what it was, what it does not share with a scenario, and its error."""
+    rows = [
+        {
+            **scenario_fields(each.run.scenario),
+            "apart": ", ".join(each.apart),
+            "figure": each.run.figure,
+            **_quantity_fields("", each.run.quantity),
+            "seen": each.run.seen,
+        }
+        for each in runs
+    ]
+    return Document.of_rows({}, rows)
 
 
 def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.report.figures.style import TEXT_COLOUR, figure, variant_colour
+from ladder_sim.display.labels import scenario_label
+from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
 from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, error_stats, unseen
 from ladder_sim.validation.dataset import Dataset
 from ladder_sim.validation.load import LoadComparison
+from ladder_sim.validation.nearest import Likeness
 from ladder_sim.validation.serving import ServingComparison, summary
 
 if TYPE_CHECKING:
@@ -74,6 +76,38 @@ def loads_figure(name: str, comparisons: Sequence[LoadComparison]) -> "go.Figure
     ]
     title = f"Times of requests under load, predicted and measured: {name}"
     return _parity_figure(title, f"{len(comparisons)} loads", "time", points)
+
+
+def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> "go.Figure":
+    """Measured runs, predicted over measured: the first `shown` with their 90 % intervals, the others pale."""
+    import plotly.graph_objects as go
+
+    timed = runs[0].run.figure == "tpot"
+    unit, what = (1e-3, "TPOT (ms)") if timed else (1.0, "speedup of ladder")
+    drawn = figure(f"{what.partition(' (')[0]}, predicted and measured", subtitle)
+    ends = [limit(each.run.quantity.measured for each in runs) / unit for limit in (min, max)]
+    line = {"color": TEXT_COLOUR, "width": 1}
+    drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
+    near = [each.run.quantity for each in runs[:shown]]
+    bars = error_bars([quantity.predicted for quantity in near], [unit] * len(near))
+    for name, members, look in (
+        ("other runs", runs[shown:], {"marker": {"color": _PALE_COLOUR, "size": 6}}),
+        ("the nearest", runs[:shown], {"marker": {**NOW_MARKER, "symbol": "circle", "size": 9}, "error_y": bars}),
+    ):
+        drawn.add_trace(
+            go.Scatter(
+                x=[each.run.quantity.measured / unit for each in members],
+                y=[each.run.quantity.predicted.value / unit for each in members],
+                mode="markers",
+                name=name,
+                text=[scenario_label(each.run.scenario) for each in members],
+                hovertemplate="%{text}<br>measured %{x:.4g}, predicted %{y:.4g}<extra></extra>",
+                **look,
+            )
+        )
+    values = [value for each in runs for value in (each.run.quantity.measured, each.run.quantity.predicted.value)]
+    axes = [log_axis(f"{side} {what}", [value / unit for value in values]) for side in ("measured", "predicted")]
+    return drawn.update_layout(xaxis=axes[0], yaxis=axes[1])
 
 
 def _parity_figure(title: str, subtitle: str, what: str, points: Sequence[tuple[str, str, Quantity]]) -> "go.Figure":

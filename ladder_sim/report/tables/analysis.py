@@ -1,6 +1,7 @@
 """The answers of `ladder_sim.analysis` as tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -97,26 +98,54 @@ def advice_label(advice: Advice) -> str:
 
 def advice_report(advice: Advice) -> RenderableType:
     """The best of each variant, the best plans, the Pareto front, and why the others lost."""
-    best, own = advice.best, advice.best_own
-    head = f"best by {advice.objective}: {_label(advice, best)}"
-    if own and own is not best:
-        head += f"; with the weights of the model: {_label(advice, own)}"
+    variants, plans, front, losers = best_cells(advice), plan_cells(advice), front_cells(advice), loser_cells(advice)
+    columns = losers.columns
     return Group(
-        Text(head, "bold"),
+        Text(f"best by {advice.objective}: {advice_verdict(advice)}", "bold"),
         Text(advice_label(advice)),
-        Text(_searched(advice)),
+        Text(advice_search(advice)),
         Text(),
-        _options("best of each variant", advice, list(advice.best_by_variant.values())),
+        _shown(advice, variants, names=2),
         Text(),
-        _best_plans(advice),
+        _shown(advice, plans, names=1),
         Text(),
-        _options("Pareto front of TPOT and tok/s per GPU", advice, advice.front),
+        _shown(advice, front, names=2),
         Text(),
-        _losers(advice),
+        table(columns, losers.rows, left=2, wrapped=columns[:2])
+        if losers.rows
+        else Text("all options are on the front"),
     )
 
 
-def _searched(advice: Advice) -> str:
+class Cells(NamedTuple):
+    """A table of an answer to `advise`, as text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    options: Sequence[Option] = ()
+    """What each row is about; empty: about several."""
+
+
+def _shown(advice: Advice, cells: Cells, *, names: int) -> RenderableType:
+    """With so many columns of names, and loads where several were searched."""
+    keys = names + len(_load_column(advice))
+    return table(cells.columns, cells.rows, left=names, keys=keys, wrapped=(), title=cells.title)
+
+
+def advice_verdict(advice: Advice) -> str:
+    """What is best, and what is with the weights of the model."""
+    best, own = advice.best, advice.best_own
+    label = _label(advice, best)
+    return label if own is best or not own else f"{label}; with the weights of the model: {_label(advice, own)}"
+
+
+def objective_title(advice: Advice) -> str:
+    """What is best, in words."""
+    return _OBJECTIVES[advice.objective][0]
+
+
+def advice_search(advice: Advice) -> str:
     """How many options there were, and became candidates."""
     loads = [f"{len(advice.loads)} {'batches' if _static(advice) else 'loads'}"] if len(advice.loads) > 1 else []
     counts = [_counted(advice.plans, "plan"), *loads, _counted(len(advice.variants), "variant")]
@@ -146,7 +175,17 @@ def _load_column(advice: Advice) -> tuple[str, ...]:
     return ("batch" if _static(advice) else "in flight",) if len(advice.loads) > 1 else ()
 
 
-def _options(title: str, advice: Advice, options: Sequence[Option]) -> RenderableType:
+def best_cells(advice: Advice) -> Cells:
+    """The best option of each variant."""
+    return _options("best of each variant", advice, list(advice.best_by_variant.values()))
+
+
+def front_cells(advice: Advice) -> Cells:
+    """The best trade-offs."""
+    return _options("Pareto front of TPOT and tok/s per GPU", advice, advice.front)
+
+
+def _options(title: str, advice: Advice, options: Sequence[Option]) -> Cells:
     priced = options[0].usd_per_Mtoken is not None
     load = _load_column(advice)
     columns = ("variant", "plan", *load, "GPUs", "TTFT", "TPOT", "tok/s (90%)", "tok/s per GPU", "memory")
@@ -167,11 +206,10 @@ def _options(title: str, advice: Advice, options: Sequence[Option]) -> Renderabl
                 *([_price(option.usd_per_Mtoken)] if priced else []),
             )
         )
-    columns = (*columns, *(["$/Mtoken"] if priced else []))
-    return table(columns, rows, left=2, keys=2 + len(load), wrapped=(), title=title)
+    return Cells(title, (*columns, *(["$/Mtoken"] if priced else [])), rows, options)
 
 
-def _best_plans(advice: Advice) -> RenderableType:
+def plan_cells(advice: Advice) -> Cells:
     """The best plans, each with its best load, and what every variant does there."""
     name, figure = _OBJECTIVES[advice.objective]
     # the options are in order
@@ -191,16 +229,13 @@ def _best_plans(advice: Advice) -> RenderableType:
         for option in shown
     ]
     title = f"{name} on the best plans" + (f", {len(shown)} of {len(best)}" if len(best) > len(shown) else "")
-    return table(("plan", *load, "GPUs", *advice.variants), rows, keys=1 + len(load), wrapped=(), title=title)
+    return Cells(title, ("plan", *load, "GPUs", *advice.variants), rows, shown)
 
 
-def _losers(advice: Advice) -> RenderableType:
+def loser_cells(advice: Advice) -> Cells:
     """What is not on the front, by reason, and what came closest."""
     rows = [*_not_run(advice), *_over_bounds(advice), *_dominated(advice)]
-    if not rows:
-        return Text("all options are on the front")
-    columns = ("not on the front", "closest", "options")
-    return table(columns, rows, left=2, wrapped=columns[:2])
+    return Cells("why not the others", ("not on the front", "closest", "options"), rows)
 
 
 def _not_run(advice: Advice) -> Iterator[tuple[str, str, str]]:

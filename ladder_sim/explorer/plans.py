@@ -1,0 +1,115 @@
+"""The view of all plans on the page's GPUs: which serves its requests best."""
+
+import shlex
+from dataclasses import asdict
+
+from ladder_sim.analysis.advise import CANDIDATES, advise
+from ladder_sim.analysis.plans import DEGREES
+from ladder_sim.errors import UsageError
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.snippets import flags
+from ladder_sim.explorer.state import State
+from ladder_sim.report.documents.analysis import advice_document
+from ladder_sim.report.figures.analysis import pareto_figure
+from ladder_sim.report.tables.analysis import (
+    Cells,
+    advice_label,
+    advice_search,
+    advice_verdict,
+    best_cells,
+    front_cells,
+    loser_cells,
+    objective_title,
+    plan_cells,
+)
+from ladder_sim.specs.arguments import DEFAULTS
+
+# of one page: a thousand plans take ten seconds
+MAX_GPUS = 64
+
+
+def question(state: State) -> State:
+    """What the answer depends on: neither the page's own plan, nor other views."""
+    return State(
+        arguments={**state.arguments, **{name: DEFAULTS[name] for name in DEGREES}},
+        shape=state.shape,
+        profile=state.profile,
+        settings=state.settings,
+        variants=state.variants,
+        price=state.price,
+        max_ttft=state.max_ttft,
+        max_tpot=state.max_tpot,
+    )
+
+
+def trained(state: State) -> tuple[str, ...]:
+    """The variants to choose from: the page's that a model can be trained as."""
+    shown = dict.fromkeys(("standard", *state.variants))
+    return tuple(name for name in shown if name != "upper-bound") if state.variants else CANDIDATES
+
+
+def answer(state: State, allowlist: Allowlist) -> Report:
+    """Every plan with the page's requests, as of `ladder-sim advise`.
+
+    Raises
+    ------
+    LadderSimError
+        There are too many GPUs to search here, or nothing fits.
+    """
+    load = state.arguments["concurrency"]
+    requests = {"batch": state.arguments["batch"]} if load is None else {"concurrency": load}
+    point = state.point(allowlist, *DEGREES, "batch", "concurrency") | requests
+    gpus = point["nodes"] * point.get("gpus_per_node", point["cluster"].gpus_per_node)
+    if gpus > MAX_GPUS:
+        raise UsageError(
+            f"{gpus} GPUs: the page searches plans on at most {MAX_GPUS}", hint="ladder-sim advise searches more"
+        )
+    advice = advise(
+        point,
+        variants=trained(state),
+        max_ttft_s=state.max_ttft_s,
+        max_tpot_s=state.max_tpot_s,
+        usd_per_gpu_hour=state.price,
+        profile=state.how(allowlist)["profile"],
+    )
+    return Report(
+        verdict=f"Best by {objective_title(advice)}: {advice_verdict(advice)}.",
+        figure=pareto_figure(advice, advice_label(advice), compact=True).to_plotly_json(),
+        tables=(_table(plan_cells(advice)),),
+        note=f"{advice_label(advice)}; {advice_search(advice)}. A plan is a link to this page with it.",
+        details=tuple(_table(cells(advice)) for cells in (best_cells, front_cells, loser_cells)),
+        document=advice_document(advice),
+        cautions=tuple(advice.notes.warnings),
+    )
+
+
+def command(state: State, allowlist: Allowlist) -> str:
+    """The command that gives the same plans in a terminal.
+
+    Examples
+    --------
+    >>> command(State.parse("model=405b&nodes=2&pp=2&batch=8&max_tpot=30ms", Allowlist.of()), Allowlist.of())
+    'ladder-sim advise --model 405b --nodes 2 --batches 8 --max-tpot 30ms'
+    """
+    words = ["ladder-sim", "advise", *flags(state, allowlist, *DEGREES, "batch")]
+    if state.arguments["concurrency"] is None:
+        words += ["--batches", str(state.arguments["batch"])]
+    if state.variants:
+        words += ["--variant", ",".join(trained(state))]
+    for name in ("max_tpot", "max_ttft"):
+        if bound := getattr(state, name):
+            words += [f"--{name.replace('_', '-')}", bound]
+    if state.price is not None:
+        words += ["--price", f"{state.price:g}"]
+    return shlex.join(words)
+
+
+def _table(cells: Cells) -> Table:
+    rows = [list(row) for row in cells.rows]
+    return Table(
+        title=cells.title,
+        columns=cells.columns,
+        groups={"": rows},
+        changes=[asdict(option.plan) for option in cells.options],
+    )

@@ -1,0 +1,41 @@
+"""What a view shows that another process has computed: a sentence, a figure, tables and a document, in plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder_sim.display.document import Document
+
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text; the first cell of each names it."""
+
+    title: str
+    columns: tuple[str, ...]
+    groups: Mapping[str, Rows]
+    """Rows by the name of their group; one group may have none."""
+    changes: Sequence[Mapping[str, Any]] = ()
+    """Of each row, the arguments that turn the page's scenario into the row's; empty: rows are no scenarios."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The answer of a view."""
+
+    verdict: str
+    """In a few sentences."""
+    figure: Mapping[str, Any]
+    """As plotly writes it."""
+    tables: tuple[Table, ...]
+    """Next to the figure."""
+    note: str
+    """How to read them."""
+    details: tuple[Table, ...]
+    """Below them, folded."""
+    document: Document
+    """As of the command."""
+    cautions: tuple[str, ...] = ()
+    """What the reader should know."""

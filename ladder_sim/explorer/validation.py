@@ -1,0 +1,105 @@
+"""The view of measured runs that are the most like the page's scenario, with their predictions."""
+
+from collections.abc import Sequence
+
+from ladder_sim.display.labels import load_label, scenario_label
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.state import State
+from ladder_sim.report.documents.validation import nearest_document
+from ladder_sim.report.figures.validation import nearest_figure
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_seconds
+from ladder_sim.validation.compare import Quantity, error_stats
+from ladder_sim.validation.nearest import Likeness, nearest, table_of
+
+# runs that a table shows
+SHOWN = 8
+_SERVED = (
+    "Time per token of standard: no serving of another wiring was measured. The rows are a sample of those that 90 % "
+    "intervals are made from."
+)
+_BATCHES = (
+    "Speedup of ladder over standard in static batches; runs marked with * the fit behind the predictions has used."
+)
+
+
+def question(state: State) -> State:
+    """What the answer depends on: the scenario."""
+    return State(arguments=state.arguments, shape=state.shape, settings=state.settings)
+
+
+def answer(state: State, allowlist: Allowlist) -> Report:
+    """The nearest runs.
+
+    Raises
+    ------
+    LadderSimError
+        The arguments do not fit each other.
+    """
+    scenario = state.scenario(allowlist)
+    runs = nearest(scenario)
+    near = runs[:SHOWN]
+    return Report(
+        verdict=_verdict(near, len(runs)),
+        figure=nearest_figure(runs, SHOWN, f"The nearest to {scenario_label(scenario)}").to_plotly_json(),
+        tables=(
+            Table(
+                title="Nearest measured runs",
+                columns=("run", "requests", "measured", "predicted (90 %)", "error"),
+                groups=_groups(near),
+            ),
+        ),
+        note=_BATCHES if scenario.workload.concurrency is None else _SERVED,
+        details=(),
+        document=nearest_document(runs),
+    )
+
+
+def command(state: State, allowlist: Allowlist) -> str:
+    """What compares all these runs with predictions."""
+    return f"ladder-sim validate {table_of(state.scenario(allowlist))}"
+
+
+def _verdict(near: Sequence[Likeness], runs: int) -> str:
+    """How far the predictions of the nearest are off, and what none of them has."""
+    errors = error_stats(each.run.quantity for each in near)
+    assert errors is not None
+    shared = set.intersection(*(set(each.apart) for each in near))
+    apart = [part for part in near[0].apart if part in shared]
+    lacking = f"No measured run is alike in: {', '.join(apart)}." if apart else ""
+    return (
+        f"The predictions of the {errors.rows} nearest of {runs} measured runs are off by {errors.mean_error:.1%} on "
+        f"average and {errors.max_error:.1%} at most; {errors.inside:.0%} of them lie in the 90 % interval. {lacking}"
+    ).strip()
+
+
+def _groups(near: Sequence[Likeness]) -> dict[str, list[list[str]]]:
+    """Rows by what they do not share with the scenario."""
+    groups: dict[str, list[list[str]]] = {}
+    for each in near:
+        title = f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes"
+        groups.setdefault(title, []).append(_cells(each))
+    return groups
+
+
+def _cells(each: Likeness) -> list[str]:
+    scenario, quantity, workload = each.run.scenario, each.run.quantity, each.run.scenario.workload
+    show = format_seconds if each.run.figure == "tpot" else "{:.2f}".format
+    predicted = quantity.predicted
+    return [
+        f"{scenario.model.name}, {_place(scenario)}{'*' if each.run.seen else ''}",
+        f"{load_label(workload)}, {workload.prompt} + {workload.gen}",
+        show(quantity.measured),
+        f"{show(predicted.value)} ({show(predicted.low)}-{show(predicted.high)})",
+        _error(quantity),
+    ]
+
+
+def _place(scenario: Scenario) -> str:
+    p2p = "" if scenario.p2p else " (P2P off)"
+    return f"{scenario.plan} on {scenario.cluster.name}{p2p}, {scenario.stack.name}, {scenario.workload.dtype}"
+
+
+def _error(quantity: Quantity) -> str:
+    return f"{quantity.error:+.1%}{'' if quantity.inside else ', outside'}"
