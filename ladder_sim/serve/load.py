@@ -19,6 +19,7 @@ from ladder_sim.serve.routers import Router
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.serve.simulation import simulate
 from ladder_sim.serve.step_times import StepTimes
+from ladder_sim.serve.traffic import Traffic
 from ladder_sim.specs.scenario import Scenario
 
 DEFAULT_VARIANTS = ("standard", "ladder")
@@ -47,7 +48,7 @@ class Service:
     """As `scenario`, of replicas that run prompts only, if there are any; its ``dp`` is their number."""
     engine: str | None = None
     """A real engine that schedules instead of the simulated one: "vllm"."""
-    _times: dict[str, MixTimes] = field(default_factory=dict, repr=False)
+    _times: dict[tuple[str, int], MixTimes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.engine is None:
@@ -87,21 +88,25 @@ class Service:
             return with_drafter(replace(self.steps.spec, **self.changed), self.scenario)
         return scheduler_spec(self.scenario, self.context, **self.changed)
 
-    def times(self, variant: str) -> MixTimes:
-        """Of the steps of a variant."""
-        if variant not in self._times:
-            if self.steps is None:
-                self._times[variant] = self._simulated(variant)
-            elif variant == "standard":
-                self._times[variant] = self.steps
-            else:
-                self._times[variant] = RewiredSteps(self.steps, self._simulated("standard"), self._simulated(variant))
-        return self._times[variant]
-
-    def _simulated(self, variant: str) -> StepTimes:
-        spec = self.spec
+    def times(self, variant: str, longest: int = 0) -> MixTimes:
+        """Of the steps of a variant, also for requests that are longer than the longest known one."""
         # a power of two, so that files serve many loads
-        context = max(4096, 1 << (self.context - 1).bit_length())
+        context = max(4096, 1 << (max(self.context, longest) - 1).bit_length())
+        if (variant, context) not in self._times:
+            times: MixTimes
+            if self.steps is None:
+                times = self._simulated(variant, context)
+            elif variant == "standard":
+                times = self.steps
+            else:
+                times = RewiredSteps(
+                    self.steps, self._simulated("standard", context), self._simulated(variant, context)
+                )
+            self._times[variant, context] = times
+        return self._times[variant, context]
+
+    def _simulated(self, variant: str, context: int) -> StepTimes:
+        spec = self.spec
         limits = StepLimits(
             requests=min(spec.rows * min(spec.step_requests, 1024), spec.step_tokens),
             tokens=spec.step_tokens,
@@ -134,10 +139,12 @@ class Service:
         **how
             As in `ladder_sim.serve.simulation.simulate`.
         """
-        pool = self._pool(variant, replicas, slower)
+        # another seed or rate draws others than those that the service was made for
+        longest = max(each.prompt + each.gen for each in requests) if isinstance(requests, Traffic) else 0
+        pool = self._pool(variant, replicas, slower, longest)
         prefill = None
         if self._prompts:
-            prompts = self._prompts._pool(variant, prefill_replicas, slower)
+            prompts = self._prompts._pool(variant, prefill_replicas, slower, longest)
             prefill = Prefill.between(prompts, self._prompts.scenario, self.scenario, pool.gpus + prompts.gpus)
         return simulate(variant, pool, requests, prefill=prefill, router=self.router, **how)
 
@@ -149,9 +156,9 @@ class Service:
         changed = {**self.changed, "hands_over": True, "speculation": None}
         return replace(self, scenario=self.prefill, changed=changed, prefill=None, _times={})
 
-    def _pool(self, variant: str, replicas: int | None, slower: float) -> Pool:
+    def _pool(self, variant: str, replicas: int | None, slower: float, longest: int) -> Pool:
         replica = replica_of(self.engine)
-        plan, times = self.scenario.plan, self.times(variant).slower(slower)
+        plan, times = self.scenario.plan, self.times(variant, longest).slower(slower)
         count = plan.dp if replicas is None else replicas
         # steps at once are for requests of their own, as if they were further replicas
         return Pool(

@@ -48,6 +48,15 @@ def test_an_interval_is_what_seeds_and_slower_steps_do() -> None:
         assert ttft.high / ttft.value > math.exp(each.widths.ttft) > math.exp(each.widths.rate)
 
 
+def test_another_seed_may_draw_longer_requests() -> None:
+    """Regression: times of steps were made for those of the first seed, which here are below a power of two."""
+    lengths = {"prompt": Lengths.parse("uniform:3500:4200"), "gen": Lengths.parse("4")}
+    loads = [Traffic(rate=1.0, requests=2, seed=seed, **lengths) for seed in range(2)]
+    first, second = (max(each.prompt + each.gen for each in load) for load in loads)
+    assert first <= 4096 < second
+    assert estimate(SCENARIO, loads[0], ["standard"], seeds=2).variants["standard"].figures["ttft_mean_s"].value > 0.0
+
+
 def test_gains_are_surer_than_the_figures_they_compare() -> None:
     """All variants answer the same requests, and share most of the error of their steps."""
     ladder = estimates(seeds=4).variants["ladder"]
