@@ -120,7 +120,7 @@ def _glance() -> str:
                 str(errors.rows),
                 f"{_percent(errors.mean_error)}, {_percent(errors.max_error)} at most",
                 _percent(errors.inside, 0),
-                "[every row](accuracy-70b.md)",
+                "[every row](accuracy-70b.csv)",
             )
         )
     for models, name in (("dense", "dense models"), ("experts", "models with experts")):
