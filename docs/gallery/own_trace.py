@@ -64,6 +64,6 @@ easier to retrain, give {times["hybrid-ladder:40"].speedup:.2f}.""")
 # %% [markdown]
 # **What it does not show.** The all-reduces were emulated: they take the time of a message, but neither memory
 # bandwidth nor links. Kernels keep their recorded times when an all-reduce runs next to them (`--contention` changes
-# that). With plain PyTorch on CPUs over a real link, predictions from traces were up to a third off, for a reason
-# that is not known yet ([traces](../traces.md#ask)). The same from the command line: `ladder-sim trace predict
-# FOLDER`.
+# that). With plain PyTorch on CPUs over a real link, ladder's steps were predicted within 10 %, but far too fast where
+# the cores that compute also cut the messages into packets ([traces](../traces.md#ask)). On GPUs no recorded ladder
+# run with real messages was compared. The same from the command line: `ladder-sim trace predict FOLDER`.
