@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ladder_sim.sweeps.table import SweepTable
     from ladder_sim.validation.compare import validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Prediction",

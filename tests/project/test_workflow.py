@@ -5,6 +5,7 @@ import tomllib
 
 import yaml
 
+import ladder_sim
 from tests.conftest import REPO
 
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]
@@ -25,10 +26,13 @@ def test_hooks_before_a_commit_are_checks_of_the_suite() -> None:
     assert {hook["name"] for hook in hooks} == {"ruff check", "ruff format", "mypy", "import contracts"}
 
 
-def test_the_citation_names_the_paper_and_the_licence() -> None:
+def test_the_citation_names_the_paper_the_licence_and_the_version() -> None:
     citation = yaml.safe_load((REPO / "CITATION.cff").read_text("utf-8"))
     assert (citation["title"], citation["license"]) == (PROJECT["name"], PROJECT["license"])
     assert citation["references"][0]["identifiers"][0]["value"] in (REPO / "README.md").read_text("utf-8").replace(
         "arXiv ", "arXiv:"
     )
+    assert citation["version"] == ladder_sim.__version__
+    heading = "## {version} ({date-released})".format_map(citation)
+    assert heading in (REPO / "CHANGELOG.md").read_text("utf-8").splitlines()
     assert all(entry["authors"] for entry in (citation, *citation["references"]))
