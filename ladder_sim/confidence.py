@@ -8,7 +8,7 @@ end-to-end run has checked (`ladder_sim.runs`) is added last (`UNCHECKED`).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,24 +18,20 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.checks import ServingCheck, checks_of
 from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.cost_warnings import cost_warnings
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.costs.memory import MemoryUse, kv_requests
+from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
 from ladder_sim.runs import Compared, most_alike, parts_alike
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import Caution, scenario_warnings
-from ladder_sim.specs.versions import release
-from ladder_sim.specs.workload import FORMATS
-from ladder_sim.units import format_bytes
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 
 # name that asks for datasheet figures only
 NO_PROFILE = "none"
 # standard deviations either way that hold 90 % of a normal distribution
 NORMAL_90 = 1.645
-# of two times: the larger is seen to be larger
-NOTICED = 0.999
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
 # 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
@@ -260,7 +256,10 @@ class Confidence:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
-        return (*_warnings(self.scenario, self._costs, self._memory), *_faster_than_the_bound(self._requests))
+        return (
+            *scenario_warnings(self.scenario),
+            *cost_warnings(self.scenario, self._costs, self._memory, self._requests),
+        )
 
 
 def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unchecked]) -> Widths:
@@ -350,81 +349,3 @@ def _by_op(request: Request, standard: Request) -> Widths:
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
     rate = math.log1p(math.hypot(*share.values()))
     return Widths(rate=rate, speedup=math.log1p(math.hypot(*apart)), ttft=rate)
-
-
-def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list[str]:
-    profile = costs.profile
-    warnings = list(scenario_warnings(scenario))
-    if profile is None:
-        warnings.append("no measured profile: every time is a datasheet roofline")
-    elif not costs.measured_here:
-        warnings.append(
-            f"profile '{profile.name}' was measured on {profile.cluster_name}, whose GPU or in-node link has other "
-            "figures: its times are carried over by the ratio of the formulas"
-        )
-    elif not profile.is_of(scenario.cluster.gpu):
-        warnings.append(
-            f"profile '{profile.name}' is said to be of {profile.cluster_name}, but was measured on "
-            f"'{profile.environment['device']}'"
-        )
-    if profile and costs.links_profile and costs.links_profile.tables_of != profile.tables_of:
-        warnings.append(
-            f"collectives on {scenario.cluster.intra.fabric} are carried over from {costs.links_profile.cluster_name}, "
-            "another GPU: none was measured on this one"
-        )
-    if profile:
-        warnings += _not_in_tables(scenario, profile)
-    stack_fit = profile.fit_of(scenario.stack.name) if profile else None
-    if profile and stack_fit and stack_fit.base != profile.tables_of:
-        text = f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
-        warnings.append(Caution(text, "stack", scenario.stack.name))
-    if not memory.fits:
-        warnings.append(
-            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
-        )
-    workload = scenario.workload
-    if memory.fits and workload.concurrency is not None:
-        room = float(kv_requests(scenario, workload.prompt, workload.gen))
-        requests = scenario.plan.group_requests(workload.concurrency)
-        if room < requests:
-            whose = (
-                "the KV cache"
-                if scenario.plan.groups == 1
-                else f"the KV cache of each of {scenario.plan.groups} groups"
-            )
-            warnings.append(f"{whose} has room for {room:.0f} of {requests} requests in flight: the others wait")
-    if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
-        warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
-    return warnings
-
-
-def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
-    """What a profile does not hold of a scenario's engine and precisions, and what stands in for it."""
-    stack, workload = scenario.stack, scenario.workload
-    engine, _, version = profile.environment.get("engine", "").partition(" ")
-    if stack.version and stack.engine == engine and release(stack.version) != release(version):
-        yield Caution(
-            f"stack '{stack.name}': its attention and all-reduce were measured in {version}, the nearest version",
-            "stack",
-            stack.name,
-        )
-    attention = profile.attention_decode.get(stack.attention, {})
-    # a checkpoint may keep all but its experts in 16 bits
-    gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}
-    for what, name, tables in (
-        ("GEMMs", FORMATS[workload.dtype].name, gemms),
-        ("attention over a KV cache", workload.kv_dtype, attention),
-    ):
-        if tables and name not in tables:
-            yield (
-                f"profile '{profile.name}' holds no {what} in {name}: its times of bf16 are carried over by the ratio "
-                f"of the formulas; it holds {', '.join(tables)}"
-            )
-
-
-def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:
-    bound = requests.get("upper-bound")
-    for name, request in requests.items():
-        if bound and request.request_s < NOTICED * bound.request_s:
-            reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
-            yield f"{name} is faster than upper-bound, which has no communication but standard's GEMMs: {reason}"

@@ -52,20 +52,19 @@ def scan(program: Program) -> tuple[Times, Times, Times]:
     """
     outline, costs, device = program.outline, program.costs, program.device or Device(sms=1)
     streams, groups, members, rows = outline.streams, outline.groups, outline.members, outline.rows
-    compute, comm = _sharing(program)
+    varies, compute, comm = _streams(program)
     times: tuple[Times, Times, Times] = ([0.0] * len(streams), [0.0] * len(streams), [0.0] * len(streams))
     readies_s, starts_s, ends_s = times
     # end of each stream's last task
     fronts_s: Times = [0.0] * len(program.streams)
 
     # of plain numbers, with Python's own functions, which are faster; or of arrays
-    varies = _varies(program)
     latest: Callable[..., Any] = maximum if varies else max
     queue: CommQueue = (VectorQueue if varies else SingleQueue)(device, times)
     is_open = queue.open
     for index in evaluation_order(program, compute, comm):
         stream, kind, awaited = rows[index]
-        cost = costs[kind]
+        duration_s, lead_s, _ = cost = costs[kind]
         if stream == comm:
             ready_s: Any = 0.0
             for before in awaited:
@@ -93,43 +92,32 @@ def scan(program: Program) -> tuple[Times, Times, Times]:
                 starts_s[member] = start_s
                 ends_s[member] = fronts_s[streams[member]] = start_s + costs[rows[member].kind].duration_s
             continue
-        starts_s[index] = start_s = ready_s + cost.lead_s
-        if is_open and stream == compute:
-            end_s = queue.run_next_to(cost, front_s, start_s)
-        else:
-            end_s = start_s + cost.duration_s
+        starts_s[index] = start_s = ready_s + lead_s
+        shares = is_open and stream == compute
+        end_s = queue.run_next_to(cost, front_s, start_s) if shares else start_s + duration_s
         ends_s[index] = fronts_s[stream] = end_s
     if is_open:
         queue.close_through(next(reversed(is_open)), fronts_s[compute])
     return times
 
 
-def _sharing(program: Program) -> tuple[int, int]:
-    """The compute stream and the communication stream; -1 where nothing is shared."""
-    device = program.device
-    if device is None:
-        return -1, -1
+def _streams(program: Program) -> tuple[bool, int, int]:
+    """Whether a number is an array; the compute stream and the communication stream, -1 where nothing is shared."""
+    varies = np.ndarray in {type(number) for cost in program.costs for number in cost[:2]}
+    if program.device is None:
+        return varies, -1, -1
     comm: set[int] = set()
     compute: set[int] = set()
-    for stream, cost in zip(program.outline.kind_streams, program.costs, strict=True):
-        traits = device.traits(cost.demand)
+    known = program.device.traits
+    for stream, (_, _, demand) in zip(program.outline.kind_streams, program.costs, strict=True):
+        traits = known.get(demand) or program.device.traits_of(demand)
+        varies = varies or traits.varies
         if traits.uses_shared:
             (comm if traits.is_collective else compute).add(stream)
     ranks = [program.streams[stream].rank for stream in comm | compute]
     if len(set(ranks)) == len(ranks):
-        return -1, -1
+        return varies, -1, -1
     several_ranks = len(set(ranks)) > 1 or any(len(members) > 1 for members in program.groups().values())
     if several_ranks or len(comm) > 1 or len(compute) > 1 or comm & compute:
         raise ValueError(CANNOT_SHARE)
-    return min(compute), min(comm)
-
-
-def _varies(program: Program) -> bool:
-    """Whether any figure of a program is an array."""
-    device = program.device
-    for duration_s, lead_s, demand in program.costs:
-        if isinstance(duration_s, np.ndarray) or isinstance(lead_s, np.ndarray):
-            return True
-        if device is not None and device.traits(demand).varies:
-            return True
-    return False
+    return varies, min(compute), min(comm)

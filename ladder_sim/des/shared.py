@@ -112,7 +112,8 @@ class Device:
         init=False, repr=False, compare=False, default_factory=dict
     )
     """As `pair` has computed them."""
-    _traits: dict[Demand, Traits] = field(init=False, repr=False, compare=False, default_factory=dict)
+    traits: dict[Demand, Traits] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Of demands that were asked for, as the same ones come again."""
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
         """Speed of a task while `others` run, relative to running alone: in (0, 1]."""
@@ -133,12 +134,12 @@ class Device:
             rate = minimum(rate, 1.0 / max(1.0, link))
         return rate
 
-    def traits(self, demand: Demand) -> Traits:
-        """What a demand is, whatever its numbers; kept, because the same ones come again."""
-        traits = self._traits.get(demand)
-        if traits is None:
-            varies = any(isinstance(getattr(demand, name), np.ndarray) for name in demand.__slots__)
-            traits = self._traits[demand] = Traits(varies, demand.is_collective, demand.uses_shared)
+    def traits_of(self, demand: Demand) -> Traits:
+        """What a demand is; one of plain numbers is kept in `traits`."""
+        varies = any(isinstance(getattr(demand, name), np.ndarray) for name in demand.__slots__)
+        traits = Traits(varies, demand.is_collective, demand.uses_shared)
+        if not varies:
+            self.traits[demand] = traits
         return traits
 
     def pairs_of(self, collective: Demand) -> dict[Demand, tuple[float, float]]:

@@ -10,7 +10,7 @@ nothing back. If the periods are not yet equal, more of them are simulated, in t
 A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
 from typing import Any, Literal
 
@@ -24,13 +24,14 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import WHOLE, AttentionShape, MlaShape, Multiplication, Op, Phase
+from ladder_sim.graph.ops import AttentionShape, MlaShape, Multiplication, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule_pass
+from ladder_sim.simulate.prices import Prices, price
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -53,56 +54,6 @@ FIRST_PERIODS = 3
 MORE = 2
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
-# ops at the size of a pass and what each costs, by their numbers in `PassKernels.distinct`
-Prices = Mapping[int, tuple[Op, Estimate]]
-
-
-def price(
-    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[int, Op]]
-) -> list[Prices]:
-    """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
-
-    Parts of a pass that are as large as each other have the same prices.
-
-    Parameters
-    ----------
-    costs
-        Prices ops of any size.
-    passes
-        Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
-        attention.
-    distinct
-        Of each pass: the ops of one token that may run in it, by number.
-
-    Returns
-    -------
-    list
-        Of each pass.
-    """
-    places: list[tuple[int, int, int]] = []
-    sized: list[Op] = []
-    first: dict[tuple[Phase, Hashable], int] = {}
-    alike = []
-    for number, ((phase, sizes), ops) in enumerate(zip(passes, distinct, strict=True)):
-        start = first.setdefault((phase, sizes.apart_from_context), number)
-        alike.append(start)
-        in_parts: dict[Hashable, int] = {}
-        for key, op in ops.items():
-            if number != start and op.kind != "attention":
-                continue
-            place = len(sized)
-            if op.portion != WHOLE:
-                part = sizes.part(op.portion)
-                context = part.context if op.kind == "attention" else None
-                place = in_parts.setdefault((op.kind, op.shape, part.apart_from_context, context), place)
-            places.append((number, key, place))
-            if place == len(sized):
-                sized.append(sizes.op(op))
-    prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
-    estimates = costs.estimates(sized)
-    for number, key, place in places:
-        prices[number][key] = sized[place], estimates[place]
-    return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
 
 
 class ForwardPass:

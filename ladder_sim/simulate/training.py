@@ -19,7 +19,8 @@ from ladder_sim.graph.ops import GemmShape
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import Schedule, schedule_pass
-from ladder_sim.simulate.passes import Engine, ForwardPass, price
+from ladder_sim.simulate.passes import Engine, ForwardPass
+from ladder_sim.simulate.prices import price
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario

@@ -169,6 +169,17 @@ def test_a_collective_is_due_in_some_configurations_only() -> None:
     np.testing.assert_allclose(times[1, 1], [1.0 + 0.2 / 2.0, 5.0], rtol=RTOL)
 
 
+def test_arrays_of_zeros_are_arrays() -> None:
+    """A kernel that asks for nothing in any configuration runs next to a collective like any other."""
+    tasks = (
+        Task(name="reduce", stream=1, duration_s=5.0, demand=Demand(held_sms=1)),
+        Task(name="norm", stream=0, duration_s=1.0, demand=Demand(memory=np.zeros(2), tiles=np.zeros(2))),
+        Task(name="gemm", stream=0, duration_s=1.0, demand=Demand(memory=1.0)),
+    )
+    times = scanned(Program(tasks=tasks, streams=PAIR, device=DEVICE))
+    np.testing.assert_allclose(times[2, 1], [1.0, 1.0], rtol=RTOL)
+
+
 # limits
 
 

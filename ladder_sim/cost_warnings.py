@@ -1,0 +1,109 @@
+"""What the reader of a prediction should know about what its times are based on, and about the times themselves."""
+
+from collections.abc import Iterator, Mapping
+
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.memory import MemoryUse, kv_requests
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.simulate.request import Request
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import Caution
+from ladder_sim.specs.versions import release
+from ladder_sim.specs.workload import FORMATS
+from ladder_sim.units import format_bytes
+
+# of two times: the larger is seen to be larger
+NOTICED = 0.999
+
+
+def cost_warnings(
+    scenario: Scenario, costs: KernelCosts, memory: MemoryUse, simulated: Mapping[str, Request]
+) -> list[str]:
+    """Return them, one sentence each.
+
+    Parameters
+    ----------
+    scenario
+        What was predicted.
+    costs
+        What its times are based on.
+    memory
+        Of one GPU.
+    simulated
+        Its requests by variant.
+    """
+    profile = costs.profile
+    warnings: list[str] = []
+    if profile is None:
+        warnings.append("no measured profile: every time is a datasheet roofline")
+    elif not costs.measured_here:
+        warnings.append(
+            f"profile '{profile.name}' was measured on {profile.cluster_name}, whose GPU or in-node link has other "
+            "figures: its times are carried over by the ratio of the formulas"
+        )
+    elif not profile.is_of(scenario.cluster.gpu):
+        warnings.append(
+            f"profile '{profile.name}' is said to be of {profile.cluster_name}, but was measured on "
+            f"'{profile.environment['device']}'"
+        )
+    if profile and costs.links_profile and costs.links_profile.tables_of != profile.tables_of:
+        warnings.append(
+            f"collectives on {scenario.cluster.intra.fabric} are carried over from {costs.links_profile.cluster_name}, "
+            "another GPU: none was measured on this one"
+        )
+    if profile:
+        warnings += _not_in_tables(scenario, profile)
+    stack_fit = profile.fit_of(scenario.stack.name) if profile else None
+    if profile and stack_fit and stack_fit.base != profile.tables_of:
+        text = f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
+        warnings.append(Caution(text, "stack", scenario.stack.name))
+    if not memory.fits:
+        warnings.append(
+            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
+        )
+    workload = scenario.workload
+    if memory.fits and workload.concurrency is not None:
+        room = float(kv_requests(scenario, workload.prompt, workload.gen))
+        requests = scenario.plan.group_requests(workload.concurrency)
+        if room < requests:
+            whose = (
+                "the KV cache"
+                if scenario.plan.groups == 1
+                else f"the KV cache of each of {scenario.plan.groups} groups"
+            )
+            warnings.append(f"{whose} has room for {room:.0f} of {requests} requests in flight: the others wait")
+    if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
+        warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
+    return [*warnings, *_faster_than_the_bound(simulated)]
+
+
+def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
+    """What a profile does not hold of a scenario's engine and precisions, and what stands in for it."""
+    stack, workload = scenario.stack, scenario.workload
+    engine, _, version = profile.environment.get("engine", "").partition(" ")
+    if stack.version and stack.engine == engine and release(stack.version) != release(version):
+        yield Caution(
+            f"stack '{stack.name}': its attention and all-reduce were measured in {version}, the nearest version",
+            "stack",
+            stack.name,
+        )
+    attention = profile.attention_decode.get(stack.attention, {})
+    # a checkpoint may keep all but its experts in 16 bits
+    gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}
+    for what, name, tables in (
+        ("GEMMs", FORMATS[workload.dtype].name, gemms),
+        ("attention over a KV cache", workload.kv_dtype, attention),
+    ):
+        if tables and name not in tables:
+            yield (
+                f"profile '{profile.name}' holds no {what} in {name}: its times of bf16 are carried over by the ratio "
+                f"of the formulas; it holds {', '.join(tables)}"
+            )
+
+
+def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:
+    bound = requests.get("upper-bound")
+    for name, request in requests.items():
+        if bound and request.request_s < NOTICED * bound.request_s:
+            reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
+            yield f"{name} is faster than upper-bound, which has no communication but standard's GEMMs: {reason}"
