@@ -273,8 +273,8 @@ def forward_passes(
     for name in variants:
         latest: dict[tuple[Phase, int], ForwardPass] = {}
         for kind, known in zip(kinds, prices, strict=True):
-            one = ForwardPass(schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device)
-            latest[kind] = one.at_own_duty()
+            forward = ForwardPass(schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device)
+            latest[kind] = forward.at_own_duty()
             simulated.setdefault(name, []).append(latest[kind])
     return simulated
 
