@@ -38,5 +38,5 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put MathML in the place of equations in paragraphs of their own."""
     return _BLOCK.sub(
-        lambda latex: f'<div class="equation">{convert(latex[1].strip(), display="block")}</div>', markdown
+        lambda latex: f'<div class="equation" tabindex="0">{convert(latex[1].strip(), display="block")}</div>', markdown
     )
