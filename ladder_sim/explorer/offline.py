@@ -105,8 +105,8 @@ def _report(name: str, report: Report) -> str:
     figure = f"<div class='graph {name}' id='{name}' role='img' aria-label='{title}'></div>"
     return (
         f"<section class='panel answer' id='{name}-view'><div class='head'><h2>{title}, as it was</h2></div>"
-        f"<p class='verdict'>{markup(report.verdict)}</p><div class='pair bare'>{figure}<div class='tables' "
-        f"id='{name}-tables'>{markup(tables(report))}</div></div><div class='tables'>{markup(details(report))}</div>"
+        f"<p class='verdict'>{markup(report.verdict)}</p><div class='pair bare'>{figure}<div class='tables'>"
+        f"{markup(tables(report))}</div></div><div class='tables'>{markup(details(report))}</div>"
         "</section>"
     )
 

@@ -73,11 +73,12 @@ def answer(state: State, allowlist: Allowlist) -> Report:
         usd_per_gpu_hour=state.price,
         profile=state.how(allowlist)["profile"],
     )
+    plans = plan_cells(advice)
     return Report(
         verdict=f"Best by {objective_title(advice)}: {advice_verdict(advice)}.",
         figure=pareto_figure(advice, advice_label(advice), compact=True).to_plotly_json(),
-        tables=(_table(plan_cells(advice)),),
-        note=f"{advice_label(advice)}; {advice_search(advice)}. A plan is a link to this page with it.",
+        tables=(_table(plans),),
+        note=f"{plans.title}: {advice_label(advice)}; {advice_search(advice)}. A plan is a link to this page with it.",
         details=tuple(_table(cells(advice)) for cells in (best_cells, front_cells, loser_cells)),
         document=advice_document(advice),
         cautions=tuple(advice.notes.warnings),

@@ -46,7 +46,7 @@ def answer(state: State, allowlist: Allowlist) -> Report:
         tables=(
             Table(
                 title="Nearest measured runs",
-                columns=("run", "requests", "measured", "predicted (90 %)", "error"),
+                columns=("run", "measured", "predicted (90 %)", "error"),
                 groups=_groups(near),
             ),
         ),
@@ -85,11 +85,11 @@ def _groups(near: Sequence[Likeness]) -> dict[str, list[list[str]]]:
 
 def _cells(each: Likeness) -> list[str]:
     scenario, quantity, workload = each.run.scenario, each.run.quantity, each.run.scenario.workload
+    requests = f"{load_label(workload)}, {workload.prompt} + {workload.gen}"
     show = format_seconds if each.run.figure == "tpot" else "{:.2f}".format
     predicted = quantity.predicted
     return [
-        f"{scenario.model.name}, {_place(scenario)}{'*' if each.run.seen else ''}",
-        f"{load_label(workload)}, {workload.prompt} + {workload.gen}",
+        f"{scenario.model.name}, {_place(scenario)}, {requests}{'*' if each.run.seen else ''}",
         show(quantity.measured),
         f"{show(predicted.value)} ({show(predicted.low)}-{show(predicted.high)})",
         _error(quantity),
