@@ -435,7 +435,10 @@ def _behind() -> str:
                 f"{plans}; TP {spans['tp']}",
                 f"{spans['batch']} {'in flight' if in_flight else 'in a batch'}",
                 f"{spans['prompt']} + {spans['gen']}",
-                str(runs.servings if in_flight else runs.rows),
+                # their sizes are those of the whole data set, in the fit or not
+                str(runs.servings)
+                if in_flight
+                else f"{len(read_dataset(runs.runs).measurements)}, {runs.rows} in the fit",
             )
         )
     columns = ("stack, GPU", "models", "plan", "requests", "prompt + answer", "runs")
