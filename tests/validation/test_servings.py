@@ -415,6 +415,13 @@ if SOURCE:
         assert min(shares.values()) >= 0.9
 
 
+def test_rows_of_two_tables_keep_their_own_predictions() -> None:
+    """Regression: they were told apart by their lines, which two tables share."""
+    rows = [read(), read(concurrency="8.0")]
+    assert rows[0].line == rows[1].line
+    assert [each.serving for each in compare_servings(rows)] == rows
+
+
 def test_the_command_reads_either_kind_of_table() -> None:
     answered = run("validate", str(SAMPLE), "--json")
     document = json.loads(answered.out)
