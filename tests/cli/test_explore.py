@@ -114,4 +114,4 @@ def test_the_exported_page_holds_wirings_and_techniques(
         monkeypatch.setattr("ladder_sim.cli.explore.find_spec", lambda name: None)
     file = tmp_path / "page.html"
     assert run("explore", "--model", "8b", "--tp", "2", "--export", str(file)).code == 0
-    assert ("id='versus-verdict'" in file.read_text(encoding="utf-8")) == installed
+    assert ("id='versus-view'" in file.read_text(encoding="utf-8")) == installed
