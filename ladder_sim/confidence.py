@@ -23,7 +23,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
-from ladder_sim.runs import Compared, most_alike, parts_alike
+from ladder_sim.runs import Compared, has_wiring, most_alike, parts_alike
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -99,6 +99,8 @@ class Unchecked:
 # Layers: half-widths from one model with experts would have to be 12 % (vLLM), 23 % (SGLang) and 3 % (TensorRT-LLM)
 # wider to hold nine tenths of the rows of the other; with this and another family 92 to 100 % lie inside
 # (`ladder-sim calibrate fit-serving serving_moe.csv`).
+# Wiring: nine tenths of 33 gains of other wirings on one machine are missed by at most 6 %, where collectives take a
+# third to a half of the time (docs/crosscheck.md).
 # Technique: nine tenths of the gains that were measured are missed by at most 13 % (docs/versus.md), where collectives
 # take a third of the time.
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
@@ -109,6 +111,7 @@ class Unchecked:
 # fp8 kernels of two engines differ by twice at a few rows, where GEMMs are half of a step.
 UNCHECKED: Mapping[str, Unchecked] = {
     "stack": Unchecked(kernels=0.25, collectives=0.75),
+    "wiring": Unchecked(kernels=0.05, collectives=0.2),
     "technique": Unchecked(kernels=0.1, collectives=0.4),
     "gpu": Unchecked(kernels=0.35),
     "links": Unchecked(collectives=0.5),
@@ -154,10 +157,15 @@ class Confidence:
         """The runs that are the most like the scenario, those of its stack first."""
         return most_alike(self.scenario, self._costs.profile)
 
+    @property
+    def unchecked_wirings(self) -> list[str]:
+        """Variants whose wiring no measured run had."""
+        return [name for name in self._requests if not has_wiring(name)]
+
     @cached_property
     def validated(self) -> Mapping[str, bool]:
         """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
-        return parts_alike(self.scenario, self._costs.profile, self.compared)
+        return parts_alike(self.scenario, self._costs.profile, self.compared, self._requests)
 
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
@@ -167,7 +175,7 @@ class Confidence:
     def _widths(self, name: str) -> Widths:
         request, standard = self._requests[name], self._requests["standard"]
         by_op = _by_op(request, standard)
-        added = _by_unchecked(request, standard, self._unchecked)
+        added = _by_unchecked(request, standard, [UNCHECKED[part] for part in self._unchecked(name)])
         speedup = self._speedup_width(name, self, "standard")
         runs = self.compared.runs
         rate, ttft = by_op.rate, by_op.ttft
@@ -199,7 +207,7 @@ class Confidence:
             Of the same scenario without techniques; it has both variants.
         """
         request, other = self._requests[name], base._requests[base_name]
-        every = {part for each in (self, base) for part, checked in each.validated.items() if not checked}
+        every = {*self._unchecked(name), *base._unchecked(base_name)}
         same_stack = self.scenario.stack == base.scenario.stack
         apart = {"technique"} if same_stack else {"technique", "stack"}
         unchecked = [UNCHECKED[part] for part in sorted(every - apart)]
@@ -235,10 +243,10 @@ class Confidence:
         spread = NORMAL_90 * float(np.std(self._fitted.log_s[name] - base._fitted.log_s[base_name], ddof=1))
         return self._fitted.scale.speedup * math.hypot(by_op, spread, RUN_NOISE)
 
-    @cached_property
-    def _unchecked(self) -> Sequence[Unchecked]:
-        """What was not compared."""
-        return [UNCHECKED[part] for part, checked in self.validated.items() if not checked]
+    def _unchecked(self, name: str) -> list[str]:
+        """Parts of a variant's scenario that were not compared."""
+        wiring = [] if has_wiring(name) else ["wiring"]
+        return [part for part, checked in self.validated.items() if not checked and part != "wiring"] + wiring
 
     @cached_property
     def _fitted(self) -> "_Fitted | None":

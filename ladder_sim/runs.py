@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from ladder_sim.costs.hardware import Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import Plan
@@ -73,8 +74,18 @@ def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Co
     ]
 
 
-def parts_alike(scenario: Scenario, profile: CalibrationProfile | None, compared: Compared) -> dict[str, bool]:
-    """By part of a scenario (`ladder_sim.confidence.UNCHECKED`), whether runs had it."""
+def has_wiring(variant: str) -> bool:
+    """Whether measured runs had the wiring of a variant: those of the published runs; a hybrid's layers are of two."""
+    return dataclasses.replace(parse(variant), last=0).name in DEFAULT_VARIANTS
+
+
+def parts_alike(
+    scenario: Scenario,
+    profile: CalibrationProfile | None,
+    compared: Compared,
+    variants: Iterable[str] = ("standard",),
+) -> dict[str, bool]:
+    """By part of a scenario (`ladder_sim.confidence.UNCHECKED`), whether runs had it; of wirings, all variants'."""
     measured_on, runs = compared
     cluster, stack = scenario.cluster, scenario.stack
     tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.crosses_nodes else [])]
@@ -86,6 +97,7 @@ def parts_alike(scenario: Scenario, profile: CalibrationProfile | None, compared
         # the figures of a version are in the stack
         "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
         and not own_figures(scenario),
+        "wiring": all(map(has_wiring, variants)),
         # all runs were without
         "technique": not scenario.techniques.chosen,
         "gpu": _same_gpu(cluster, measured_on) and own_tables,

@@ -270,6 +270,7 @@ def _absent(confidence: Confidence) -> dict[str, str]:
     scenario = confidence.scenario
     details = {
         "stack": _stack_text(scenario),
+        "wiring": ", ".join(confidence.unchecked_wirings),
         "technique": scenario.techniques.name,
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),

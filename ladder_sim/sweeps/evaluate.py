@@ -96,7 +96,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
             raise
         except LadderSimError as error:
             problems = [error.message] * block.count
-    constants, compared = _constants(block), validated(block, how.profile)
+    constants, compared = _constants(block), validated(block, how.variants, how.profile)
     for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}
         yield Rows(

@@ -12,7 +12,7 @@ from ladder_sim.sweeps.grid import SweepBlock, scenario_at
 Validated = Mapping[str, bool] | None
 
 
-def validated(block: SweepBlock, profile: str | None) -> Sequence[Validated]:
+def validated(block: SweepBlock, variants: Sequence[str], profile: str | None) -> Sequence[Validated]:
     """`Confidence.validated` of each point; looked up once for all points between the ends of what runs had."""
     if block.scenario is None:
         return [None] * block.count
@@ -27,5 +27,5 @@ def validated(block: SweepBlock, profile: str | None) -> Sequence[Validated]:
     _, rows, which = np.unique(places, return_index=True, return_inverse=True)
     points = [{name: values[row].item() for name, values in block.columns.items()} for row in rows]
     scenarios = [scenario_at({**block.point, **point}) for point in points]
-    answers = [parts_alike(each, measured, most_alike(each, measured)) for each in scenarios]
+    answers = [parts_alike(each, measured, most_alike(each, measured), variants) for each in scenarios]
     return [answers[each] for each in which]

@@ -107,6 +107,19 @@ def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: 
         assert (f"{name} (" in wider) == (part in parts)
 
 
+def test_a_wiring_that_no_run_had_widens_its_own_interval() -> None:
+    """Regression: it had the interval of one that runs had."""
+    answers = answer()
+    wider = predict(Scenario.of(), ["standard", "ladder", "ladder:2", "hybrid-ladder:16"])
+    confidence = wider.confidence
+    assert {part for part, checked in confidence.validated.items() if not checked} == {"wiring"}
+    assert confidence.unchecked_wirings == ["ladder:2"]
+    assert wider["ladder"].speedup == answers["ladder"].speedup
+    widths = {name: wider[name].speedup.log_width for name in ("ladder", "ladder:2")}
+    assert widths["ladder:2"] > 1.2 * widths["ladder"]
+    assert any(line.endswith("wiring (ladder:2).") for line in validated_lines(confidence))
+
+
 def test_the_range_is_that_of_the_data_set() -> None:
     """Every size of the runs is in it, and none beyond."""
     fit = load_profile("h100-sxm-gpt-fast").stack_fit
@@ -126,6 +139,7 @@ def test_a_fit_that_does_not_say_its_sizes_holds_none() -> None:
         "layers",
         "plan",
         "technique",
+        "wiring",
     }
 
 
