@@ -253,8 +253,8 @@ def validated_lines(*confidences: Confidence) -> list[str]:
     ]
     absent: dict[str, list[str]] = {}
     for each in confidences:
-        for part, detail in _absent(each).items():
-            absent[part] = list(dict.fromkeys([*absent.get(part, []), detail]))
+        for part, details in _absent(each).items():
+            absent[part] = list(dict.fromkeys([*absent.get(part, []), *details]))
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
     wider = ", ".join(f"{_part_label(part, served=served)} ({'; '.join(details)})" for part, details in absent.items())
     stacks = {each.scenario.stack.name: each.scenario.stack.note for each in confidences}
@@ -265,12 +265,11 @@ def validated_lines(*confidences: Confidence) -> list[str]:
     ]
 
 
-def _absent(confidence: Confidence) -> dict[str, str]:
+def _absent(confidence: Confidence) -> dict[str, list[str]]:
     """What of a scenario the runs did not have, by part."""
     scenario = confidence.scenario
     details = {
         "stack": _stack_text(scenario),
-        "wiring": ", ".join(confidence.unchecked_wirings),
         "technique": scenario.techniques.name,
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
@@ -286,7 +285,8 @@ def _absent(confidence: Confidence) -> dict[str, str]:
     for part, prefixes in _SETTINGS_OF.items():
         if by_hand := scenario.set_by_hand(*prefixes):
             details[part] += f", {', '.join(map(field_label, by_hand))} set by hand"
-    return {part: details[part] for part, compared in confidence.validated.items() if not compared}
+    every = {part: [text] for part, text in details.items()} | {"wiring": confidence.unchecked_wirings}
+    return {part: every[part] for part, compared in confidence.validated.items() if not compared}
 
 
 def _part_label(part: str, *, served: bool) -> str:
