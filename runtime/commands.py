@@ -58,10 +58,10 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults other than None and False."""
+    """Shows defaults other than None, False and an empty list."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        shows = action.default is not None and action.default is not False
+        shows = action.default is not None and action.default is not False and action.default != []
         return super()._get_help_string(action) if shows else action.help
 
 

@@ -139,7 +139,7 @@ def compare(
     ] = None,
     output: Output,
 ) -> None:
-    """Predict the same static batch on several clusters, or under several stacks, side by side."""
+    """Predict the same scenario on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
     from ladder_sim.report.documents.analysis import comparison_document
     from ladder_sim.report.figures.analysis import comparison_figure

@@ -48,9 +48,9 @@ Model = Annotated[
 ]
 Variant = Annotated[
     list[str] | None,
-    typer.Option(help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas."),
+    typer.Option(help="Any wiring, as in predict; repeatable, commas allowed."),
 ]
-Stack = Annotated[str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm or a stack .toml.")]
+Stack = Annotated[str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm, sglang or a stack .toml.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
 ]

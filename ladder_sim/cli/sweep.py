@@ -92,7 +92,7 @@ def sweep(
         str, typer.Option(help="What the map of --plot compares ladder with.", rich_help_panel=_OUTPUT)
     ] = "standard",
 ) -> None:
-    """Predict static batches at every combination of some fields' values, thousands a second."""
+    """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
     from ladder_sim.display.notes import Notes
     from ladder_sim.sweeps.confidences import confidences
