@@ -186,7 +186,7 @@ def test_tables_of_constants_are_those_of_the_code() -> None:
     ):
         assert f"| {label} | {each / 1024:g} KiB | {most:g} |" in page
     for label, most in (
-        ("NVLS, within a node and across", held.nvls_channels),
+        ("NVLS, within a node and across; `nccl-symmetric`", held.nvls_channels),
         ("`multimem`, `fused-norm`", held.multimem_blocks),
         ("DeepEP", held.deepep_sms),
     ):
