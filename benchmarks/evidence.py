@@ -457,7 +457,7 @@ def _behind() -> str:
 _ELSEWHERE = {
     "GPU": " (one serving was measured on GB200, and is missed: above)",
     "technique": " (published gains are compared above)",
-    "wiring": " (gains on one machine are compared above)",
+    "wiring": " (ladder with D = 1 alone; gains on one machine are compared above)",
     "nodes": " (all-reduces alone: [catalog](catalog.md#fabrics))",
 }
 # what no part of a scenario stands for
