@@ -37,7 +37,8 @@ class Extra(NamedTuple):
 EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
         "runtime": Extra(
-            ("run", "crosscheck", "trace capture", "calibrate run"), ("torch", "safetensors", "tokenizers", "jinja2")
+            ("run", "train", "adapt", "crosscheck", "trace capture", "calibrate run", "calibrate evidence"),
+            ("torch", "safetensors", "tokenizers", "jinja2"),
         ),
         "explorer": Extra(("explore",), ("dash",)),
         "plots": Extra(("predict --plot FILE.png",), ("kaleido",)),
