@@ -48,7 +48,6 @@ class Compared:
     serving: Serving
     ttft_s: float
     tpot_s: float
-    closed_ttft_s: float
     closed_tpot_s: float
 
     @property
@@ -78,20 +77,18 @@ def _compare(setup: Setup, rows: Sequence[Serving], changed: Mapping[str, Any]) 
     scenario = setup.scenario(rows[0].concurrency, rows[0].prompt, rows[0].gen)
     loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
     closed = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, None))["standard"]
-    ttfts_s, decodes_s = np.atleast_1d(closed.ttft_s), np.atleast_1d(closed.decode_s)
     traffics = [_traffic(row) for row in rows]
     # with room for the longest
     context = max(round((1.0 + SPREAD) * (row.prompt + row.gen)) for row in rows) + 2
     service = Service(scenario=scenario, context=context, changed=changed)
     compared = []
-    for row, traffic, ttft_s, decode_s in zip(rows, traffics, ttfts_s, decodes_s, strict=True):
+    for row, traffic, decode_s in zip(rows, traffics, np.atleast_1d(closed.decode_s), strict=True):
         outcome = service.run("standard", traffic, concurrency=row.concurrency)
         compared.append(
             Compared(
                 serving=row,
                 ttft_s=outcome.seconds("ttft"),
                 tpot_s=outcome.seconds("tpot"),
-                closed_ttft_s=float(ttft_s),
                 closed_tpot_s=float(decode_s) / (row.gen - 1),
             )
         )

@@ -12,7 +12,7 @@ from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes
 
-# of two times: the larger is seen to be larger
+# a variant counts as faster if its time is less than this share of the other's: the rest is rounding
 NOTICED = 0.999
 
 

@@ -117,7 +117,7 @@ class RowPart(Part):
 class ResultDocument(Part):
     """A result."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[2]
     run: RunPart
     environment: EnvironmentPart
     calibration: CalibrationPart

@@ -10,7 +10,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 _BLOCK = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE | re.DOTALL)
-# as pandoc does: no space inside, no digit behind, so that prices are none
+# as pandoc does: no space inside, no digit behind, so that prices are not taken for equations
 _INLINE = r"(?<![\\$\w])\$(?![\s$])([^$]*[^\s\\$])\$(?![\d$])"
 # before a backslash escapes the character after it, behind code
 _PRIORITY = 185

@@ -50,7 +50,7 @@ def explore(
         from ladder_sim.cli.output import write
 
         queries = Queries(allowlist)
-        # its tables of wirings and techniques are made by dash
+        # its tables of wirings, techniques, plans and measured runs are made by dash
         if find_spec("dash") is None:
             page = standalone_page(queries.answer(query), allowlist)
         else:

@@ -13,12 +13,10 @@ import numpy as np
 
 from ladder_sim.des.program import Cost
 from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum
+from ladder_sim.des.timeline import TaskTimes
 
 # a task counts as done when less than this share of its work is left: sums round
 SPENT = 1e-12
-
-# ready, start and end of every task, seconds: numbers, or arrays where configurations differ
-TaskTimes = tuple[list[Any], list[Any], list[Any]]
 
 
 class CommQueue(Protocol):

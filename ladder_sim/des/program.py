@@ -98,7 +98,7 @@ class Outline:
 
     @cached_property
     def members(self) -> Mapping[int, Sequence[int]]:
-        """Those of every group."""
+        """Tasks of every group."""
         members: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
             if group != NO_GROUP:
@@ -191,10 +191,6 @@ class Program:
             queues[stream].append(index)
         return queues
 
-    def groups(self) -> Mapping[int, Sequence[int]]:
-        """Members of every collective group."""
-        return self.outline.members
-
     def precedence(self) -> "nx.DiGraph[int]":
         """Edges from all tasks that must end before a task starts: dependencies and the task before on its stream."""
         import networkx as nx
@@ -212,7 +208,7 @@ class Program:
         import networkx as nx
 
         precedence = self.precedence()
-        for members in self.groups().values():
+        for members in self.outline.members.values():
             before = {p for member in members for p in precedence.predecessors(member)}
             precedence.add_edges_from((p, member) for p in before for member in members)
         try:

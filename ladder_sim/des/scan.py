@@ -18,15 +18,12 @@ from ladder_sim.des.comm_queue import CommQueue, SingleQueue, VectorQueue
 from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import NO_GROUP, Program
 from ladder_sim.des.shared import Device, Number, maximum
-from ladder_sim.des.timeline import Timeline
+from ladder_sim.des.timeline import TaskTimes, Timeline
 
 CANNOT_SHARE = (
     "this engine shares a GPU between one stream of kernels and one of collectives, which only kernels wait for; "
     "use engine.run"
 )
-
-# of every task, seconds: numbers, or arrays where configurations differ
-Times = list[Number]
 
 
 def run(program: Program) -> Timeline:
@@ -35,7 +32,7 @@ def run(program: Program) -> Timeline:
     return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
-def scan(program: Program) -> tuple[Times, Times, Times]:
+def scan(program: Program) -> TaskTimes:
     """Simulate a program whose durations, leads or memory demands may be arrays of one value per configuration.
 
     Returns
@@ -53,10 +50,10 @@ def scan(program: Program) -> tuple[Times, Times, Times]:
     outline, costs, device = program.outline, program.costs, program.device or Device(sms=1)
     streams, groups, members, rows = outline.streams, outline.groups, outline.members, outline.rows
     varies, compute, comm = _streams(program)
-    times: tuple[Times, Times, Times] = ([0.0] * len(streams), [0.0] * len(streams), [0.0] * len(streams))
+    times: TaskTimes = ([0.0] * len(streams), [0.0] * len(streams), [0.0] * len(streams))
     readies_s, starts_s, ends_s = times
     # end of each stream's last task
-    fronts_s: Times = [0.0] * len(program.streams)
+    fronts_s: list[Number] = [0.0] * len(program.streams)
 
     # of plain numbers, with Python's own functions, which are faster; or of arrays
     latest: Callable[..., Any] = maximum if varies else max
@@ -117,7 +114,7 @@ def _streams(program: Program) -> tuple[bool, int, int]:
     ranks = [program.streams[stream].rank for stream in comm | compute]
     if len(set(ranks)) == len(ranks):
         return varies, -1, -1
-    several_ranks = len(set(ranks)) > 1 or any(len(members) > 1 for members in program.groups().values())
+    several_ranks = len(set(ranks)) > 1 or any(len(members) > 1 for members in program.outline.members.values())
     if several_ranks or len(comm) > 1 or len(compute) > 1 or comm & compute:
         raise ValueError(CANNOT_SHARE)
     return varies, min(compute), min(comm)

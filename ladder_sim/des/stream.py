@@ -30,7 +30,7 @@ class Clocks:
         ]
         self.ended: dict[int, simpy.Event] = {before: environment.event() for waits in self.waits for before in waits}
         self.ready_s, self.start_s, self.end_s = ([float("nan")] * len(tasks) for _ in range(3))
-        self.missing = {group: len(members) for group, members in program.groups().items()}
+        self.missing = {group: len(members) for group, members in program.outline.members.items()}
         self.assembled: dict[int, simpy.Event] = {group: environment.event() for group in self.missing}
         device = program.device
         ranks = {stream.rank for stream in program.streams} if device else set()

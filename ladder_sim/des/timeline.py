@@ -7,7 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.des.program import NO_GROUP, Program
+from ladder_sim.des.shared import Number
 from ladder_sim.des.spans import Spans, union
+
+# ready, start and end of every task, seconds: numbers, or arrays where configurations differ
+TaskTimes = tuple[list[Number], list[Number], list[Number]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class Timeline:
         """Tasks from first to last, each of which ended at the moment that let the next one become ready."""
         if not len(self.end_s):
             return []
-        tasks, members, end_s = self.program.tasks, self.program.groups(), self.end_s.tolist()
+        tasks, members, end_s = self.program.tasks, self.program.outline.members, self.end_s.tolist()
         before_on_stream: dict[int, int] = {}
         for queue in self.program.queues():
             before_on_stream.update(zip(queue[1:], queue, strict=False))

@@ -221,6 +221,7 @@ def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
     if widths is None:
         return {}
     rows = [search.seconds(need.rate, need.sizes, seed=seed) for seed in range(search.seeds)]
+    # a first token may be missed by more than the steps that it takes
     later = math.exp(max(0.0, widths.ttft - widths.rate))
     times = {}
     for number, bound in enumerate(search.promise.bounds):

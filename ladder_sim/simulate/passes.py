@@ -22,7 +22,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
-from ladder_sim.des.timeline import Timeline
+from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import AttentionShape, MlaShape, Multiplication, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
@@ -34,9 +34,6 @@ from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule_pass
 from ladder_sim.simulate.prices import Prices, price
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
-
-# ready, start and end of every task
-TaskTimes = tuple[Sequence[Number], Sequence[Number], Sequence[Number]]
 
 
 def _events(program: Program) -> TaskTimes:

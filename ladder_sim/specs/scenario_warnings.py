@@ -25,6 +25,7 @@ class Caution(str):
     kind: str
     name: str
 
+    # defaults, because pickle makes it from the text alone and then sets the rest
     def __new__(cls, text: str, kind: str = "", name: str = "") -> Self:
         caution = super().__new__(cls, text)
         caution.kind, caution.name = kind, name

@@ -70,7 +70,7 @@ def test_tasks_of_a_stream_run_in_issue_order_one_at_a_time(program: Program) ->
 @given(programs())
 def test_members_of_a_collective_start_together(program: Program) -> None:
     timeline = run(program)
-    for members in program.groups().values():
+    for members in program.outline.members.values():
         assert len({timeline.start_s[i] for i in members}) == 1
 
 
@@ -219,7 +219,7 @@ def test_every_cycle_is_reported(program: Program, data: st.DataObject) -> None:
     assert names[0] == names[-1]
     by_name = {task.name: index for index, task in enumerate(program.tasks)}
     waits = looped.precedence()
-    for members in looped.groups().values():
+    for members in looped.outline.members.values():
         before = {p for member in members for p in waits.predecessors(member)}
         waits.add_edges_from((p, member) for p in before for member in members)
     for before_name, after_name in itertools.pairwise(names):

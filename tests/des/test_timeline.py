@@ -70,7 +70,7 @@ def gate(program: Program, timeline: Timeline, index: int) -> int:
     group = program.tasks[index].group
     if group == NO_GROUP:
         return index
-    members = program.groups()[group]
+    members = program.outline.members[group]
     return max(members, key=lambda i: timeline.ready_s[i] + program.tasks[i].lead_s)
 
 

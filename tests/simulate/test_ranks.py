@@ -119,7 +119,7 @@ def test_all_ranks_leave_a_collective_together(timelines: list[Timeline]) -> Non
     step("ladder", skewed(blocks(4.0, 5.0, 6.0), 0.1), 4, sigma=0.1)
     assert len(timelines) == ranks.REPLICATES
     for timeline in timelines:
-        for members in timeline.program.groups().values():
+        for members in timeline.program.outline.members.values():
             assert np.unique(timeline.start_s[members]).size == 1
             assert np.unique(timeline.end_s[members]).size == 1
             arrived_s = timeline.ready_s[members] + np.array([timeline.program.tasks[i].lead_s for i in members])
