@@ -13,14 +13,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
 from ladder_sim.costs.profile import StackFit
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.graph.families import FAMILIES
-from ladder_sim.report.figures.style import GRID_COLOUR, SERIES_COLOURS, TEXT_COLOUR, figure
-from ladder_sim.report.figures.validation import error_figure
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.techniques import TECHNIQUES
@@ -28,13 +26,10 @@ from ladder_sim.specs.workload import FORMATS
 from ladder_sim.validation.compare import Comparison, error_stats, unseen, validate
 from ladder_sim.validation.dataset import read_dataset
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 DOCS = Path(__file__).parents[1] / "docs"
 SERVINGS = DOCS / "accuracy-servings.csv"
-_LEVEL = "protocol-b"
-_ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}
+LEVEL = "protocol-b"
+ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}
 # setups are named whose mean error of TPOT is above, and whose share of servings inside the interval is below; the
 # latter of so many servings
 _FAR_OFF, _FEW_INSIDE, _LEAST_ROWS = 0.1, 0.9, 10
@@ -93,93 +88,51 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @cache
 def _runs() -> tuple[Comparison, ...]:
-    return unseen(validate(level=_LEVEL)[_LEVEL])
+    return unseen(validate(level=LEVEL)[LEVEL])
 
 
 def _glance() -> str:
     """A line for each comparison."""
     ladder = [row for row in _runs() if row.measurement.variant == "ladder"]
+    with_p2p = [row.speedup for row in ladder if row.measurement.configuration.p2p]
+    without = [row.speedup for row in ladder if not row.measurement.configuration.p2p]
     rows = []
     for name, quantities in (
-        (
-            "ladder's speedup, with peer-to-peer links",
-            [row.speedup for row in ladder if row.measurement.configuration.p2p],
-        ),
-        (
-            "ladder's speedup, without peer-to-peer links",
-            [row.speedup for row in ladder if not row.measurement.configuration.p2p],
-        ),
+        ("ladder's speedup, with peer-to-peer links", with_p2p),
+        ("ladder's speedup, without peer-to-peer links", without),
         ("tok/s of four wirings", [row.tokens_per_s for row in _runs()]),
     ):
         errors = error_stats(quantities)
         assert errors is not None
-        what = f"one static batch, 70B on H100, {name}"
-        rows.append(
-            (
-                what,
-                str(errors.rows),
-                f"{_percent(errors.mean_error)}, {_percent(errors.max_error)} at most",
-                _percent(errors.inside, 0),
-                "[every row](accuracy-70b.csv)",
+        what, mean = f"one static batch, 70B on H100, {name}", _percent(errors.mean_error)
+        far = f"{mean}, {_percent(errors.max_error)} at most"
+        rows.append((what, str(errors.rows), far, _percent(errors.inside, 0), "[every row](accuracy-70b.csv)"))
+    for time in ("time per token", "time to first token"):
+        for models, name, section in (
+            ("dense", "dense models", "requests-in-flight"),
+            ("experts", "models with experts", "models-with-experts"),
+        ):
+            (each,) = servings(models, "all")
+            errors_inside = (
+                (_percent(each["tpot_mean"]), _inside(each))
+                if time == "time per token"
+                else (f"median {_percent(each['ttft_median'])}", "")
             )
-        )
-    in_service = (
-        ("dense", "dense models", "requests-in-flight"),
-        ("experts", "models with experts", "models-with-experts"),
-    )
-    for models, name, section in in_service:
-        (each,) = servings(models, "all")
-        rows.append(
-            (
-                f"requests in flight, {name}: time per token",
-                each["rows"],
-                _percent(each["tpot_mean"]),
-                _inside(each),
-                f"[accuracy](accuracy.md#{section})",
-            )
-        )
-    for models, name, section in in_service:
-        (each,) = servings(models, "all")
-        rows.append(
-            (
-                f"requests in flight, {name}: time to first token",
-                each["rows"],
-                f"median {_percent(each['ttft_median'])}",
-                "",
-                f"[accuracy](accuracy.md#{section})",
-            )
-        )
+            what, where = f"requests in flight, {name}: {time}", f"[accuracy](accuracy.md#{section})"
+            rows.append((what, each["rows"], *errors_inside, where))
     ratios = table_of("accuracy.md", "Prompts with and without all-reduces")
-    errors_by_tp = ", ".join(f"{row['their ratio']} at TP {row['TP']}" for row in ratios)
-    rows.append(
-        (
-            "prefills of 1k to 64k tokens, with and without all-reduces: their ratio",
-            "14",
-            errors_by_tp,
-            "",
-            "[accuracy](accuracy.md#prompts-with-and-without-all-reduces)",
-        )
-    )
+    what = "prefills of 1k to 64k tokens, with and without all-reduces: their ratio"
+    by_tp = ", ".join(f"{row['their ratio']} at TP {row['TP']}" for row in ratios)
+    rows.append((what, "14", by_tp, "", "[accuracy](accuracy.md#prompts-with-and-without-all-reduces)"))
     woven = [abs(_number(row["error"])) for row in table_of("versus.md", "TokenWeave")]
-    rows.append(
-        (
-            "gains of TokenWeave's techniques in prefill",
-            str(len(woven)),
-            f"{statistics.mean(woven):.1f} %, {max(woven):.0f} % at most",
-            "",
-            "[versus](versus.md#tokenweave)",
-        )
+    what, far = (
+        "gains of TokenWeave's techniques in prefill",
+        f"{statistics.mean(woven):.1f} %, {max(woven):.0f} % at most",
     )
+    rows.append((what, str(len(woven)), far, "", "[versus](versus.md#tokenweave)"))
     gains = [abs(_number(row["points"])) for row in table_of("versus.md", "Published gains")]
-    rows.append(
-        (
-            "published gains of other techniques",
-            str(len(gains)),
-            f"{statistics.mean(gains):.1f} points, {max(gains):.1f} at most",
-            "",
-            "[versus](versus.md#published-gains)",
-        )
-    )
+    what, far = "published gains of other techniques", f"{statistics.mean(gains):.1f} points, {max(gains):.1f} at most"
+    rows.append((what, str(len(gains)), far, "", "[versus](versus.md#published-gains)"))
     return "## At a glance\n\n" + _markdown(("compared", "rows", "mean error", "inside", "where"), rows)
 
 
@@ -234,7 +187,7 @@ def _by_engine(models: str) -> list[Row]:
     """Errors by engine alone: of its rows by precision and GPU, weighted."""
     groups: dict[str, list[Row]] = {}
     for row in servings(models, "engine"):
-        groups.setdefault(_ENGINES[row["value"].partition(",")[0]], []).append(row)
+        groups.setdefault(ENGINES[row["value"].partition(",")[0]], []).append(row)
     columns = ("tpot_mean", "tpot_bias", "inside", "half_width", "ttft_mean")
     merged: list[Row] = []
     for engine, rows in groups.items():
@@ -428,9 +381,7 @@ def _behind() -> str:
         plans = ", ".join(runs.plans) if in_flight else "TP"
         rows.append(
             (
-                f"{_ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}, {gpu}".replace(
-                    " ,", ","
-                ),
+                f"{ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}, {gpu}".replace(" ,", ","),
                 f"{', '.join(runs.models)} in {', '.join(runs.dtypes)}",
                 f"{plans}; TP {spans['tp']}",
                 f"{spans['batch']} {'in flight' if in_flight else 'in a batch'}",
@@ -524,77 +475,6 @@ def _never() -> str:
         )
         + "\n"
         + "".join(_prose(line, bullet=True) for line in (*lines, *_NEVER))
-    )
-
-
-# figures
-
-
-def runs_figure() -> "go.Figure":
-    """Speedups of static batches, predicted over measured."""
-    import plotly.graph_objects as go
-
-    data = read_dataset()
-    both = error_figure(data, validate(data, _LEVEL))
-    parity = [trace for trace in both.data if trace.xaxis != "x2"]
-    for trace in parity:
-        if trace.mode == "markers":
-            # seen on white and on black
-            trace.update(
-                error_y={"color": "#8C8C8C", "thickness": 1},
-                marker={"line": {"width": 0 if trace.marker.symbol == "circle" else 1.5}},
-            )
-    return figure(
-        "",
-        data=go.Figure(parity).to_plotly_json()["data"],
-        layout={
-            "height": 520,
-            "xaxis": {"title": {"text": "measured speedup"}},
-            "yaxis": {"title": {"text": "predicted speedup"}},
-        },
-    )
-
-
-def servings_figure() -> "go.Figure":
-    """Signed errors of servings' time per token within the half-widths of their intervals."""
-    rows = [(models, row) for models in ("dense", "experts") for row in servings(models, "engine")]
-    labels = [
-        row["value"].replace(", ", " ").replace(" on ", ", ").removesuffix("-sxm") + ", MoE" * (models == "experts")
-        for models, row in rows
-    ]
-    widths = [100 * float(row["half_width"]) for _, row in rows]
-    engines = list(_ENGINES)
-    colours = [SERIES_COLOURS[engines.index(row["value"].partition(",")[0])] for _, row in rows]
-    return figure(
-        "",
-        data=[
-            {
-                "type": "bar",
-                "orientation": "h",
-                "y": labels,
-                "base": [-width for width in widths],
-                "x": [2 * width for width in widths],
-                "marker": {"color": GRID_COLOUR},
-            },
-            {
-                "y": labels,
-                "x": [100 * float(row["tpot_bias"]) for _, row in rows],
-                "mode": "markers",
-                "marker": {"color": colours, "size": 10},
-            },
-        ],
-        layout={
-            "height": 100 + 30 * len(rows),
-            "showlegend": False,
-            "bargap": 0.3,
-            "xaxis": {
-                "title": {"text": "error of the time per token, %"},
-                "dtick": 20,
-                "zeroline": True,
-                "zerolinecolor": TEXT_COLOUR,
-            },
-            "yaxis": {"autorange": "reversed", "showgrid": False},
-        },
     )
 
 
