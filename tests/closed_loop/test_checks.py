@@ -92,7 +92,7 @@ def test_the_ranges_hold_every_row_of_the_sample() -> None:
     """And what else an engine's servings on a GPU are said to have."""
     for sample in ("serving-dense.csv", "serving-moe.csv"):
         for row in read_servings((SHIPPED / sample).read_bytes(), sample):
-            # one row of GB200 is none to set an interval by
+            # one row of GB200 sets no interval
             if row.left_out or row.setup.cluster == "gb200-nvl72":
                 continue
             scenario = row.setup.scenario(row.concurrency, row.prompt, row.gen)

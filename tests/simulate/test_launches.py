@@ -196,5 +196,5 @@ def test_ladder_hides_waits_behind_what_it_overlaps() -> None:
             for wait in ("0", "10 us")
         )
         added_s[variant] = launched_s - without_s
-    # a later all-reduce runs beside other kernels, which lose a little more or less to it
+    # a later all-reduce runs next to other kernels, which lose a little more or less to it
     assert abs(added_s["ladder"] - added_s["upper-bound"]) < 0.02 * added_s["standard"]

@@ -356,7 +356,7 @@ def test_the_file_has_every_serving_behind_an_interval() -> None:
                 version, cluster = row["value"].split(", ")[:2]
                 key = (version.partition("@")[0], cluster)
                 counts[key] = counts.get(key, 0) + int(row["rows"])
-        # one row of GB200 is none to set an interval by
+        # one row of GB200 sets no interval
         assert counts.pop(("trtllm", "gb200-nvl72"), 1) == 1
         checks = checks_of(catalog.model(like))
         assert counts == {(check.stack, check.cluster.name): check.servings for check in checks}

@@ -1,4 +1,4 @@
-"""Measured runs beside predictions: what is read, what is refused, who may be fitted, and the arithmetic."""
+"""Measured runs next to predictions: what is read, what is refused, who may be fitted, and the arithmetic."""
 
 import csv
 import dataclasses
