@@ -352,7 +352,7 @@ def _notes(
 ) -> "Notes":
     """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
     from ladder_sim.display.notes import Notes
-    from ladder_sim.serve.evidence import steps_note
+    from ladder_sim.serve.confidence import steps_note
 
     if steps is None:
         return Notes(confidences=confidences, about=about)

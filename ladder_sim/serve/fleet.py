@@ -19,8 +19,8 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.best_plan import Best, Context, Tried, best_plan
 from ladder_sim.serve.capacity import Capacity, Case, Search, check_rate
+from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.digest import digest
-from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS
 from ladder_sim.serve.measured_steps import MeasuredSteps

@@ -18,7 +18,7 @@ import numpy as np
 from ladder_sim.confidence import Confidence, Interval, Widths
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
+from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
 from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.outcome import Outcome

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.serve import Lengths, Service, StepLimits, Traffic
-from ladder_sim.serve.evidence import confidence_of
+from ladder_sim.serve.confidence import confidence_of
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.pools import Pool, Prefill

@@ -12,7 +12,7 @@ from benchmarks.serve_vllm import LIMIT, LOADS, PAGE, RECORDED, Row, compare, to
 from benchmarks.vllm_server import Setting, server
 from ladder_sim.errors import LadderSimError, MissingDependencyError
 from ladder_sim.serve import MeasuredSteps
-from ladder_sim.serve.evidence import MEASURED
+from ladder_sim.serve.confidence import MEASURED
 from tests.support.waiting import until
 
 
