@@ -60,11 +60,11 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     return trace
 
 
-def _table(name: str) -> Callable[[Queries, str], str]:
+def _report_csv(name: str) -> Callable[[Queries, str], str]:
     return lambda queries, query: queries.report(name, query).document.to_csv()
 
 
-def _object(name: str) -> Callable[[Queries, str], str]:
+def _report_json(name: str) -> Callable[[Queries, str], str]:
     return lambda queries, query: queries.report(name, query).document.to_json()
 
 
@@ -93,8 +93,8 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
-    **{f"{name}.csv": _table(name) for name in VIEWS},
-    **{f"{name}.json": _object(name) for name in VIEWS},
+    **{f"{name}.csv": _report_csv(name) for name in VIEWS},
+    **{f"{name}.json": _report_json(name) for name in VIEWS},
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": _page,

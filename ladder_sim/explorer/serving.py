@@ -58,7 +58,7 @@ class ServingReport:
 
 # no slots: as `Service`
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Memory(Service):
+class _CachedService(Service):
     """A service that simulates no load twice."""
 
     _outcomes: dict[tuple[object, ...], Outcome] = field(default_factory=dict, repr=False)
@@ -96,7 +96,7 @@ class ServingView:
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
         # by what their simulations depend on
-        self._services: OrderedDict[str, _Memory] = OrderedDict()
+        self._services: OrderedDict[str, _CachedService] = OrderedDict()
 
     def __call__(self, query: str, tell: Callable[[ServingReport], object]) -> None:
         """Answer a query of `State.under_load`, piece by piece.
@@ -113,7 +113,7 @@ class ServingView:
         key = replace(state, rate=None, ttft_p95="", tpot_p95="", variants=(), price=None).query()
         if key not in self._services:
             profile = state.how(self.allowlist)["profile"]
-            self._services[key] = _Memory.for_requests(scenario, traffic, profile=profile)
+            self._services[key] = _CachedService.for_requests(scenario, traffic, profile=profile)
         self._services.move_to_end(key)
         if len(self._services) > _KEPT:
             self._services.popitem(last=False)
