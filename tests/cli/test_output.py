@@ -71,6 +71,7 @@ def test_json_has_exactly_the_documented_keys(default: Any) -> None:
     assert list(default["provenance"]) == ["profile", "measured_fraction"]
     checked = {
         "stack": True,
+        "wiring": True,
         "technique": True,
         "gpu": True,
         "links": False,
