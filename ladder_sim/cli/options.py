@@ -98,7 +98,10 @@ def _in_one_form(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[s
     (['--sp', 'true', '--tp', '8'], ['--sp'])
     """
     read: list[str] = []
-    left = list(args)
+    left: list[str] = []
+    for text in args:
+        flag, equals, value = text.partition("=")
+        left += [flag, value] if equals and flag in takes_value else [text]
     while left:
         text = left.pop(0)
         if text not in takes_value:

@@ -97,6 +97,10 @@ def test_a_switch_is_given_alike_everywhere() -> None:
         )
         assert alone.out == said.out != denied.out
         assert denied.out == without.out
+    # regression: a single scenario refused a value behind an equals sign
+    assert "SP on" in run(*SMALL, "--tp", "2", "--sp=true").out
+    assert "SP on" not in (denied := run(*SMALL, "--tp", "2", "--sp=false")).out
+    assert denied.code == 0
     both = run("sweep", "--model", "8b", "--tp", "2", "--sp", "true,false", "--csv").out.splitlines()
     assert len(both) == 3
     assert "true,false" in run(*SMALL, "--sp", "true,false").err
