@@ -351,6 +351,9 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
     launches = len(program.tasks) - len(schedule.layout.names)
     launched_s, ready_s = times[2][:launches], times[0][launches:]
     for period in schedule.order.periods:
+        if len(period.ops) != len(period.twins):
+            # the first of a run has other adds, behind a layer that reduces nothing
+            return makespan_s, added_s, False
         pairs = list(zip(period.ops, period.twins, strict=True))
         low, high = _range(
             [column[launches + late] - column[launches + early] for column in times for late, early in pairs]

@@ -226,6 +226,14 @@ def test_condensing_is_exact(model_name: str, stack_name: str, tp: int, batch: i
         assert len(short.ops) < len(full.ops) or (runs_ahead and len(short.ops) == len(full.ops))
 
 
+def test_condensing_behind_a_layer_that_reduces_nothing() -> None:
+    """Regression: a first layer with fewer adds was paired with the next one, which ended with an error."""
+    variant = "farskip:own"
+    scenario = Scenario.of(model="deepseek-v2-lite", tp=1, attention_dp=2, batch=64, variant=variant)
+    for phase in PHASES:
+        assert_same(*both_ways(scenario, phase, KernelCosts(scenario, None)))
+
+
 TIMED = (".attn.norm", ".o", ".up", ".down", ".attn.all_reduce", ".mlp.all_reduce", ".all_reduce", ".add", ".fold")
 # any ratio of blocks, all-reduces, waits and adds; equal ones too
 TIMES = st.fixed_dictionaries(dict.fromkeys((*TIMED, "lm_head"), SECONDS))
