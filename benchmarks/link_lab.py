@@ -20,9 +20,9 @@ DEVICE = "link0"
 PORT = "29511"
 _ADDRESSES = ("10.83.17.1", "10.83.17.2")
 # as large as the kernel's own segments get
-WHOLE_FRAMES = 60_000
+LARGE_FRAME_BYTES = 60_000
 # Ethernet's, which a bucket counts
-FRAME_HEADER_BYTES = 14
+_HEADER_BYTES = 14
 # a window that does not collapse while the ranks compute
 _SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
 
@@ -73,7 +73,7 @@ def laboratory(rate: str = "200mbit", *, frame_bytes: int = 1500) -> Iterator[La
         Of the link in each direction, as `tc` writes it.
     frame_bytes
         Largest packet. A network card cuts messages into packets of 1,500 bytes by itself; here the kernel does, which
-        takes 3 to 8 ms of a rank's core for 256 KB. `WHOLE_FRAMES` leaves that out: 0.8 ms.
+        takes 3 to 8 ms of a rank's core for 256 KB. `LARGE_FRAME_BYTES` leaves that out: 0.8 ms.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def laboratory(rate: str = "200mbit", *, frame_bytes: int = 1500) -> Iterator[La
                 _sh("ip", "-n", space, "link", "set", device, "up")
             _sh("ip", "-n", space, "link", "set", DEVICE, "mtu", str(frame_bytes))
             inside = ("ip", "netns", "exec", space)
-            bucket = ("rate", rate, "burst", str(max(4000, frame_bytes + FRAME_HEADER_BYTES)), "latency", "400ms")
+            bucket = ("rate", rate, "burst", str(max(4000, frame_bytes + _HEADER_BYTES)), "latency", "400ms")
             _sh(*inside, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *bucket)
             _sh(*inside, "sysctl", "-qw", *_SETTINGS)
         yield Laboratory(spaces)

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.link_lab import WHOLE_FRAMES, laboratory
+from benchmarks.link_lab import LARGE_FRAME_BYTES, laboratory
 from benchmarks.trace_rewire import judge, predicted
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
@@ -45,7 +45,7 @@ def main() -> int:
         return 0
     print("| way | standard | ladder, predicted | ladder, measured | error | 90 % interval | |")
     print("|---|---|---|---|---|---|---|", flush=True)
-    with laboratory(arguments.rate, frame_bytes=WHOLE_FRAMES) as lab:
+    with laboratory(arguments.rate, frame_bytes=LARGE_FRAME_BYTES) as lab:
         beyond = [way for way in WAYS if not compare(lab, way, arguments.pairs)]
     return int(bool(beyond))
 

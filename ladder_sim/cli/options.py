@@ -81,7 +81,7 @@ class OnceCommand(typer.core.TyperCommand):
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for item in order:
             if item.param_type_name == "option" and not item.multiple and order.count(item) > 1:
-                raise UsageError(f"{item.opts[0]} is given twice: must be given once", hint="leave one out")
+                raise _twice(item.opts[0])
         return super().parse_args(ctx, args)
 
 
@@ -101,6 +101,8 @@ def _in_one_form(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[s
     left: list[str] = []
     for text in args:
         flag, equals, value = text.partition("=")
+        if flag in left and not takes_value.get(flag, True):
+            raise _twice(flag)
         left += [flag, value] if equals and flag in takes_value else [text]
     while left:
         text = left.pop(0)
@@ -108,11 +110,15 @@ def _in_one_form(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[s
             read.append(text)
             continue
         value = left.pop(0) if left and not left[0].startswith("-") else "true"
-        if takes_value[text] or value not in ("true", "false"):
+        if takes_value[text] or value.lower() not in ("true", "false"):
             read += [text, value]
-        elif value == "true":
+        elif value.lower() == "true":
             read.append(text)
     return read
+
+
+def _twice(flag: str) -> UsageError:
+    return UsageError(f"{flag} is given twice: must be given once", hint="leave one out")
 
 
 def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -101,6 +101,9 @@ def test_a_switch_is_given_alike_everywhere() -> None:
     assert "SP on" in run(*SMALL, "--tp", "2", "--sp=true").out
     assert "SP on" not in (denied := run(*SMALL, "--tp", "2", "--sp=false")).out
     assert denied.code == 0
+    # regression: one that was denied was not counted, and a capital letter made it an argument
+    assert "--sp is given twice" in run(*SMALL, "--sp", "true", "--sp", "false").err
+    assert "SP on" in run(*SMALL, "--tp", "2", "--sp", "TRUE").out
     both = run("sweep", "--model", "8b", "--tp", "2", "--sp", "true,false", "--csv").out.splitlines()
     assert len(both) == 3
     assert "true,false" in run(*SMALL, "--sp", "true,false").err
