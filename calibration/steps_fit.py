@@ -2,14 +2,16 @@
 
 The log says what each step ran, and how long the engine waited for the model: robust least squares on the logarithm
 gives what a step takes, a new token of a prompt, a decoded token and a token that it reads, none of them negative. What
-the log leaves out comes from the requests of the same run as a load generator measured them. Served again by the fit,
+the log leaves out comes from the requests of the same runs as a load generator measured them. Served again by the fit,
 the time between two steps makes their median time per further token right, and what the API server does before the
-engine has a request their median time to first token.
+engine has a request their median time to first token. Runs at several rates also tell what each decoded token adds to
+the time between two steps.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,13 @@ from ladder_sim.serve.measured_steps import SCHEMA
 from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import Result, read_results
 from ladder_sim.serve.simulation import simulate
-from ladder_sim.system.files import check_folder, shown_path, write_file
+from ladder_sim.system.files import check_folder, write_file
 from ladder_sim.units import format_seconds
 
 # larger errors of the logarithm of a time count less than their squares
 USUAL_ERROR = 0.05
-# how closely the time between two steps is found, as a share of the time per further token
-_CLOSE = 1e-4
+# how closely times between steps are found, as a share of what they usually are
+_CLOSE = 1e-3
 
 
 def _serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
@@ -42,30 +44,51 @@ def _serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
     return simulate("standard", pool, result.requests, concurrency=result.concurrency)
 
 
-def fit_steps(log: StepLog, result: Result) -> MeasuredSteps:
-    """Fit times of steps to a log, and what it leaves out to what the requests of the same run met.
+def fit_steps(log: StepLog, results: Sequence[Result]) -> MeasuredSteps:
+    """Fit times of steps to a log, and what it leaves out to what the requests of the same runs met.
 
     Raises
     ------
     UsageError
-        The result lacks a median time to first token or per further token.
+        A result lacks a median time to first token or per further token.
     """
-    from scipy.optimize import brentq
-
     for time in ("ttft", "tpot"):
-        if f"{time}_p50_s" not in result.figures:
+        if any(f"{time}_p50_s" not in result.figures for result in results):
             raise UsageError(
                 f"the result holds no median {time.upper()}", hint="give one of `vllm bench serve --save-result`"
             )
-    ttft_s, tpot_s = (result.figures[f"{time}_p50_s"] for time in ("ttft", "tpot"))
-    steps = _fit(log)
+    steps = _with_rest(_fit(log), results)
+    waits_s = [result.figures["ttft_p50_s"] - _serve_again(steps, result).seconds("ttft", 50) for result in results]
+    return replace(steps, frontend_s=max(0.0, float(np.median(waits_s))))
 
-    def excess_s(between_s: float) -> float:
-        return _serve_again(replace(steps, between_s=between_s), result).seconds("tpot", 50) - tpot_s
 
-    if excess_s(0.0) < 0.0:
-        steps = replace(steps, between_s=brentq(excess_s, 0.0, tpot_s, xtol=_CLOSE * tpot_s))
-    return replace(steps, frontend_s=max(0.0, ttft_s - _serve_again(steps, result).seconds("ttft", 50)))
+def _with_rest(steps: MeasuredSteps, results: Sequence[Result]) -> MeasuredSteps:
+    """With the time between two steps by which requests take as long per token as they were measured to."""
+    from scipy.optimize import minimize
+
+    measured_s = np.array([result.figures["tpot_p50_s"] for result in results])
+    # of a step and, if there are several runs, of each token that is decoded
+    usual_s = np.array([0.1, 0.01])[: len(results)] * measured_s.min()
+
+    def with_rest(shares: Floats) -> MeasuredSteps:
+        step_s, token_s = np.append(shares * usual_s, 0.0)[:2].tolist()
+        return replace(steps, between_s=step_s, decode_token_s=steps.decode_token_s + token_s)
+
+    def error(shares: Floats) -> float:
+        served = with_rest(shares)
+        tpot_s = np.array([_serve_again(served, result).seconds("tpot", 50) for result in results])
+        return float(np.square(np.log(tpot_s / measured_s)).sum())
+
+    # served again, medians are not smooth
+    first = np.vstack([np.zeros(len(usual_s)), np.eye(len(usual_s))])
+    solved = minimize(
+        error,
+        first[0],
+        method="Nelder-Mead",
+        bounds=[(0.0, None)] * len(usual_s),
+        options={"initial_simplex": first, "xatol": _CLOSE, "fatol": _CLOSE**2},
+    )
+    return with_rest(solved.x)
 
 
 def _fit(log: StepLog) -> MeasuredSteps:
@@ -114,19 +137,17 @@ def add_to(commands: Any) -> None:
     """Add `fit-steps` to the command line."""
     fit = commands.add_parser("fit-steps", help="fit times of steps to the log of a running vLLM server")
     fit.add_argument("log", type=Path, help="output of `vllm serve` with --enable-logging-iteration-details")
-    fit.add_argument("result", type=Path, help="file of `vllm bench serve --save-result --save-detailed` on it")
+    fit.add_argument(
+        "result", type=Path, nargs="+", help="file of `vllm bench serve --save-result --save-detailed` on it"
+    )
     fit.add_argument("--out", type=Path, required=True, help="TOML file for `ladder-sim serve --steps`")
     fit.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     check_folder("--out", options.out)
-    log, results = read_step_log(options.log), read_results(options.result)
-    if len(results) != 1:
-        raise UsageError(
-            f"{shown_path(options.result)}: {len(results)} results: must be one", hint="give that of the log's run"
-        )
-    steps = fit_steps(log, results[0])
+    log = read_step_log(options.log)
+    steps = fit_steps(log, [result for file in options.result for result in read_results(file)])
     write_file(options.out, steps_toml(steps))
     figures = [
         (name.removesuffix("_s").replace("_", " "), format_seconds(value))

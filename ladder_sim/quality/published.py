@@ -9,6 +9,9 @@ from importlib import resources
 from ladder_sim.graph.families import FAMILIES
 from ladder_sim.graph.variants import parse
 
+# a model of fewer parameters says little of one that is served
+TINY = 100e6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -92,18 +95,20 @@ class Quality:
 
     @property
     def sentence(self) -> str:
-        """What sums up the largest model, or that nothing is known."""
-        if self.rows:
+        """What sums up the largest model, or that nothing is known of models that are served."""
+        if _large(self.rows):
             return f"published quality of {self.wiring}: {self.summary}"
-        unknown = f"no published quality of {self.wiring} is known here"
-        return f"{unknown}; {self.summary}" if self.relatives else unknown
+        unknown = f"no published quality of {self.wiring} is known here" + (", but of tiny models" if self.rows else "")
+        return f"{unknown}; {self.summary}" if _large(self.relatives) else unknown
 
     @property
     def summary(self) -> str:
         """The same where it is said what it is of."""
-        if self.rows:
-            return _summary(self.rows)
-        return f"of {self.relatives[0].wiring}: {_summary(self.relatives)}" if self.relatives else "none known"
+        if rows := _large(self.rows):
+            return _summary(rows)
+        if relatives := _large(self.relatives):
+            return f"of {relatives[0].wiring}: {_summary(relatives)}"
+        return "of tiny models alone" if self.known else "none known"
 
 
 @cache
@@ -170,6 +175,11 @@ def _measured(cells: Mapping[str, str]) -> Measured:
         source=cells["source"],
         secondary=cells["secondary"] == "1",
     )
+
+
+def _large(rows: Sequence[Measured]) -> list[Measured]:
+    """Those of models that could be served."""
+    return [row for row in rows if row.parameters >= TINY]
 
 
 def _summary(rows: Sequence[Measured]) -> str:

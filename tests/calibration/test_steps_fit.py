@@ -36,21 +36,21 @@ STEP = (
 )
 
 
-def served(server: MeasuredSteps) -> Outcome:
+def served(server: MeasuredSteps, rate: float = 4.0) -> Outcome:
     lengths = {"prompt": Lengths.parse("uniform:64:256"), "gen": Lengths.parse("uniform:20:200")}
-    traffic = Traffic(rate=4.0, burstiness=1.0, requests=150, **lengths)
+    traffic = Traffic(rate=rate, burstiness=1.0, requests=150, **lengths)
     return simulate("standard", Pool(times=server, spec=server.spec), traffic, record=True)
 
 
-def to_log(outcome: Outcome) -> str:
-    """What the engine would have logged."""
+def to_log(outcome: Outcome, token_s: float = 0.0) -> str:
+    """What the engine would have logged, with so much for each decoded token left out."""
     lines = [
         STEP.format(
             number=number,
             prompts=step.mix.prompts,
             chunk=step.mix.chunk,
             decoding=step.mix.decoding,
-            ms=1e3 * (step.seconds - SERVER.between_s),
+            ms=1e3 * (step.seconds - SERVER.between_s - token_s * step.mix.decoding),
             kv=100.0 * step.kv_share,
         )
         for number, step in enumerate(outcome.replicas[0].steps)
@@ -95,7 +95,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_server_that_made_the_log_is_found(run: tuple[Path, Path]) -> None:
     log, result = run
-    steps = fit_steps(read_step_log(log), read_results(result)[0])
+    steps = fit_steps(read_step_log(log), read_results(result))
     assert steps.error < 0.01
     for name in ("step_s", "prompt_token_s", "between_s"):
         assert getattr(steps, name) == pytest.approx(getattr(SERVER, name), rel=0.05), name
@@ -108,6 +108,26 @@ def test_the_server_that_made_the_log_is_found(run: tuple[Path, Path]) -> None:
     assert (steps.engine, steps.context) == (SERVER.engine, SERVER.context)
 
 
+def test_runs_at_two_rates_tell_what_a_token_adds_between_steps(tmp_path: Path) -> None:
+    """The engine hands out tokens after each step, which its log does not time."""
+    token_s = 0.0004
+    between = replace(SERVER, decode_token_s=SERVER.decode_token_s + token_s)
+    files = []
+    for name, rate in (("few", 1.0), ("many", 6.0)):
+        outcome = served(between, rate)
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(to_result(outcome), "utf-8")
+        with (tmp_path / "server.log").open("a") as log:
+            log.write(to_log(outcome, token_s))
+    results = [result for file in files for result in read_results(file)]
+    log = read_step_log(tmp_path / "server.log")
+    steps, one = fit_steps(log, results), fit_steps(log, results[:1])
+    assert steps.between_s == pytest.approx(between.between_s, rel=0.1)
+    mix = Mix.of(decode=[100] * 8)
+    assert steps.of_mix(mix) == pytest.approx(between.of_mix(mix), rel=0.03)
+    assert one.of_mix(mix) < 0.97 * between.of_mix(mix)
+
+
 def test_a_few_steps_that_waited_change_little(run: tuple[Path, Path], tmp_path: Path) -> None:
     """As when something else took the cores: one step in twenty takes ten times as long."""
     log, result = run
@@ -118,7 +138,7 @@ def test_a_few_steps_that_waited_change_little(run: tuple[Path, Path], tmp_path:
     ]
     path = tmp_path / "server.log"
     path.write_text("".join(disturbed), "utf-8")
-    clean, noisy = (fit_steps(read_step_log(each), read_results(result)[0]) for each in (log, path))
+    clean, noisy = (fit_steps(read_step_log(each), read_results(result)) for each in (log, path))
     for name in ("step_s", "prompt_token_s"):
         assert getattr(noisy, name) == pytest.approx(getattr(clean, name), rel=0.1), name
 
@@ -127,7 +147,7 @@ def test_an_engine_that_did_not_wait_is_no_fault(run: tuple[Path, Path], tmp_pat
     log, result = run
     path = tmp_path / "server.log"
     path.write_text(re.sub(r"time: \d+\.\d+ ms", "time: 0.00 ms", log.read_text("utf-8"), count=50), "utf-8")
-    assert fit_steps(read_step_log(path), read_results(result)[0]).step_s > 0.005
+    assert fit_steps(read_step_log(path), read_results(result)).step_s > 0.005
 
 
 def test_what_cannot_be_told_apart_is_not_negative(run: tuple[Path, Path]) -> None:
@@ -135,7 +155,7 @@ def test_what_cannot_be_told_apart_is_not_negative(run: tuple[Path, Path]) -> No
     log, result = run
     whole = read_step_log(log)
     alone = replace(whole, decoded=whole.decoded.clip(max=1.0), kv_share=0.0 * whole.kv_share)
-    steps = fit_steps(alone, read_results(result)[0])
+    steps = fit_steps(alone, read_results(result))
     assert min(steps.step_s, steps.decode_token_s, steps.context_token_s) >= 0.0
     assert steps.step_s + steps.decode_token_s > 0.005
 
@@ -186,7 +206,7 @@ def test_a_result_without_times_is_refused(run: tuple[Path, Path], tmp_path: Pat
     path = tmp_path / "result.json"
     path.write_text(result.read_text("utf-8").replace("median_tpot_ms", "x"), "utf-8")
     with pytest.raises(UsageError, match="no median TPOT"):
-        fit_steps(read_step_log(log), read_results(path)[0])
+        fit_steps(read_step_log(log), read_results(path))
 
 
 def test_the_command_writes_what_serve_reads(

