@@ -47,7 +47,7 @@ class Gain(NamedTuple):
 
 
 def tokenweave() -> list[Gain]:
-    """Prefills of Llama-3.3-70B in two parts with fused norms, over those with multimem alone."""
+    """Prefills of Llama 3.3 70B in two parts with fused norms, over those with multimem alone."""
     gains = []
     for row in _rows("tokenweave_prefill.csv"):
         fields = TOKENWEAVE | {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
