@@ -31,11 +31,6 @@ class Gain(NamedTuple):
     predicted: float
 
     @property
-    def same_sign(self) -> bool:
-        """Both are gains, or both are losses."""
-        return (self.measured > 1.0) == (self.predicted > 1.0)
-
-    @property
     def error(self) -> float:
         """Of the prediction, as a fraction."""
         return self.predicted / self.measured - 1.0
