@@ -161,7 +161,7 @@ def _static() -> str:
     return (
         "## One static batch\n\n"
         + _prose(
-            "Llama 3.1 70B on one node of H100s under `gpt-fast`, the benchmark of Ladder's authors: "
+            "Llama 3 70B on one node of H100s under `gpt-fast`, the benchmark of Ladder's authors: "
             f"{len(_runs())} rows that the fit behind predictions had not seen. The structure of the model was made "
             f"with all {len(read_dataset().measurements)} in sight: they test its figures."
         )
@@ -296,7 +296,7 @@ def _cross_checks() -> str:
         + _prose(
             "Two engines, one event by event and one vectorised, give the same times ([model](model.md#streams)). The "
             "scheduler of `serve` gives every step and every token of 15 cases the time that vLLM's own gives "
-            "([load](load.md#held-against-vllms-own-scheduler))."
+            "([load](load.md#compared-with-vllms-own-scheduler))."
         )
     )
 

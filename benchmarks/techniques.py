@@ -31,11 +31,6 @@ class Gain(NamedTuple):
     predicted: float
 
     @property
-    def same_sign(self) -> bool:
-        """Both are gains, or both are losses."""
-        return (self.measured > 1.0) == (self.predicted > 1.0)
-
-    @property
     def error(self) -> float:
         """Of the prediction, as a fraction."""
         return self.predicted / self.measured - 1.0
@@ -47,7 +42,7 @@ class Gain(NamedTuple):
 
 
 def tokenweave() -> list[Gain]:
-    """Prefills of Llama-3.3-70B in two parts with fused norms, over those with multimem alone."""
+    """Prefills of Llama 3.3 70B in two parts with fused norms, over those with multimem alone."""
     gains = []
     for row in _rows("tokenweave_prefill.csv"):
         fields = TOKENWEAVE | {"tp": int(row["tp"]), "prompt": int(row["prompt"])}

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A capacity plan
 #
-# **Question.** A service of Llama-3.3-70B on H100s promises 95 % of its users a first token within 500 ms and 20 ms
+# **Question.** A service of Llama 3.3 70B on H100s promises 95 % of its users a first token within 500 ms and 20 ms
 # per further token. 20 requests a second come at the busiest hour. How many GPUs, and what do ladder or fused norms
 # change?
 #

@@ -5,7 +5,7 @@
 # modelling the model, the engine or the GPU?
 #
 # **What was done.** The trace (`tests/data/traces/tp/h100_compiled_graph`) is of torch.profiler: two decode steps of
-# one rank of Llama-3.1-70B at TP 8 on an H100, as a CUDA graph, with all-reduces of emulated length. Its kernels
+# one rank of Llama 3.1 70B at TP 8 on an H100, as a CUDA graph, with all-reduces of emulated length. Its kernels
 # become a dependency graph, which is replayed as a check and then rewired. The same machine also ran the wirings, so
 # that the answer can be compared (`tests/data/h100/runs.json`).
 

@@ -3,7 +3,7 @@
 #
 # **Question.** Does the simulator give the speedups that the authors of Ladder Residual measured?
 #
-# **What was done.** The authors published tokens per second of Llama-3-70B on one node of eight H100s (arXiv
+# **What was done.** The authors published tokens per second of Llama 3 70B on one node of eight H100s (arXiv
 # 2501.06589; `tests/data/ladder_70b_throughput.csv`): 70 runs of four wirings, at TP 2 to 8, batch 1 to 64, prompt
 # 1024 + 512 new tokens, with peer-to-peer links and without (`NCCL_P2P_DISABLE=1`). `validate` predicts every one of
 # them. The fit behind the shipped profile used runs at TP 2 and 4 only; those at TP 8 and all of `parallel` it has

@@ -4,7 +4,7 @@
 # **Question.** A box of eight L40S or RTX PRO 6000 has no NVLink. How much of the time goes into all-reduces, and
 # what does ladder win back?
 #
-# **What was done.** Llama-3.3-70B in fp8 under vLLM, 1024 + 512 tokens, at TP 4 and 8, with 1 to 64 requests in
+# **What was done.** Llama 3.3 70B in fp8 under vLLM, 1024 + 512 tokens, at TP 4 and 8, with 1 to 64 requests in
 # flight, on two PCIe boxes whose kernels and all-reduces were measured; H100s on an NVLink switch next to them. On
 # PCIe vLLM runs NCCL's all-reduce beyond two GPUs.
 

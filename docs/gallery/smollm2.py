@@ -50,7 +50,7 @@ model learns the text: that is no recovery.""")
 
 # %% [markdown]
 # What such an adaptation would cost for a model that is worth serving, and after how many tokens it has paid, is
-# predicted. For Llama-3.1-8B with its last 16 layers as ladder, of which quality was published:
+# predicted. For Llama 3.1 8B with its last 16 layers as ladder, of which quality was published:
 
 # %%
 from ladder_sim import Scenario

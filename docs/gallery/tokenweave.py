@@ -5,7 +5,7 @@
 # and fuses all-reduce, residual add and norm into one kernel. How much of ladder's gain does one get that way, for
 # long prompts?
 #
-# **What was done.** TokenWeave's authors published prefills of Llama-3.3-70B under vLLM on 4 and 8 H100s, with both
+# **What was done.** TokenWeave's authors published prefills of Llama 3.3 70B under vLLM on 4 and 8 H100s, with both
 # techniques, and with all-reduces left out (figure 11 of microsoft/tokenweave; `tests/data/tokenweave_prefill.csv`).
 # The same prefills are predicted; ladder, which nobody has measured there, is predicted next to them. Those runs
 # launch kernel by kernel, which the stack `vllm` does not know: two figures are set for that, as [the table of all

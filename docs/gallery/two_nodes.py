@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 405B on two nodes
 #
-# **Question.** Llama-3.1-405B in bf16 needs sixteen H100s, so two nodes. Is ladder worth its retraining there, or is
+# **Question.** Llama 3.1 405B in bf16 needs sixteen H100s, so two nodes. Is ladder worth its retraining there, or is
 # another plan enough?
 #
 # **What was done.** Three plans under vLLM, with 1 to 128 requests in flight, 1024 + 512 tokens: TP 16 across both

@@ -19,6 +19,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.unused import unused
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
 from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import How
@@ -181,7 +182,7 @@ def breakeven(
 
 def _unused(point: Mapping[str, Any], name: str) -> str:
     try:
-        return scenario_at(point).unused(name)
+        return unused(scenario_at(point), name)
     except InfeasibleError:
         # with another value of the field it may run
         return ""

@@ -21,6 +21,7 @@ from ladder_sim.errors import LadderSimError, install_command
 from ladder_sim.system.schema import Schema
 from ladder_sim.units import format_bytes
 
+SCHEMA = Schema()
 EXIT_MISSING = 4
 # what every installation brings
 BASE = ("numpy", "scipy", "networkx", "simpy", "plotly", "typer", "rich", "pydantic")
@@ -64,7 +65,9 @@ class Limitation:
     """Something that will not work here."""
 
     what: str
+    """Commands, or what else a user may want to do."""
     why: str
+    """What is missing."""
     fix: str
     """What to do about it; may be empty."""
 
@@ -74,6 +77,7 @@ class Commands:
     """Commands that need the same."""
 
     names: tuple[str, ...]
+    """As they are typed, some with an option."""
     needs: tuple[str, ...]
     """Packages, beyond those of every installation."""
     missing: tuple[str, ...]
@@ -87,8 +91,11 @@ class Report:
     """State of the installation and of the machine."""
 
     python: str
+    """Version."""
     platform: str
+    """Operating system and architecture."""
     ladder_sim: str
+    """Version."""
     packages: Mapping[str, str | None]
     """Version of every base and optional package; None: not installed."""
     cpu_cores: int
@@ -116,7 +123,7 @@ def doctor(
     """Show what is installed, which devices this machine has, and which commands work here or why not."""
     report = examine(_leaves(context.find_root().command))
     if json:
-        print(json_format.dumps(Schema().marked(**asdict(report)), indent=2))
+        print(json_format.dumps(SCHEMA.marked(**asdict(report)), indent=2))
     else:
         _show(report)
     if not report.ready:

@@ -1,10 +1,11 @@
 """`ladder-sim explore`: the what-if explorer in the browser."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -18,9 +19,17 @@ ANY = "0.0.0.0"
 _PAGE = "Page"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFlags(MemoryFlags):
+    """The scenario that the page starts with."""
+
+    # one of its views has requests that arrive one by one
+    ignored: ClassVar[Mapping[str, str]] = {}
+
+
 @with_options
 def explore(
-    flags: MemoryFlags,
+    flags: PageFlags,
     variant: Annotated[
         list[str] | None, typer.Option(help="As in predict; the page starts with them.", rich_help_panel=_PAGE)
     ] = None,
@@ -60,7 +69,7 @@ def explore(
     _serve(allowlist, query, host=host, port=port, opened=not no_open)
 
 
-def _query(flags: MemoryFlags, variants: list[str], allowlist: "Allowlist") -> str:
+def _query(flags: PageFlags, variants: list[str], allowlist: "Allowlist") -> str:
     """The query that the page starts with."""
     from ladder_sim.explorer.state import State, model_name
     from ladder_sim.specs import catalog

@@ -10,6 +10,7 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from ladder_sim import __version__
+from ladder_sim.cli import bash_completion
 from ladder_sim.cli.analysis import advise, breakeven, compare, sensitivity
 from ladder_sim.cli.calibrate import calibrate
 from ladder_sim.cli.catalog import list_, show
@@ -100,6 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if os.environ.get(_COMPLETES) == "source_bash":
+        print(bash_completion.SCRIPT)
+        return 0
     if _COMPLETES in os.environ:
         completion_init()
         command.main([], prog_name="ladder-sim")

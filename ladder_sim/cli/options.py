@@ -13,12 +13,17 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.families import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.settings import settings
+from ladder_sim.specs.settings import find_setting, settings
 
 ENGINES = ("fast", "des")
 # context of a command whose arguments, --help among them, are read by the package that it runs
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _HOW = "Stack and costs"
+# settings that only requests read that arrive one by one, and their way out
+ONE_BY_ONE = {
+    f"stack.frontend_{name}": "only requests that arrive one by one wait for a front end; `ladder-sim serve` uses it"
+    for name in ("s", "steps", "token_s")
+}
 
 
 class OptionGroup:
@@ -134,6 +139,9 @@ class PointFlags(OptionGroup):
     without: ClassVar[tuple[str, ...]] = ()
     ranged: ClassVar[tuple[str, ...]] = ()
 
+    # settings that the command does not read, whatever the scenario, with the way out
+    ignored: ClassVar[Mapping[str, str]] = ONE_BY_ONE
+
     arguments: dict[str, Any]
     """Of `Scenario.of`."""
     set_: Annotated[
@@ -173,18 +181,38 @@ class PointFlags(OptionGroup):
     @property
     def settings(self) -> dict[str, str]:
         """Figures to change, by name."""
-        return settings(self.set_ or [])
+        return read_settings(self.set_, self.ignored)
 
     def point(self) -> dict[str, Any]:
         """The scenario as a point of a sweep: arguments without those left to the others, and settings."""
         return {name: value for name, value in self.arguments.items() if value is not None} | self.settings
 
 
+def read_settings(assignments: Sequence[str] | None, ignored: Mapping[str, str]) -> dict[str, str]:
+    """Figures to change, by name, of a command that does not read some of them."""
+    changes = settings(assignments or [])
+    for key in changes:
+        check_read(key, ignored)
+    return changes
+
+
+def check_read(key: str, ignored: Mapping[str, str]) -> None:
+    """Refuse a setting that a command does not read."""
+    setting = find_setting(key)
+    if setting is not None and setting.name in ignored:
+        raise UsageError(f"{key} changes nothing here: {ignored[setting.name]}", hint="leave it out")
+
+
+# arguments whose place requests take that arrive one by one, and the settings of their workload
+REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFlags(PointFlags):
     """What a file of measured loads does not say of its scenario; left out, a flag is as in the file."""
 
-    without: ClassVar[tuple[str, ...]] = ("batch", "prompt", "gen", "concurrency", "arrivals")
+    without: ClassVar[tuple[str, ...]] = REQUESTS
+    ignored: ClassVar[Mapping[str, str]] = {f"workload.{name}": "the file has the requests" for name in REQUESTS}
 
     @classmethod
     def _taken(cls) -> dict[str, Argument]:

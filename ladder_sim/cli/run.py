@@ -156,8 +156,9 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
             raise UsageError(
                 f"--set {key}: a real run uses this machine's hardware", hint="set fields of model or stack"
             )
-        if section == "model" and name not in _HF_KEYS:
-            raise UnknownNameError("setting of a real run", key, [f"model.{field}" for field in _HF_KEYS])
+        read = _HF_KEYS if section == "model" else (*_ENGINE, *_LAUNCHES)
+        if name not in read:
+            raise UnknownNameError("setting of a real run", key, [f"{section}.{field}" for field in read])
     before = catalog.model(model)
     parts = Parts(before, catalog.cluster("h100-sxm"), catalog.stack(stack), Workload())
     after = override_parts(parts, changes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from ladder_sim.cli.options import PointFlags, split_names, with_options
+from ladder_sim.cli.options import REQUESTS, PointFlags, split_names, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.scenario import Scenario
@@ -26,7 +26,11 @@ _LOAD = "Load"
 class LoadFlags(PointFlags):
     """A scenario, and requests that arrive."""
 
-    without: ClassVar[tuple[str, ...]] = ("batch", "prompt", "gen", "concurrency", "arrivals")
+    without: ClassVar[tuple[str, ...]] = REQUESTS
+    ignored: ClassVar[Mapping[str, str]] = {
+        f"workload.{name}": "requests arrive as --prompt, --gen, --rate, --concurrency or --trace say"
+        for name in REQUESTS
+    }
 
     prompt: Annotated[
         str,

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from ladder_sim.cli.options import OptionGroup, option, range_option, split_names, with_options
+from ladder_sim.cli.options import (
+    ONE_BY_ONE,
+    OptionGroup,
+    option,
+    range_option,
+    read_settings,
+    split_names,
+    with_options,
+)
 from ladder_sim.cli.output import check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.settings import settings
 from ladder_sim.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ class Axes(OptionGroup):
     @classmethod
     def of(cls, **given: Any) -> Self:
         """From the values of the flags."""
-        changes = settings(given.pop("set_") or [])
+        changes = read_settings(given.pop("set_"), ONE_BY_ONE)
         typed = {name: text for name, text in given.items() if text is not None}
         for name in changes:
             if name in typed:

@@ -1,8 +1,8 @@
 """JSON files whose entries are stated as types, and what is said of one that breaks a rule."""
 
-from typing import Annotated, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.system.schema import Schema
@@ -24,7 +24,8 @@ class BrokenRuleError(Exception):
 class Head(BaseModel):
     """What a document says before it is known what it holds."""
 
-    schema_version: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1
+    # what it may be `Schema.check` says, of every kind of file
+    schema_version: Any = 1
     """One without it is of version 1."""
 
 
@@ -37,9 +38,9 @@ def read_head(kind: type[_Head], document: bytes | str, schema: Schema, origin: 
     Raises
     ------
     ValidationError
-        It is not a JSON object, or its version is no number.
+        It is not a JSON object.
     LadderSimError
-        It is of another version: `error`.
+        Its version is another one, or no number: `error`.
     """
     head = kind.model_validate_json(document)
     schema.check(head.model_dump(), origin, error=error)

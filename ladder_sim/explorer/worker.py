@@ -20,6 +20,8 @@ from ladder_sim.sweeps.executors import settle
 # answers that are kept
 _KEPT = 32
 _GIVE_UP = None
+# for a process that has closed its end to be gone, seconds
+_EXIT_S = 5.0
 
 Report = TypeVar("Report")
 # what a question is computed with: it reports what it has so far, the whole answer at last
@@ -30,11 +32,17 @@ class _GivenUpError(Exception):
     """No page waits for the answer."""
 
 
+class _NotStartedError(Exception):
+    """There is no process."""
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """The worker is done with a question."""
 
     error: LadderSimError | None = None
+    lost: bool = False
+    """It did not start, or died."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +58,8 @@ class Job(Generic[Report]):
     """The latest."""
     error: LadderSimError | None = None
     """Why there is no answer."""
+    lost: bool = False
+    """The worker did not start, or died: who asks again has it tried again."""
     done: bool = False
 
 
@@ -75,8 +85,14 @@ class Worker(Generic[Report]):
         """What is known of an answer by now; a page waits for the last question that it asked."""
         with self._changed:
             self._forget(page, question)
-            job = self._jobs.setdefault(question, Job(question=question))
-            if not job.done:
+            job = self._jobs.get(question)
+            if job is None or (job.lost and page not in job.pages):
+                self._jobs.pop(question, None)
+                job = self._jobs[question] = Job(question=question)
+            if job.lost:
+                # once
+                job.pages.discard(page)
+            elif not job.done:
                 job.pages.add(page)
                 self._start()
             self._changed.notify_all()
@@ -96,6 +112,8 @@ class Worker(Generic[Report]):
         job = self.ask(page, question)
         with self._changed:
             self._changed.wait_for(lambda: job.done or page not in job.pages)
+            if job.done:
+                job.pages.discard(page)
         if not job.done:
             raise StaleError
         if job.error is not None or job.report is None:
@@ -130,8 +148,9 @@ class Worker(Generic[Report]):
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._hand_out, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._hand_out, daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _hand_out(self) -> None:
         """On a thread of its own: give the process one question after the other."""
@@ -141,18 +160,34 @@ class Worker(Generic[Report]):
                 job = self._running = self._waiting()[0]
             try:
                 end = self._listen(job)
-            except (EOFError, OSError):
-                self._connection = None
-                end = _End(LadderSimError("the worker process died, possibly out of memory", hint="ask for less"))
+            except Exception as fault:
+                # whatever it is: a page must not wait for ever
+                end = _End(self._lose(fault), lost=True)
             with self._changed:
                 self._running = None
                 # one that was given up has no answer, whoever looks at it late
-                job.error, job.done = end.error, self._jobs.get(job.question) is job
-                job.pages.clear()
+                job.error, job.lost, job.done = end.error, end.lost, self._jobs.get(job.question) is job
+                if not job.lost:
+                    job.pages.clear()
                 done = [question for question, each in self._jobs.items() if each.done]
                 for question in done[:-_KEPT]:
                     del self._jobs[question]
                 self._changed.notify_all()
+
+    def _lose(self, fault: Exception) -> LadderSimError:
+        """Let the process go; the next question starts another."""
+        if self._connection is not None:
+            # it ends when it sees that nobody listens
+            self._connection.close()
+            self._connection = None
+        again = "change a control or reload the page to try again"
+        if isinstance(fault, _NotStartedError):
+            return LadderSimError(
+                f"the process that computes this did not start: {fault}", hint=f"the terminal may show why; {again}"
+            )
+        if not isinstance(fault, EOFError | OSError):
+            traceback.print_exception(fault)
+        return LadderSimError("the worker process died, possibly out of memory", hint=f"ask for less, or {again}")
 
     def _listen(self, job: Job[Report]) -> _End:
         if self._connection is None:
@@ -172,17 +207,29 @@ class Worker(Generic[Report]):
                 self._changed.notify_all()
 
     def _spawn(self) -> "Connection[Any, Any]":
+        """Start the process, and wait until it has imported what it needs."""
         # spawned: forking a process that has threads is not safe
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        context.Process(target=_work, args=(theirs, self._compute), daemon=True).start()
-        theirs.close()
+        try:
+            ours, theirs = context.Pipe()
+            with theirs:
+                process = context.Process(target=_work, args=(theirs, self._compute), daemon=True)
+                process.start()
+        except Exception as fault:
+            raise _NotStartedError(str(fault) or type(fault).__name__) from fault
+        try:
+            ours.recv()
+        except (EOFError, OSError) as fault:
+            process.join(_EXIT_S)
+            raise _NotStartedError(f"it ended with exit code {process.exitcode}") from fault
         return ours
 
 
 def _work(connection: "Connection[Any, Any]", compute: Compute[Any]) -> None:
     """The process: answer one question after the other."""
     settle()
+    # it has started
+    connection.send(None)
 
     def tell(report: object) -> None:
         connection.send(report)

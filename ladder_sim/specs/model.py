@@ -243,16 +243,6 @@ class ModelSpec:
             parts.add("mlp")
         return parts.difference(self.unquantized_in(dtype))
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the KV cache that one token of one request takes over all layers, once each, in bytes.
-
-        Parameters
-        ----------
-        dtype_bytes
-            Bytes of one cache element.
-        """
-        return sum(kind.attention.kv_elements for kind in self.kinds) * dtype_bytes
-
     def partition_problem(self, tp: int, *, attention_dp: int = 1, ep: int = 1) -> str:
         """Say why ranks cannot share this model; empty if they can.
 

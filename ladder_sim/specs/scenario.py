@@ -268,38 +268,25 @@ class Scenario:
     @property
     def step_tokens(self) -> int:
         """Most tokens of one step of the stack on this GPU under continuous batching."""
-        stack, gpu = self.stack, self.cluster.gpu
-        own = 0
+        tokens: int = getattr(self.stack, self.step_tokens_field)
+        return tokens
+
+    @property
+    def step_tokens_field(self) -> str:
+        """The field of the stack that holds them."""
+        gpu = self.cluster.gpu
+        own = "step_tokens"
         if gpu.compute_capability == AMPERE:
-            own = stack.ampere_step_tokens
+            own = "ampere_step_tokens"
         elif gpu.hbm_bytes >= LARGE_GPU_BYTES:
-            own = stack.large_gpu_step_tokens
+            own = "large_gpu_step_tokens"
         elif gpu.hbm_bytes < SMALL_GPU_BYTES:
-            own = stack.small_gpu_step_tokens
-        return own or stack.step_tokens
+            own = "small_gpu_step_tokens"
+        return own if getattr(self.stack, own) else "step_tokens"
 
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
         return tp_degrees(self.model, self.nodes, self.cluster.gpus_per_node)
-
-    def unused(self, name: str) -> str:
-        """Why a figure changes nothing here, and what uses it; empty if it is used.
-
-        Examples
-        --------
-        >>> Scenario.of(model="70b").unused("inter.bandwidth_Bps")
-        'the group is within one node; --nodes 2 uses it'
-        """
-        tier = name.partition(".")[0]
-        if tier == "inter" and not self.crosses_nodes:
-            return "the group is within one node; --nodes 2 uses it"
-        if tier == "intra" and self.plan.replica_gpus == 1:
-            return "a single GPU has no link to use; --tp 2 uses it"
-        if name == "stack.dispatch" and self.plan.attention_dp == 1:
-            return "every rank has the tokens of its experts; --attention-dp 2 uses it"
-        if tier == "host" and self.p2p:
-            return "GPUs reach each other directly; --no-p2p uses it"
-        return ""
 
 
 def _kv_dtype(parts: Parts) -> KvDType:

@@ -7,6 +7,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.plan_checks import named_degrees
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.unused import unused
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import short_name
 
@@ -115,7 +116,7 @@ def _techniques(scenario: Scenario) -> Iterator[str]:
 
 def _settings(scenario: Scenario) -> Iterator[str]:
     for name in scenario.settings:
-        if reason := scenario.unused(name):
+        if reason := unused(scenario, name):
             yield f"{short_name(name)} changes nothing: {reason}"
 
 

@@ -18,6 +18,7 @@ from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.unused import unused
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import Axis, axis, figure_of
 from ladder_sim.sweeps.ranges import expand
@@ -29,6 +30,8 @@ MAX_POINTS = 50_000_000
 CHUNK_POINTS = 32768
 # blocks of a chunk at most, so that progress shows where every point needs its own graph
 CHUNK_BLOCKS = 32
+# structures in which a setting is looked for at most
+_TRIED = 1000
 
 # values of what varies, by axis
 Columns = Mapping[str, NDArray[Any]]
@@ -221,25 +224,31 @@ def check_size(grid: Grid, *, confirmed: bool) -> None:
 
 
 def check_used(grid: Grid) -> None:
-    """Refuse a range of a link's figure that no point of the grid uses.
+    """Refuse a range of a setting that no point of the grid uses.
 
     Raises
     ------
     UsageError
         It changes nothing; the error says what would use it.
     """
-    layouts = ("cluster", "nodes", "gpus_per_node", "tp", "p2p", "cluster.gpus_per_node")
-    axes = [each.values if each.name in layouts else each.values[:1] for each in grid.structure]
-    for figure in grid.figures:
-        reason = ""
-        for values in itertools.product(*axes):
-            try:
-                scenario = scenario_at(dict(zip((each.name for each in grid.structure), values, strict=True)))
-            except LadderSimError:
-                # a point that cannot run says so itself
-                continue
-            reason = scenario.unused(figure.name)
-            if not reason:
-                break
+    for each in grid.varied:
+        reason = _unused(grid, each.name) if each.name not in ARGUMENTS else ""
         if reason:
-            raise UsageError(f"{short_name(figure.name)} changes nothing: {reason}", hint="vary a figure that is used")
+            raise UsageError(f"{short_name(each.name)} changes nothing: {reason}", hint="vary a figure that is used")
+
+
+def _unused(grid: Grid, name: str) -> str:
+    """Why no point uses a setting; empty if one does, or if there are too many to look at."""
+    reason = ""
+    values = {each.name: each.values for each in grid.structure} | {each.name: each.values[:1] for each in grid.sizes}
+    points = itertools.product(*values.values())
+    for point in itertools.islice(points, _TRIED):
+        try:
+            scenario = scenario_at(dict(zip(values, point, strict=True)))
+        except LadderSimError:
+            # a point that cannot run says so itself
+            continue
+        reason = unused(scenario, name)
+        if not reason:
+            return ""
+    return "" if next(points, None) else reason

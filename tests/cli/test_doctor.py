@@ -16,6 +16,7 @@ from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.errors import ProfileError, install_command
 from tests.conftest import REPO
 from tests.support.commands import process, run
+from tests.support.schemas import check
 
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -74,6 +75,7 @@ def test_every_command_is_listed_with_what_it_needs() -> None:
 def test_json() -> None:
     ran = run("doctor", "--json")
     found = json.loads(ran.out)
+    check("doctor", found)
     assert found["ready"] is True
     assert found["packages"]["numpy"]
     assert found["profiles"]["a100-sxm"] == "a100-sxm-hdr"
@@ -161,6 +163,7 @@ def test_torch_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_output", lambda command, _: None if "nvidia-smi" in command[0] else f"hello\n{gpu}")
     report = doctor.examine(())
     assert report.gpus == ("NVIDIA A100", "NVIDIA A100")
+    check("doctor", json.loads(run("doctor", "--json").out))
     assert not any("GPU" in problem.what for problem in report.problems)
 
 

@@ -134,3 +134,17 @@ def test_wirings_that_must_be_trained_have_a_line_of_their_quality(page: Page) -
     assert "Published quality of ladder: Transformer 3.5B" in quality
     assert "No published quality of track:4 is known here." in quality
     assert "upper-bound" not in quality
+
+
+def test_a_process_that_does_not_start_is_said_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("no more processes")
+
+    page = Page(make_app(ALLOWLIST).server.test_client())
+    with monkeypatch.context() as patch:
+        patch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+        (note,) = page.ask("versus.figure", VERSUS)["versus"]["figure"]["layout"]["annotations"]
+    said = " ".join(texts(note["text"]).split())
+    assert "did not start: no more processes" in said
+    assert "change a control or reload the page to try again" in said
+    assert page.ask("versus.figure", VERSUS)["versus"]["figure"]["data"]

@@ -8,7 +8,7 @@ import pytest
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer.scheduler import StaleError
 from ladder_sim.explorer.worker import Worker
-from tests.support.gates import compute
+from tests.support.gates import Absent, compute
 from tests.support.waiting import until
 
 
@@ -81,3 +81,42 @@ def test_errors_are_those_of_the_question_and_the_worker_goes_on(worker: Worker[
     with pytest.raises(LadderSimError, match="the worker process died"):
         worker.answer(("die", ""))
     assert worker.answer(("say", "alive")) == "alive"
+    # Regression: who asked the same again got the old error
+    with pytest.raises(LadderSimError, match="the worker process died") as died:
+        worker.answer(("die", ""))
+    assert "to try again" in died.value.hint
+
+
+def test_a_process_that_ends_while_it_starts_is_said_and_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "there"
+    absent: Worker[str] = Worker(Absent(file))
+    for question in (("say", "one"), ("say", "one")):
+        with pytest.raises(LadderSimError, match="did not start: it ended with exit code 3") as refused:
+            absent.answer(question)
+        assert "try again" in refused.value.hint
+    file.touch()
+    assert absent.answer(("say", "one")) == "one"
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("can't start new thread"), OSError(11, "Resource unavailable")])
+def test_a_process_that_cannot_be_made_is_said_and_tried_again(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: who asked then, and whoever asked later, waited for ever."""
+
+    def refuse(_: object) -> None:
+        raise fault
+
+    refused: Worker[str] = Worker(compute)
+    with monkeypatch.context() as patch:
+        patch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+        with pytest.raises(LadderSimError, match=f"did not start: .*{fault.args[-1]}"):
+            refused.answer(("say", "now"))
+        # a page that looks from time to time sees it once
+        job = refused.ask("page", ("say", "now"))
+        until(lambda: job.done)
+        assert refused.ask("page", ("say", "now")) is job
+        assert job.error is not None
+    assert refused.answer(("say", "now")) == "now"
+    again = refused.ask("page", ("say", "now"))
+    assert (again.report, again.error) == ("now", None)

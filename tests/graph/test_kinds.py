@@ -44,7 +44,8 @@ def test_a_step_reads_the_cache_that_is_held(name: str) -> None:
     assert all(0 <= attention.window < length for attention in kinds)
     one = {"model": model, "tp": 1, "dtype": "bf16", "kv_dtype": "bf16", "stack": "vllm", "batch": 3, "gen": 1}
     # within every window
-    assert memory_use(Scenario.of(**one, prompt=99)).kv_cache_bytes == 3 * 100 * model.kv_bytes_per_token(2)
+    every = 2 * sum(attention.kv_elements for attention in kinds)
+    assert memory_use(Scenario.of(**one, prompt=99)).kv_cache_bytes == 3 * 100 * every
     held = [memory_use(Scenario.of(**one, prompt=length + more)).kv_cache_bytes for more in (0, 1)]
     assert held[1] - held[0] == 3 * token
     graphs = [build(Scenario.of(**one), "decode", length + more) for more in (0, 1)]

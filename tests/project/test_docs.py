@@ -1,5 +1,7 @@
 """The README and the pages of the documentation show what their commands print."""
 
+import re
+
 import pytest
 
 from tests.conftest import REPO
@@ -48,3 +50,11 @@ def test_each_study_is_listed_and_says_its_question_and_its_limits() -> None:
         assert f"]({study.name})" in (gallery / "index.md").read_text("utf-8")
         for part in ("Question", "What was done", "What one sees", "What it does not show"):
             assert text.count(f"**{part}.**") == 1, f"{study.name}: {part}"
+
+
+def test_prose_calls_a_model_by_one_name() -> None:
+    """Llama 3.1 70B; with dashes it is an id of the Hugging Face Hub, or of one of its checkpoints."""
+    pages = [REPO / "README.md", *(REPO / "docs").rglob("*.md"), *(REPO / "docs" / "gallery").glob("*.py")]
+    assert len(pages) > 40
+    for page in pages:
+        assert not re.search(r"(?<!/)Llama-[0-9.]+-[0-9]+B(?!-)", page.read_text("utf-8")), page.name

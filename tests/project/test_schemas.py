@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from calibration.crosscheck.store import read_result
 from calibration.fit.samples import Sample, SampleStore
 from calibration.steps_fit import steps_toml
 from ladder_sim.costs.collectives import fabrics
+from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.errors import ProfileError, UsageError
+from ladder_sim.costs.roofline import Gpu
+from ladder_sim.errors import LadderSimError, ProfileError, UsageError
 from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.schema import Schema
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
+from runtime.fields import read_object
 from tests.conftest import DATA, REPO
 from tests.support.commands import SMALL, run
 from tests.support.schemas import FOLDER, check, made, text_of, validator
@@ -131,6 +134,37 @@ def test_only_versions_that_are_known_are_read() -> None:
             schema.check({"schema_version": version}, "x", error=UsageError)
         assert says in caught.value.message
         assert way_out in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("profile.json", load_profile),
+        ("moe.json", lambda path: read_moe(str(path), Gpu.of(catalog.cluster("h100-sxm").gpu), None)),
+        ("crosscheck.json", read_result),
+        ("cluster.toml", lambda path: catalog.cluster(str(path))),
+        ("steps.toml", MeasuredSteps.read),
+        ("samples.jsonl", SampleStore),
+        ("trace.json", lambda path: load([path])),
+        ("run.json", lambda path: read_object(path, what="a run", schema=Schema())),
+    ],
+)
+def test_a_version_that_is_no_number_is_refused_in_the_same_words(
+    name: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Regression: profiles and results of cross-checks had words of their own."""
+    path = tmp_path / name
+    document: dict[str, Any] = {"schema_version": "one"}
+    if name == "samples.jsonl":
+        document["environment"] = {}
+    if name == "trace.json":
+        document = {"ladder_sim": document, "traceEvents": []}
+    path.write_text('schema_version = "one"\n' if path.suffix == ".toml" else json.dumps(document) + "\n", "utf-8")
+    with pytest.raises(LadderSimError) as caught:
+        read(path)
+    assert name in caught.value.message
+    assert caught.value.message.endswith(": schema_version is 'one': must be a whole number from 1 on")
+    assert caught.value.hint == "create it again; it was edited or damaged"
 
 
 # files of version 0.1

@@ -195,6 +195,7 @@ def test_a_catalog_model_travels_as_its_config() -> None:
         (("--model", "9x", "--bench"), "unknown model"),
         (("--model", "8b", "--bench", "--set", "gpu.sms=3"), "model or stack"),
         (("--model", "8b", "--bench", "--set", "model.max_positions=3"), "unknown setting"),
+        (("--model", "8b", "--bench", "--set", "stack.frontend=1ms"), "unknown setting of a real run"),
         (("--model", "8b", "--bench", "--save", "x.csv"), "no CSV"),
     ],
 )

@@ -40,6 +40,8 @@ class Times:
         return Times(factor * self.step_s, factor * self.token_s)
 
 
+# of 70B: keys and values of 80 layers and 8 heads of 128, in 16 bits
+KV_BYTES_PER_TOKEN = 2 * 80 * 8 * 128 * 2
 SPEC = {"step_tokens": 1000, "step_requests": 16, "kv_blocks": 200}
 
 
@@ -170,7 +172,7 @@ def test_an_idle_system_takes_the_kv_cache_and_a_step_longer() -> None:
     one = Traffic(prompt=Lengths.parse("1024"), gen=Lengths.parse("16"), rate=1.0, requests=1)
     alone, apart = (Service.for_requests(given, one, prefill=prefill).run("ladder", one) for prefill in (None, given))
     port = given.cluster.inter
-    kv_s = port.latency_s + given.model.kv_bytes_per_token(2) * 1024 / 8 / port.bandwidth_Bps
+    kv_s = port.latency_s + KV_BYTES_PER_TOKEN * 1024 / 8 / port.bandwidth_Bps
     times = Service.for_requests(given, one).times("ladder")
     step_s = times.of_mix(Mix.of(decode=[1024]))
     assert apart.seconds("ttft") == pytest.approx(alone.seconds("ttft") + kv_s + step_s, rel=1e-6)
@@ -198,7 +200,7 @@ def test_the_side_with_fewer_gpus_says_how_long_a_kv_cache_takes() -> None:
     few, many = (Scenario.of(model="70b", tp=tp, stack="vllm") for tp in (2, 8))
     pool = Pool(times=Times(), spec=SchedulerSpec(**SPEC), replicas=1, gpus=2)  # type: ignore[arg-type]
     for sides in ((few, many), (many, few)):
-        assert Prefill.between(pool, *sides, 10).gpu_bytes(1000) == few.model.kv_bytes_per_token(2) * 1000 / 2
+        assert Prefill.between(pool, *sides, 10).gpu_bytes(1000) == KV_BYTES_PER_TOKEN * 1000 / 2
 
 
 def test_the_command_takes_pools() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve, shipped_fabrics
+from ladder_sim.costs.collectives import fabrics
+from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
@@ -16,6 +17,8 @@ from ladder_sim.errors import LadderSimError, SpecError, UnknownNameError, Usage
 from ladder_sim.specs import catalog
 from tests.conftest import REPO
 
+# fabrics with a sweep
+SWEEPS = sorted(file.stem for file in (Path(fabrics.__file__).parents[1] / "data" / "fabrics").glob("*.toml"))
 CLUSTERS = (
     "a100-sxm-hdr",
     "a100-sxm-roce",
@@ -161,7 +164,7 @@ def test_nvls_needs_a_switch(name: str) -> None:
 
 def test_catalog_page_lists_everything() -> None:
     page = (REPO / "docs" / "catalog.md").read_text("utf-8")
-    for name in (*catalog.cluster_names(), *catalog.model_names(), *shipped_profiles(), *shipped_fabrics()):
+    for name in (*catalog.cluster_names(), *catalog.model_names(), *shipped_profiles(), *SWEEPS):
         assert f"`{name}`" in page, name
 
 
@@ -199,7 +202,7 @@ def attention_and_all_reduce(profile: CalibrationProfile) -> Iterator[tuple[str,
 
 
 def test_fabrics() -> None:
-    measured_on = {name: shipped(name).cluster for name in shipped_fabrics()}
+    measured_on = {name: shipped(name).cluster for name in SWEEPS}
     assert set(measured_on) == {catalog.cluster(name).inter.fabric for name in CLUSTERS} - WITHOUT_CURVE
     for fabric, cluster in measured_on.items():
         assert cluster.inter.fabric == fabric
@@ -212,7 +215,7 @@ def shipped(name: str) -> FabricCurve:
     return found
 
 
-@pytest.mark.parametrize("name", shipped_fabrics())
+@pytest.mark.parametrize("name", SWEEPS)
 def test_fabric_curves(name: str) -> None:
     fabric = shipped(name)
     assert (fabric.nodes, fabric.ranks_per_node) == (2, 8)

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
@@ -35,8 +36,13 @@ def test_parameter_counts() -> None:
     assert 2.1e11 < catalog.model("176b").parameters < 2.2e11
 
 
-def test_kv_bytes_per_token() -> None:
-    assert catalog.model("70b").kv_bytes_per_token(2) == 2 * 80 * 8 * 128 * 2
+# keys and values of 80 layers and 8 heads of 128, in 16 bits
+KV_BYTES_PER_TOKEN = 2 * 80 * 8 * 128 * 2
+
+
+def test_kv_cache_of_a_prediction() -> None:
+    scenario = Scenario.of(model="70b", tp=1, batch=3, prompt=99, gen=1)
+    assert memory_use(scenario).kv_cache_bytes == 3 * 100 * KV_BYTES_PER_TOKEN
 
 
 def test_names_and_aliases() -> None:
@@ -385,7 +391,7 @@ def test_published_70b_rows_are_scenarios_that_fit() -> None:
         model = scenario.model
         replicated = 2 * model.vocab * model.hidden
         weights = ((model.parameters - replicated) / tp + replicated) * 2
-        cache = model.kv_bytes_per_token(2) / tp * scenario.workload.context * batch
+        cache = KV_BYTES_PER_TOKEN / tp * scenario.workload.context * batch
         used = weights + cache + scenario.stack.memory_overhead_bytes
         assert (used < scenario.cluster.gpu.hbm_bytes) == (tp > 1), (tp, batch)
 

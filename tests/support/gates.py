@@ -3,7 +3,9 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ladder_sim.errors import UsageError
 
@@ -23,3 +25,24 @@ def compute(question: tuple[str, str], tell: Callable[[str], object]) -> None:
     elif what == "die":
         os._exit(1)
     tell(text)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """`compute`, as long as a file is there; else the process that is to compute ends while it starts."""
+
+    file: Path
+
+    def __call__(self, question: tuple[str, str], tell: Callable[[str], object]) -> None:
+        """As `compute`."""
+        compute(question, tell)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What the process imports first."""
+        return _compute_of, (self.file,)
+
+
+def _compute_of(file: Path) -> Callable[..., None]:
+    if not file.exists():
+        os._exit(3)
+    return compute

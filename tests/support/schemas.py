@@ -7,13 +7,14 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 import calibration.fit.samples
+import ladder_sim.cli.doctor
 import ladder_sim.costs.collectives.fabrics
 import ladder_sim.serve.measured_steps
 from calibration.crosscheck.store import ResultDocument
@@ -64,6 +65,10 @@ def made() -> dict[str, dict[str, Any]]:
         "samples": _of(
             "A line of a samples file (.jsonl): the machine in the first, a measured op in the others",
             {"anyOf": [{**header, **_marked(calibration.fit.samples.SCHEMA, header)}, typed(Sample)]},
+        ),
+        "doctor": _of(
+            "The answer of `ladder-sim doctor --json`",
+            _marked(ladder_sim.cli.doctor.SCHEMA, typed(ladder_sim.cli.doctor.Report)),
         ),
         "crosscheck": _of("A result of `ladder-sim crosscheck --json`", typed(ResultDocument)),
         "steps": _of(
@@ -116,9 +121,8 @@ def _classes(kind: Any) -> Iterator[type]:
     """Of a document, with those of its parts."""
     if isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
         yield kind
-        kinds = kind.model_fields.values() if issubclass(kind, BaseModel) else ()
-        for each in kinds:
-            yield from _classes(each.annotation)
+        for each in get_type_hints(kind).values():
+            yield from _classes(each)
     for part in get_args(kind):
         yield from _classes(part)
 

@@ -77,11 +77,6 @@ def fabric_curve(fabric: str) -> FabricCurve | None:
     return _read(path, (status.st_mtime_ns, status.st_size))
 
 
-def shipped_fabrics() -> list[str]:
-    """Names of the fabrics whose sweeps come with the package, sorted."""
-    return sorted(file.stem for file in _SHIPPED.glob(f"*{SUFFIX}"))
-
-
 @lru_cache(maxsize=32)
 def _read(path: Path, changed: tuple[int, int]) -> FabricCurve:
     """Read the file as it was when it `changed`: a file that is rewritten is read again."""

@@ -1,0 +1,99 @@
+"""Settings that change nothing in a scenario, and what would use them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import FORMATS
+
+
+class _Rule(NamedTuple):
+    """When settings are used."""
+
+    names: tuple[str, ...]
+    """Whole, or how they begin."""
+    used: Callable[[Scenario], bool]
+    reason: str
+    """Why they are not, and what uses them."""
+
+
+_BY_SIZE_OF_GPU = ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens")
+# what continuous batching alone reads
+_IN_FLIGHT = (
+    *_BY_SIZE_OF_GPU,
+    *("mixed_steps", "host_request_s", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
+    *("token_reserve_bytes", "kv_answer_share"),
+)
+_RULES = (
+    _Rule(("inter.",), lambda scenario: scenario.crosses_nodes, "the group is within one node; --nodes 2 uses it"),
+    _Rule(
+        ("intra.", "stack.collective_launch_s"),
+        lambda scenario: scenario.plan.replica_gpus > 1,
+        "a single GPU has no link to use; --tp 2 uses it",
+    ),
+    _Rule(
+        ("host.", "cluster.host_low_latency_share"),
+        lambda scenario: not scenario.p2p,
+        "GPUs reach each other directly; --no-p2p uses it",
+    ),
+    _Rule(
+        ("stack.dispatch",),
+        lambda scenario: scenario.plan.attention_dp > 1,
+        "every rank has the tokens of its experts; --attention-dp 2 uses it",
+    ),
+    _Rule(
+        ("stack.expert_launch_s", "stack.expert_padding", "stack.padded_share"),
+        lambda scenario: scenario.model.experts > 0,
+        "the model has no experts; e.g. --model qwen3-30b-a3b uses it",
+    ),
+    _Rule(
+        ("stack.shared_expert_stream",),
+        lambda scenario: scenario.model.shared_intermediate > 0,
+        "the model has no shared experts; e.g. --model deepseek-v3 uses it",
+    ),
+    _Rule(
+        ("stack.quantize_",),
+        lambda scenario: FORMATS[scenario.workload.dtype].quantizes,
+        "no kernel of its own quantises inputs in this precision; --dtype fp8-dynamic uses it",
+    ),
+    _Rule(
+        ("stack.fused_allreduce_norm", "stack.custom_allreduce_without_nvlink", "stack.allreduce_copies"),
+        lambda scenario: scenario.stack.allreduce == "auto",
+        "the algorithm of the all-reduce is fixed; --allreduce auto uses it",
+    ),
+    _Rule(
+        tuple(f"stack.{name}" for name in _IN_FLIGHT),
+        lambda scenario: scenario.workload.concurrency is not None,
+        "requests of a static batch start together; --concurrency uses it",
+    ),
+    _Rule(
+        ("stack.memory_overhead_bytes",),
+        lambda scenario: scenario.workload.concurrency is None,
+        "with requests in flight stack.memory_fraction and stack.serving_reserve say what they leave free",
+    ),
+    _Rule(("stack.compiled_blocks",), lambda _: False, "only real passes have it; `ladder-sim run --bench` uses it"),
+)
+
+
+def unused(scenario: Scenario, name: str) -> str:
+    """Return why a setting changes nothing in a scenario, and what uses it; empty if it may change something.
+
+    Parameters
+    ----------
+    scenario
+        What is predicted.
+    name
+        Of the setting, with its unit (`ladder_sim.specs.settings.Setting.name`).
+
+    Examples
+    --------
+    >>> unused(Scenario.of(model="70b"), "inter.bandwidth_Bps")
+    'the group is within one node; --nodes 2 uses it'
+    """
+    for rule in _RULES:
+        if name.startswith(rule.names) and not rule.used(scenario):
+            return rule.reason
+    own = scenario.step_tokens_field
+    if name in {f"stack.{each}" for each in _BY_SIZE_OF_GPU} - {f"stack.{own}"}:
+        return f"steps on {scenario.cluster.gpu.name} have the tokens of stack.{own}; set that"
+    return ""

@@ -1,0 +1,109 @@
+"""Settings that change nothing are warned of or refused, with what would use them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.unused import unused
+from tests.support.commands import run
+
+GIVEN = {"--model": "8b", "--tp": "1", "--stack": "vllm", "--variant": "ladder"}
+SERVE = ("serve", "--model", "8b", "--tp", "2", "--stack", "vllm", "--rate", "4", "--requests", "20", "--seeds", "1")
+
+
+def answer(flags: Mapping[str, str]) -> dict[str, Any]:
+    ran = run("predict", *(part for pair in flags.items() for part in pair), "--json")
+    assert ran.code == 0, ran.err
+    content: dict[str, Any] = json.loads(ran.out)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("setting", "without", "uses"),
+    [
+        ("stack.host_request=1ms", {}, {"--concurrency": "8"}),
+        ("stack.step_tokens=256", {}, {"--concurrency": "64"}),
+        ("stack.memory_fraction=0.5", {}, {"--concurrency": "512"}),
+        ("stack.collective_launch=50us", {}, {"--tp": "2"}),
+        ("stack.fused_allreduce_norm=false", {"--tp": "4", "--allreduce": "nccl"}, {"--allreduce": "auto"}),
+        ("stack.quantize=20us", {}, {"--dtype": "fp8-dynamic"}),
+        ("stack.expert_launch=100us", {}, {"--model": "qwen3-30b-a3b"}),
+        ("stack.shared_expert_stream=false", {}, {"--model": "deepseek-v2-lite"}),
+    ],
+)
+def test_a_setting_that_a_scenario_does_not_use_is_warned_of(
+    setting: str, without: Mapping[str, str], uses: Mapping[str, str]
+) -> None:
+    """And what the message names does use it: then the answer differs."""
+    rule = f"{setting.partition('=')[0]} changes nothing: "
+    (warning,) = (text for text in answer({**GIVEN, **without, "--set": setting})["warnings"] if rule in text)
+    assert next(iter(uses)) in warning
+    used = {**GIVEN, **without, **uses}
+    changed = answer({**used, "--set": setting})
+    assert not any(rule in text for text in changed["warnings"])
+    assert changed["variants"] != answer(used)["variants"]
+
+
+def test_of_several_figures_by_gpu_the_message_names_the_one_that_counts() -> None:
+    large = Scenario.of(model="70b", cluster="b200-sxm", stack="vllm", concurrency=8)
+    assert unused(large, "stack.step_tokens").endswith("have the tokens of stack.large_gpu_step_tokens; set that")
+    assert unused(large, "stack.large_gpu_step_tokens") == ""
+    usual = Scenario.of(model="70b", stack="vllm", concurrency=8)
+    assert unused(usual, "stack.step_tokens") == ""
+    assert "stack.step_tokens; set that" in unused(usual, "stack.large_gpu_step_tokens")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        (("predict",), "`ladder-sim serve` uses it"),
+        (("predict", "--concurrency", "8", "--stack", "vllm"), "`ladder-sim serve` uses it"),
+        (("advise", "--gpus", "2"), "`ladder-sim serve` uses it"),
+        (("sweep", "--batch", "1,2"), "`ladder-sim serve` uses it"),
+        (("versus",), "`ladder-sim serve` uses it"),
+        (("quality", "ladder"), "`ladder-sim serve` uses it"),
+    ],
+)
+def test_a_front_end_is_refused_where_no_request_passes_one(arguments: tuple[str, ...], way_out: str) -> None:
+    ran = run(*arguments, "--model", "8b", "--set", "stack.frontend=20ms")
+    assert (ran.code, ran.out) == (2, "")
+    assert "error: stack.frontend changes nothing here: " in ran.err
+    assert way_out in ran.err
+
+
+def test_no_search_runs_along_a_front_end() -> None:
+    ran = run("breakeven", "stack.frontend=1:9ms", "--model", "8b")
+    assert (ran.code, "stack.frontend changes nothing here: " in ran.err) == (2, True)
+
+
+def test_a_range_that_nothing_uses_is_refused_whatever_it_is_of() -> None:
+    ran = run("sweep", "--model", "8b", "--stack", "vllm", "--set", "stack.step_tokens=256,512")
+    assert (ran.code, ran.out) == (2, "")
+    assert "stack.step_tokens changes nothing: requests of a static batch start together; --concurrency" in ran.err
+    ran = run(
+        "sweep", "--model", "8b", "--stack", "vllm", "--set", "stack.step_tokens=256,512", "--concurrency", "8:32"
+    )
+    assert ran.code == 0, ran.err
+
+
+def test_a_load_has_its_front_end_and_its_own_requests() -> None:
+    def first_token_s(*more: str) -> float:
+        ran = run(*SERVE, "--json", *more)
+        assert ran.code == 0, ran.err
+        seconds: float = json.loads(ran.out)["rows"][0]["ttft_p50_s"]
+        return seconds
+
+    assert first_token_s("--set", "stack.frontend=50ms") == pytest.approx(first_token_s() + 0.05)
+    ran = run(*SERVE, "--set", "workload.prompt=4096")
+    assert (ran.code, ran.out) == (2, "")
+    assert "workload.prompt changes nothing here: requests arrive as --prompt" in ran.err
+
+
+def test_a_page_that_also_simulates_a_load_takes_a_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[str] = []
+    monkeypatch.setattr("ladder_sim.cli.explore._serve", lambda _, query, **__: queries.append(query))
+    assert run("explore", "--model", "8b", "--set", "stack.frontend=20ms").code == 0
+    assert queries == ["model=8b&stack.frontend=20ms"]
