@@ -7,7 +7,7 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import typer
 
+from calibration.evidence.checks import Check, of_captures, of_run, of_samples
+from calibration.evidence.faults import cause, faults
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import SampleStore
@@ -36,7 +38,8 @@ from ladder_sim.system.schema import Schema
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
 RUNS, COMPARED, TRACES = "runs.csv", "compared.json", "traces"
-# of settings and comparison
+FAULTS, CHECKS = "faults.json", "checks.json"
+# of settings, comparison and checks
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
@@ -71,13 +74,13 @@ class Evidence:
         self._model = str(self._own.get(options.model, options.model))
 
     def collect(self, spend_s: float) -> list[str]:
-        """Every step that is not done yet; returns what could not be measured."""
+        """Every step that is not done yet; returns what could not be measured, or is not as expected."""
         self._begin()
         self._measure_ops(OPS_SHARE * spend_s)
         self._fit()
         failed = list(self._run_all(time.monotonic() + (1.0 - OPS_SHARE) * spend_s))
         self._compare()
-        return failed
+        return [*failed, *self._check()]
 
     def pack(self) -> Path:
         """Everything in one archive, in place of the last one."""
@@ -136,7 +139,7 @@ class Evidence:
             if path.exists():
                 continue
             if time.monotonic() > end_s:
-                yield f"{name}: no time was left"
+                yield f"not measured: {name}: no time was left"
                 continue
             print(f"running {name}", file=sys.stderr)
             flags = [f"--tp={self._tp}", f"--batch={batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
@@ -147,7 +150,7 @@ class Evidence:
                 measure(self._model, [VARIANTS], stack, None, True, path, flags)
             except (LadderSimError, typer.Exit) as error:
                 # the others may fit; a run that failed has said why
-                yield f"{name}: {getattr(error, 'message', 'it ended with an error')}"
+                yield f"not measured: {name}: {getattr(error, 'message', 'it ended with an error')}"
 
     def _runs(self) -> list[tuple[str, str, int]]:
         """Name, stack and batch of every run."""
@@ -156,6 +159,33 @@ class Evidence:
             for stack in self._options.stack
             for batch in self._options.batch
         ]
+
+    def _check(self) -> Iterator[str]:
+        """What only GPUs can show; yields what is not as expected."""
+        store = SampleStore(self._folder / SAMPLES)
+        if "gpu" not in store.environment:
+            return
+        checks = [*of_samples(store), *self._faults(int(store.environment.get("gpus", 1)))]
+        for number, (name, stack, _) in enumerate(self._runs()):
+            path = self._folder / f"{name}.json"
+            if not path.exists():
+                continue
+            result: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+            checks += of_run(name, result)
+            if number == 0:
+                checks += of_captures(self._folder / TRACES, stack, result["shape"]["layers"])
+        write_file(self._folder / CHECKS, _rows(check._asdict() for check in checks))
+        for check in checks:
+            if not check.holds:
+                yield f"not as expected: {check.name}: {check.says}"
+
+    def _faults(self, gpus: int) -> list[Check]:
+        """Runs that have to fail, each once."""
+        path = self._folder / FAULTS
+        if not path.exists():
+            print("causing faults", file=sys.stderr)
+            write_file(path, _rows(cause(fault, self._model)._asdict() for fault in faults(self._ranks, gpus)))
+        return [Check(**row) for row in json.loads(path.read_text("utf-8"))["rows"]]
 
     def _table(self, stack: str) -> Path:
         """The all-reduces that a single rank waits for, as the profile predicts them."""
@@ -218,7 +248,7 @@ class Evidence:
                         "tokens_per_s": f"{measured['tokens_per_s']:.6g}",
                     }
                 )
-        write_file(self._folder / COMPARED, json.dumps(SCHEMA.marked(rows=compared), indent=1))
+        write_file(self._folder / COMPARED, _rows(compared))
         if runs:
             write_file(self._folder / RUNS, _csv(runs))
 
@@ -230,6 +260,10 @@ def _cluster_of(machine: Mapping[str, Any]) -> str:
     if device and not names:
         raise UsageError(f"no cluster of the catalog has a '{device}'", hint="--cluster FILE.toml describes this one")
     return min(names, key=lambda name: not is_shipped(name), default="h100-sxm")
+
+
+def _rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    return json.dumps(SCHEMA.marked(rows=list(rows)), indent=1)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,8 @@ import typer
 
 from calibration.__main__ import main
 from calibration.evidence import steps
+from calibration.evidence.checks import Check
+from calibration.evidence.faults import Fault
 from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.validation.dataset import read_dataset
@@ -105,14 +107,36 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
             raise typer.Exit(1)
         tpot_s = 0.1 if "--batch=1" in flags else None
         each = {"ttft_s": 1.0, "tpot_s": tpot_s, "speedup": 1.0, "tokens_per_s": 10.0}
-        save.write_text(json.dumps({"variants": {"standard": each, "ladder": each}}))
+        done = {"decode": "CUDA graphs", "blocks": "compiled", "kernels": "fused", "missing": []}
+        variants = {"standard": each, "ladder": each}
+        save.write_text(json.dumps({"execution": done, "shape": {"layers": 2}, "variants": variants}))
 
+    caused: list[str] = []
+
+    def cause(fault: Fault, model: str) -> Check:
+        caused.append(fault.name)
+        return Check(fault.name, True, "code 3")
+
+    monkeypatch.setattr(steps, "cause", cause)
     monkeypatch.setattr(steps.processes, "run", calibrate)
     monkeypatch.setattr(steps, "measure", bench)
     out = tmp_path / "evidence"
     arguments = ["evidence", f"--out={out}", f"--model={config}", "--ranks=1", "--tp=2", "--budget=40s"]
     assert main([*arguments, "--prompt=8", "--gen=4"]) == 1
-    assert "not measured: vllm-batch-1: " in capsys.readouterr().err
+    errors = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("not measured: vllm-batch-1: ") for line in errors)
+    # no communication was measured, and nothing captured
+    assert "not as expected: gpt-fast-batch-1: hidden communication: none" in errors
+    assert any(line.startswith("not as expected: ladder: capture: ") for line in errors)
+    checks = json.loads((out / steps.CHECKS).read_text())["rows"]
+    assert [check["name"] for check in checks if check["holds"]] == [
+        *("steady clocks", "memory", "too few GPUs"),
+        *("gpt-fast-batch-1: launches", "gpt-fast-batch-16: launches"),
+    ]
+    # once
+    assert main([*arguments, "--prompt=8", "--gen=4"]) == 1
+    assert caused == ["memory", "too few GPUs"]
+    del ran[5:]
     ops, *runs = ran
     assert {"--overlap", "--ranks=1", "--tp=2", "--budget=20s"} <= set(ops)
     assert [flags[0] for flags in runs] == ["gpt-fast", "gpt-fast", "vllm", "vllm"]
