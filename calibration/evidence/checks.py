@@ -23,6 +23,10 @@ _OF_LIBRARIES = re.compile("splitKreduce|splitkv_combine")
 _NO_KERNELS = frozenset({"host", "launch", "sync", "memcpy", "memset"})
 # share of samples during which the clock fell: with more of them the GPU was not left to itself
 MAX_BURSTS = 0.05
+# what torch takes of what was planned: fused kernels need less, its allocator wastes some
+MIN_TAKEN, MAX_TAKEN = 0.7, 1.05
+# cuBLAS on Hopper: 32 MiB for each of three streams (c10/cuda, CUBLAS_WORKSPACE_CONFIG); the others are small
+LIBRARY_BYTES = 128 * 2**20
 
 
 class Check(NamedTuple):
@@ -49,6 +53,11 @@ def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
     done = result["execution"]
     says = ", ".join(f"{part} {done[part]}" for part in ("decode", "blocks", "kernels"))
     yield Check(f"{name}: launches", not done["missing"], "; ".join([says, *done["missing"]]))
+    memory = result["memory"]
+    ratio = memory["reserved_bytes"] / memory["planned_bytes"]
+    workspaces = LIBRARY_BYTES / memory["planned_bytes"]
+    says = f"torch took {memory['reserved_bytes'] / 1e9:.1f} GB, {memory['planned_bytes'] / 1e9:.1f} GB were planned"
+    yield Check(f"{name}: memory", MIN_TAKEN <= ratio <= MAX_TAKEN + workspaces, says)
     exposed = {
         variant: figures["exposed_comm_s"] / figures["comm_s"]
         for variant, figures in result["variants"].items()

@@ -109,7 +109,9 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
         each = {"ttft_s": 1.0, "tpot_s": tpot_s, "speedup": 1.0, "tokens_per_s": 10.0}
         done = {"decode": "CUDA graphs", "blocks": "compiled", "kernels": "fused", "missing": []}
         variants = {"standard": each, "ladder": each}
-        save.write_text(json.dumps({"execution": done, "shape": {"layers": 2}, "variants": variants}))
+        memory = {"planned_bytes": 10**9, "reserved_bytes": 10**9}
+        result = {"execution": done, "memory": memory, "shape": {"layers": 2}, "variants": variants}
+        save.write_text(json.dumps(result))
 
     caused: list[str] = []
 
@@ -131,7 +133,7 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
     checks = json.loads((out / steps.CHECKS).read_text())["rows"]
     assert [check["name"] for check in checks if check["holds"]] == [
         *("steady clocks", "memory", "too few GPUs"),
-        *("gpt-fast-batch-1: launches", "gpt-fast-batch-16: launches"),
+        *(f"gpt-fast-batch-{batch}: {what}" for batch in (1, 16) for what in ("launches", "memory")),
     ]
     # once
     assert main([*arguments, "--prompt=8", "--gen=4"]) == 1

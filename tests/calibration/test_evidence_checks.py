@@ -85,14 +85,20 @@ def test_captures_that_are_not_there_or_launch_too_much(tmp_path: Path, monkeypa
 def test_a_run_does_what_its_stack_says_and_ladder_waits_less() -> None:
     figures = {"standard": {"comm_s": 2.0, "exposed_comm_s": 2.0}, "ladder": {"comm_s": 2.0, "exposed_comm_s": 0.5}}
     done: dict[str, Any] = {"decode": "CUDA graphs", "blocks": "compiled", "kernels": "fused", "missing": []}
-    as_expected = list(of_run("a", {"execution": done, "variants": figures}))
-    assert [check.holds for check in as_expected] == [True, True]
-    assert as_expected[1].says == "standard waits for 100% of its communication, ladder waits for 25% of its communication"
+    memory = {"planned_bytes": 20 * 10**9, "reserved_bytes": 19 * 10**9}
+    run = {"execution": done, "memory": memory, "variants": figures}
+    as_expected = list(of_run("a", run))
+    assert [check.holds for check in as_expected] == [True, True, True]
+    assert as_expected[1].says == "torch took 19.0 GB, 20.0 GB were planned"
+    assert as_expected[2].says == "standard waits for 100% of its communication, ladder waits for 25% of its communication"
     eager = {**done, "missing": ["CUDA graphs need a GPU"]}
     blocking = {**figures, "ladder": figures["standard"]}
-    assert [check.holds for check in of_run("a", {"execution": eager, "variants": blocking})] == [False, False]
+    # as before graphs were planned
+    more = {**memory, "reserved_bytes": 22 * 10**9}
+    wrong = of_run("a", {"execution": eager, "memory": more, "variants": blocking})
+    assert [check.holds for check in wrong] == [False, False, False]
     # no communication was measured
-    assert [check.holds for check in of_run("a", {"execution": done, "variants": {"standard": {}}})] == [True, False]
+    assert [check.holds for check in of_run("a", {**run, "variants": {"standard": {}}})] == [True, True, False]
 
 
 def test_clocks_that_fall(tmp_path: Path) -> None:
