@@ -59,6 +59,9 @@ class Device(Protocol):
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""
 
+    def mark(self) -> Callable[[], bool]:
+        """What says whether all that was issued so far is done; any thread may call it."""
+
     def reserved_bytes(self) -> int | None:
         """The most memory that torch has taken of the device so far; None: it does not say."""
 
@@ -86,6 +89,9 @@ class Cpu:
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Never called: it has no graphs."""
         raise NotImplementedError
+
+    def mark(self) -> Callable[[], bool]:
+        return lambda: True
 
     def reserved_bytes(self) -> int | None:
         return None
@@ -149,6 +155,11 @@ class Cuda:
         with torch.cuda.graph(graph, pool=self._keeper.pool(), capture_error_mode="thread_local"):
             step()
         return graph.replay
+
+    def mark(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()
+        event.record()
+        return event.query
 
     def reserved_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved()
