@@ -6,6 +6,7 @@ What a CPU can show of it is in the tests: launches, streams and waits of a fake
 
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ MAX_BURSTS = 0.05
 MIN_TAKEN, MAX_TAKEN = 0.7, 1.05
 # cuBLAS on Hopper: 32 MiB for each of three streams (c10/cuda, CUBLAS_WORKSPACE_CONFIG); the others are small
 LIBRARY_BYTES = 128 * 2**20
+# a second, at 2 GHz
+SLEEP_CYCLES = 2_000_000_000
 
 
 class Check(NamedTuple):
@@ -46,6 +49,23 @@ def of_samples(store: SampleStore) -> Iterator[Check]:
     bursts = sum(sample.burst for sample in taken)
     says = f"the clock fell during {bursts} of {len(taken)} samples, expected of {MAX_BURSTS:.0%} at most"
     yield Check("steady clocks", bursts <= MAX_BURSTS * len(taken), says)
+
+
+def of_graphs() -> Check:
+    """Whether a replayed graph is seen to run, and to have ended, from another thread: what ends ranks that hang in one."""
+    import torch
+
+    from runtime.device import DEVICES
+
+    gpu = DEVICES["cuda"]
+    gpu.recorded(lambda: torch.cuda._sleep(SLEEP_CYCLES), lambda: None)()
+    is_done = gpu.mark()
+    with ThreadPoolExecutor(1) as another:
+        before = another.submit(is_done).result()
+    torch.cuda.synchronize()
+    after = is_done()
+    says = f"it has ended before its end: {before}, expected False; after it: {after}, expected True"
+    return Check("graphs: seen by another thread", not before and after, says)
 
 
 def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:

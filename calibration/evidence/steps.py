@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from calibration.evidence.checks import Check, of_captures, of_run, of_samples
+from calibration.evidence.checks import Check, of_captures, of_graphs, of_run, of_samples
 from calibration.evidence.faults import cause, faults
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
@@ -165,7 +165,7 @@ class Evidence:
         store = SampleStore(self._folder / SAMPLES)
         if "gpu" not in store.environment:
             return
-        checks = [*of_samples(store), *self._faults(int(store.environment.get("gpus", 1)))]
+        checks = [*of_samples(store), of_graphs(), *self._faults(int(store.environment.get("gpus", 1)))]
         for number, (name, stack, _) in enumerate(self._runs()):
             path = self._folder / f"{name}.json"
             if not path.exists():

@@ -120,6 +120,7 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
         return Check(fault.name, True, "code 3")
 
     monkeypatch.setattr(steps, "cause", cause)
+    monkeypatch.setattr(steps, "of_graphs", lambda: Check("graphs", True, ""))
     monkeypatch.setattr(steps.processes, "run", calibrate)
     monkeypatch.setattr(steps, "measure", bench)
     out = tmp_path / "evidence"
@@ -132,7 +133,7 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
     assert any(line.startswith("not as expected: ladder: capture: ") for line in errors)
     checks = json.loads((out / steps.CHECKS).read_text())["rows"]
     assert [check["name"] for check in checks if check["holds"]] == [
-        *("steady clocks", "memory", "too few GPUs"),
+        *("steady clocks", "graphs", "memory", "too few GPUs"),
         *(f"gpt-fast-batch-{batch}: {what}" for batch in (1, 16) for what in ("launches", "memory")),
     ]
     # once

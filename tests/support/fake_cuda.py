@@ -15,7 +15,7 @@ class FakeCuda:
     ran
         Stream and name of everything that ran, in the order of issue; waits of a stream for another are ``wait``.
     hangs
-        What runs from now on does not end.
+        What runs meanwhile does not end before it is over.
     """
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class FakeEvent:
 
     def __init__(self, cuda: FakeCuda, **options: Any) -> None:
         self._cuda, self._options = cuda, options
-        self.at_s, self._never = 0.0, False
+        self.at_s, self._hung = 0.0, False
 
     def record(self) -> None:
         self.at_s = self._cuda.current_stream().now_s
-        self._never = self._cuda.hangs
+        self._hung = self._cuda.hangs
 
     def query(self) -> bool:
-        return not self._never
+        return not (self._hung and self._cuda.hangs)
 
     def wait(self) -> None:
         stream = self._cuda.current_stream()
