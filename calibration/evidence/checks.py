@@ -52,7 +52,7 @@ def of_samples(store: SampleStore) -> Iterator[Check]:
 
 
 def of_graphs() -> Check:
-    """Whether a replayed graph is seen to run, and to have ended, from another thread: what ends ranks that hang in one."""
+    """Whether another thread sees that a replayed graph runs, and that it has ended: what ends ranks that hang in one."""
     import torch
 
     from runtime.device import DEVICES

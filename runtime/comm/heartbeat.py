@@ -2,9 +2,9 @@
 
 Each rank writes twice a second to the common store how many beats it has made, how many collectives and CUDA graphs it
 has issued, and how many of these graphs have ended. When a collective fails, the rank whose beats stopped died or was
-stopped; if all beat, the one behind the others hangs. NCCL's collectives do not fail by themselves: there a rank that is
-silent or behind for too long ends the others. In a graph nothing is issued by the CPU: a graph that does not end in that
-time ends them, too.
+stopped; if all beat, the one behind the others hangs. NCCL's collectives do not fail by themselves: there a rank that
+is silent or behind for too long ends the others. Nor does NCCL see those in a graph: a graph that does not end for as
+long ends them, too.
 """
 
 import os

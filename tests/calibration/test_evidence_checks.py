@@ -28,7 +28,7 @@ def test_kernels_of_a_layer_on_an_h100(recording: str, kernels: int) -> None:
 
 
 def ladder(*, waits: int = 1) -> TraceFile:
-    """A prefill and a decode step; every all-reduce but the last is under the next block, which waits so often for it."""
+    """A prefill and a decode step; every all-reduce but the last is under a block, the next of which waits so often."""
     trace = TraceFile(0, 2)
     trace.event("cpu_op", "aten::add", 0, 1, 0)
     now = 1_000.0
@@ -108,7 +108,7 @@ def test_a_run_does_what_its_stack_says_and_ladder_waits_less() -> None:
     as_expected = list(of_run("a", run))
     assert [check.holds for check in as_expected] == [True, True, True]
     assert as_expected[1].says == "torch took 19.0 GB, 20.0 GB were planned"
-    assert as_expected[2].says == "standard waits for 100% of its communication, ladder waits for 25% of its communication"
+    assert as_expected[2].says.endswith("ladder waits for 25% of its communication")
     eager = {**done, "missing": ["CUDA graphs need a GPU"]}
     blocking = {**figures, "ladder": figures["standard"]}
     # as before graphs were planned
