@@ -138,7 +138,7 @@ def test_engines_run_with_each_all_reduce_between_gpus(config: Path, tmp_path: P
     }
     assert predicted["vllm-batch-1-one-shot"] < predicted["vllm-batch-1-nccl"]
     # what engines take by themselves was not measured
-    assert {run.scenario.stack.name for run in read_dataset(out / steps.RUNS).measurements} == {"gpt-fast"}
+    assert {run.configuration.stack for run in read_dataset(out / steps.RUNS).measurements} == {"gpt-fast"}
 
 
 def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_reported(
