@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import typer
 
-from calibration.evidence.checks import Check, of_captures, of_graphs, of_run, of_samples
+from calibration.evidence.checks import Check, of_captures, of_device, of_run, of_samples
 from calibration.evidence.faults import cause, faults
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
@@ -181,7 +181,7 @@ class Evidence:
         environment = self._store.environment
         if "gpu" not in environment:
             return
-        checks = [*of_samples(self._store), of_graphs(), *self._faults(int(environment.get("gpus", 1)))]
+        checks = [*of_samples(self._store), *of_device(), *self._faults(int(environment.get("gpus", 1)))]
         for number, run in enumerate(self._runs()):
             path = self._folder / f"{run.name}.json"
             if not path.exists():

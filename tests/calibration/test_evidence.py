@@ -118,7 +118,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return Check(fault.name, True, "code 3")
 
     monkeypatch.setattr(steps, "cause", cause)
-    monkeypatch.setattr(steps, "of_graphs", lambda: Check("graphs", True, ""))
+    monkeypatch.setattr(steps, "of_device", lambda: [Check("graphs", True, "")])
     monkeypatch.setattr(steps.processes, "run", calibrate)
     monkeypatch.setattr(steps, "measure", bench)
     return commands

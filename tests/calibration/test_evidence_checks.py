@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibration.evidence import checks
-from calibration.evidence.checks import kernels_per_layer, of_captures, of_graphs, of_run, of_samples
+from calibration.evidence.checks import kernels_per_layer, of_captures, of_device, of_run, of_samples
 from calibration.evidence.faults import Fault, cause, faults
 from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.traces.iterations import choose_step
@@ -83,21 +83,23 @@ def test_captures_that_are_not_there_or_launch_too_much(tmp_path: Path, monkeypa
 
 
 @pytest.mark.torch
-def test_graphs_are_seen_to_run_and_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime import device
+def test_graphs_are_seen_to_end_and_compute_what_eager_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.launches import install
 
     cuda, *_ = install(monkeypatch)
-    monkeypatch.setitem(device.DEVICES, "cuda", device.Cuda())
 
     def synchronize() -> None:
         cuda.hangs = False
 
     monkeypatch.setattr("torch.cuda.synchronize", synchronize)
     cuda.hangs = True
-    assert of_graphs().holds
-    # one that ends at once, as if it had not been replayed
-    assert not of_graphs().holds
+    tokens, end = of_device("cpu")
+    assert end.holds
+    # the fake one computes nothing, and its tokens are those of the eager steps before
+    assert not tokens.holds
+    # a graph that has ended before it is looked at, as if it had not been replayed
+    _, end = of_device("cpu")
+    assert not end.holds
 
 
 def test_a_run_does_what_its_stack_says_and_ladder_waits_less() -> None:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -306,12 +305,12 @@ def test_a_rank_whose_graph_does_not_end_is_named() -> None:
         heartbeat.follow(lambda: own)
         for now_s in (0.0, seconds):
             # it beats
-            store.set("alive/1", f"{time.monotonic_ns()} {other} 0")
+            store.set("alive/1", f"{next(beats)} {other} 0")
             heartbeat._beat()
             error = heartbeat.stuck(begun_s + now_s, patience_s=60.0)
         return "" if error is None else error.message
 
-    begun = itertools.count(0.0, 1e6)
+    beats, begun = itertools.count(1), itertools.count(0.0, 1e6)
     # all that was started has ended
     assert after(61.0, Progress(9, 9), "9 9 0") == ""
     # it stands behind the last message of its graph; the others have gone on to the next
