@@ -86,19 +86,21 @@ def test_captures_that_are_not_there_or_launch_too_much(tmp_path: Path, monkeypa
 def test_graphs_are_seen_to_end_and_compute_what_eager_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.launches import install
 
-    cuda, *_ = install(monkeypatch)
+    cuda, launches, _ = install(monkeypatch)
 
     def synchronize() -> None:
         cuda.hangs = False
 
     monkeypatch.setattr("torch.cuda.synchronize", synchronize)
     cuda.hangs = True
-    tokens, end = of_device("cpu")
+    with launches:
+        tokens, end = of_device("cpu")
     assert end.holds
     # the fake one computes nothing, and its tokens are those of the eager steps before
     assert not tokens.holds
     # a graph that has ended before it is looked at, as if it had not been replayed
-    _, end = of_device("cpu")
+    with launches:
+        _, end = of_device("cpu")
     assert not end.holds
 
 
