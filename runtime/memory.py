@@ -109,7 +109,8 @@ def check_fits(
     graphs = f"{plan.graphs / 1e9:.1f} of CUDA graphs, " if plan.graphs else ""
     raise InfeasibleError(
         f"{sum(plan) / 1e9:.1f} GB needed per rank ({plan.weights / 1e9:.1f} of weights, "
-        f"{plan.cache / 1e9:.1f} of cache, {plan.prefill / 1e9:.1f} of a prefill, {graphs}batch {batch}): {free_bytes / 1e9:.1f} GB are free",
+        f"{plan.cache / 1e9:.1f} of cache, {plan.prefill / 1e9:.1f} of a prefill, {graphs}batch {batch}): "
+        f"{free_bytes / 1e9:.1f} GB are free",
         hint=hint,
     )
 

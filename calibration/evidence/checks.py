@@ -162,6 +162,4 @@ def _streams(variant: str, prefill: TraceGraph, layers: int) -> Check:
     ]
     there, back = sum(after in under for _, after in crossing), sum(before in under for before, _ in crossing)
     says = f"{len(under)} all-reduces on a stream of their own, {there} waits of theirs and {back} for them"
-    return Check(
-        f"{variant}: streams", len(under) == there == back == expected, f"{says}, expected {expected} of each"
-    )
+    return Check(f"{variant}: streams", len(under) == there == back == expected, f"{says}, expected {expected} of each")

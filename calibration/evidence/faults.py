@@ -61,9 +61,7 @@ def cause(fault: Fault, model: str) -> Check:
         config = Path(folder, "config.json")
         config.write_text(json.dumps(catalog.model_config(model) | {"num_hidden_layers": LAYERS}), "utf-8")
         command = ["runtime", "bench", f"--model={config}", "--variant=ladder", *fault.options]
-        with start(
-            command, env=fault.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as launcher:
+        with start(command, env=fault.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
             try:
                 if fault.strikes is not None:
                     time.sleep(BUSY_S)

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-
 # notes how far a device's work was issued; what it returns says whether it has got there, to any thread
 Mark = Callable[[], Callable[[], bool]]
 
