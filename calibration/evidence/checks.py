@@ -6,7 +6,6 @@ What a CPU can show of it is in the tests: launches, streams and waits of a fake
 
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +27,6 @@ MAX_BURSTS = 0.05
 MIN_TAKEN, MAX_TAKEN = 0.7, 1.05
 # cuBLAS on Hopper: 32 MiB for each of three streams (c10/cuda, CUBLAS_WORKSPACE_CONFIG); the others are small
 LIBRARY_BYTES = 128 * 2**20
-# a second, at 2 GHz
-SLEEP_CYCLES = 2_000_000_000
 
 
 class Check(NamedTuple):
@@ -53,49 +50,14 @@ def of_samples(store: SampleStore) -> Iterator[Check]:
 
 def of_device(name: str = "cuda") -> Iterator[Check]:
     """Of a device with graphs: that they compute what eager steps do, and that it is seen when one has ended."""
-    yield _tokens(name)
-    yield _end_of_a_graph(name)
+    # imported here: the other checks need no torch
+    from calibration.measure.graphs import end_seen, equal_tokens
 
-
-def _tokens(name: str) -> Check:
-    import torch
-
-    from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
-    from runtime.assemble import assemble
-    from runtime.comm.base import Alone
-    from runtime.config import EngineConfig, ExecutionConfig
-    from runtime.model.wiring import lay_out
-
-    def tokens(execution: ExecutionConfig) -> Any:
-        sizes = {"batch": 2, "prompt": PROMPT, "gen": 1 + STEPS, "seed": 0}
-        where: dict[str, Any] = {"device": torch.device(name), "dtype": torch.bfloat16}
-        generator = assemble(TINY_MODEL, EngineConfig(), Alone(), execution=execution, **where, **sizes)
-        wiring = lay_out("ladder", TINY_MODEL.layers)
-        generator.prefill(wiring)
-        for step in range(1, 1 + STEPS):
-            generator.decode(wiring, step)
-        return generator.tokens()
-
-    eager, replayed = tokens(ExecutionConfig()), tokens(ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs="on"))
-    same = int((eager == replayed).sum())
-    return Check("graphs: tokens", same == eager.numel(), f"{same} of {eager.numel()} tokens are those of eager steps")
-
-
-def _end_of_a_graph(name: str) -> Check:
-    """Whether another thread sees that a replayed graph runs, and that it has ended: what ends ranks that hang in one."""
-    import torch
-
-    from runtime.device import DEVICES
-
-    gpu = DEVICES[name]
-    gpu.recorded(lambda: torch.cuda._sleep(SLEEP_CYCLES), lambda: None)()
-    is_done = gpu.mark()
-    with ThreadPoolExecutor(1) as another:
-        before = another.submit(is_done).result()
-    torch.cuda.synchronize()
-    after = is_done()
+    equal, tokens = equal_tokens(name)
+    yield Check("graphs: tokens", equal == tokens, f"{equal} of {tokens} tokens are those of eager steps")
+    before, after = end_seen(name)
     says = f"it has ended before its end: {before}, expected False; after it: {after}, expected True"
-    return Check("graphs: their end", not before and after, says)
+    yield Check("graphs: their end", not before and after, says)
 
 
 def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:

@@ -27,7 +27,8 @@ FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
     """Figures that were measured, by name.
 
-    Those of a stack's specs, the share of its peak that the GPU keeps up, the jitter, the lag of the slowest rank, and a tiny kernel's time in a CUDA graph.
+    Those of a stack's specs, the share of its peak that the GPU keeps up, the jitter, the lag of the slowest rank, and
+    a tiny kernel's time in a CUDA graph.
     """
     points = {op.op: at for op, at in medians.items() if not op.ranks}
     figures = {f"{op}_s": points[op][()] for op in LAUNCHES if op in points}
