@@ -68,7 +68,8 @@ def needs(
         def peak_bytes(tokens: int, **now: Any) -> int:
             with kernels.observed(_without_values), _Alive() as alive:
                 model(torch.zeros(1, tokens, dtype=torch.long), latest, cache=cache, **now)
-            return alive.peak_bytes
+            peak: int = alive.peak_bytes
+            return peak
 
         prefill, graphs = peak_bytes(prompt), 0
         # stages of a pipeline record nothing

@@ -97,7 +97,7 @@ def of_captures(folder: Path, stack: str, layers: int) -> Iterator[Check]:
             launches = kernels_per_layer(choose_step(graph, None), layers)
             says = f"{launches} kernels in a layer of a decode step, expected {MAX_LAUNCHES[stack]} at most"
             yield Check(f"{variant}: kernels", 0 < launches <= MAX_LAUNCHES[stack], says)
-        yield _streams(variant, graph.of_step(0), layers)
+        yield _streams(variant, graph.of_step(0) if graph.steps else graph, layers)
 
 
 def kernels_per_layer(step: TraceGraph, layers: int) -> int:

@@ -46,7 +46,7 @@ def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], r
         figures["small_kernel_factor"] = float(np.median(floors_s) / reference.kernel_s)
     rates = [2.0 * m * n * k / seconds for (m, n, k), seconds in points.get(SUSTAINED, {}).items()]
     if rates:
-        figures["sustained_share"] = max(rates) / reference.bf16_flops
+        figures["sustained_share"] = max(rates) / float(reference.bf16_flops)
     spreads: dict[Any, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op in (*KINDS, *ELEMENTWISE) and sample.seconds is not None:

@@ -79,7 +79,7 @@ class Heartbeat:
         ranks = self._read()
         most_issued = max(each.progress.issued for each in ranks.values())
         most_ended = max(each.progress.ended for each in ranks.values())
-        silent, behind, stuck = set(), set(), set()
+        silent, behind, hangs = set(), set(), False
         for rank, (beats, progress, failed) in ranks.items():
             said = {"beats": beats, "issued": progress.issued, "graphs": (progress.ended, progress.running)}
             stays = {what for what, value in said.items() if now_s - self._since(rank, what, value, now_s) > patience_s}
@@ -89,8 +89,8 @@ class Heartbeat:
                 behind.add(rank)
             if "graphs" in stays and progress.ended < most_ended:
                 behind.add(rank)
-            if "graphs" in stays and progress.running:
-                stuck.add(rank)
+            hangs = hangs or ("graphs" in stays and progress.running)
+        stuck = {rank for rank, each in ranks.items() if hangs and each.progress.running}
         return self._named(silent=silent, behind=behind, stuck=stuck)
 
     def _since(self, rank: int, what: str, value: object, now_s: float) -> float:

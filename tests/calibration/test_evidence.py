@@ -124,7 +124,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def test_engines_run_with_each_all_reduce_between_gpus(config: Path, tmp_path: Path, ran: list[list[str]]) -> None:
+def test_engines_run_with_each_all_reduce_between_gpus(
+    config: Path, tmp_path: Path, ran: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "evidence"
     # no communication was measured, and nothing captured
     assert main(["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--prompt=8", "--gen=4"]) == 1
@@ -138,7 +140,8 @@ def test_engines_run_with_each_all_reduce_between_gpus(config: Path, tmp_path: P
     }
     assert predicted["vllm-batch-1-one-shot"] < predicted["vllm-batch-1-nccl"]
     # what engines take by themselves was not measured
-    assert {run.configuration.stack for run in read_dataset(out / steps.RUNS).measurements} == {"gpt-fast"}
+    monkeypatch.chdir(out)
+    assert {run.configuration.stack for run in read_dataset(steps.RUNS).measurements} == {"gpt-fast"}
 
 
 def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_reported(

@@ -27,26 +27,26 @@ def test_kernels_of_a_layer_on_an_h100(recording: str, kernels: int) -> None:
     assert kernels_per_layer(step, 80) == kernels
 
 
-def ladder(*, waits: int = 1) -> TraceFile:
-    """A prefill and a decode step; every all-reduce but the last is under a block, the next of which waits so often."""
+def ladder() -> TraceFile:
+    """A prefill and a decode step: every all-reduce but the last is under a block, and the one after waits for it."""
     trace = TraceFile(0, 2)
     trace.event("cpu_op", "aten::add", 0, 1, 0)
     now = 1_000.0
     for step in range(2):
-        trace.step(step, now, 4 * 2 * LAYERS * US)
+        trace.step(step, now, 4 * LAYERS * US)
+        # when the events behind them are recorded
+        reduced: list[float] = []
         for block in range(2 * LAYERS):
-            begun = now
             if block > 1:
-                # a block later
-                for _ in range(waits):
-                    trace.wait(begun, begun + 1, on=COMM, by=COMPUTE)
-            trace.kernel("gemm", begun + 2, begun + 10, US)
+                trace.wait(reduced[block - 2], now + 1, on=COMM, by=COMPUTE)
+            trace.kernel("gemm", now + 2, now + 10, US)
             last = block == 2 * LAYERS - 1
             if last:
-                trace.wait(begun + 8, begun + 9, on=COMM, by=COMPUTE)
+                trace.wait(reduced[-1], now + 9, on=COMM, by=COMPUTE)
             else:
-                trace.wait(begun + 8, begun + 9, on=COMPUTE, by=COMM)
-            trace.all_reduce(begun + 10, begun + 10 + US, US / 2, stream=COMPUTE if last else COMM)
+                trace.wait(now + 8, now + 9, on=COMPUTE, by=COMM)
+            trace.all_reduce(now + 10, now + 10 + US, US / 2, stream=COMPUTE if last else COMM)
+            reduced.append(now + 16)
             now += 2 * US
     return trace
 
