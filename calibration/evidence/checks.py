@@ -18,6 +18,7 @@ from ladder_sim.traces.load import load
 # kernels of a layer of a replayed decode step, at most, by stack: what torch.compile would not fuse, or combo_kernels
 # not join, exceeds them
 MAX_LAUNCHES: Mapping[str, int] = {"gpt-fast": 12, "vllm": 11}
+
 # what libraries add to sum what they split
 _OF_LIBRARIES = re.compile("splitKreduce|splitkv_combine")
 _NO_KERNELS = frozenset({"host", "launch", "sync", "memcpy", "memset"})
