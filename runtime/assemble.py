@@ -1,12 +1,12 @@
 """Make a rank's decoder on its device: check that it fits, fill it, give it prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase
 from runtime.device import of
 from runtime.execution import Execution
 from runtime.generate import Generator
@@ -44,9 +44,21 @@ def assemble(
     Where groups of ranks have requests of their own, each has its part of the batch.
     """
     weights, each = random_weights(seed, device), batch // comm.exchange.size
-    sizes = {"batch": each, "prompt": prompt, "gen": gen}
-    model = load(shape, engine, comm, weights, device=device, dtype=dtype, wirings=wirings, **sizes)
-    done = Execution.of(model, execution or ExecutionConfig())
+    wanted = execution or ExecutionConfig()
+    model = load(
+        shape,
+        engine,
+        comm,
+        weights,
+        device=device,
+        dtype=dtype,
+        batch=each,
+        prompt=prompt,
+        gen=gen,
+        wirings=wirings,
+        recorded=wanted.recorded if of(device).has_graphs else (),
+    )
+    done = Execution.of(model, wanted)
     if done.blocks == "compiled":
         for layer in model.layers:
             layer.compile_by(of(model.embedding_VD).compiled)
@@ -69,8 +81,11 @@ def load(
     prompt: int,
     gen: int,
     wirings: Sequence[Wiring] = (),
+    recorded: Collection[Phase] = (),
 ) -> Decoder:
     """A decoder with the weights of `source`, for `wirings`: by default those that wait for one output at most.
+
+    Graphs of the phases in `recorded` have to fit, too.
 
     Raises
     ------
@@ -88,6 +103,7 @@ def load(
         gen=gen,
         dtype=dtype,
         free_bytes=free_bytes(device, ranks_here),
+        recorded=recorded,
     )
     with device, default_dtype(dtype), enough_memory("its weights", comm.rank):
         model = Decoder(shape, engine, comm, positions=prompt + gen).requires_grad_(False)

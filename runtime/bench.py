@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,9 +28,10 @@ from runtime.comm.emulate import EmulatedLink
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, check_counts, check_dtype, check_groups
+from runtime.device import of
 from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
-from runtime.memory import enough_memory
+from runtime.memory import enough_memory, needs
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
 from runtime.trace import MarkedLink, recorded_steps
@@ -158,6 +159,9 @@ def _measured(
             generator.forget()
     samples = {wiring.name: [turns[wiring.name] for turns in rounds] for wiring in wirings}
 
+    sizes: dict[str, Any] = {"prompt": config.prompt, "gen": config.gen, "dtype": TORCH_DTYPES[dtype]}
+    plan = needs(shape, engine, wirings, comm=comm, recorded=generator.execution.recorded, **sizes)
+    planned_bytes = sum(plan.of_batch(config.batch // comm.exchange.size, comm.pipeline.stages))
     header: dict[str, object] = {
         "run": {
             **asdict(config),
@@ -174,6 +178,7 @@ def _measured(
         "shape": asdict(shape),
         "environment": {**environment(), "variables": variables(), "links": gpu_links() if is_first else ""},
         "gpus": {"before": before, "after": after},
+        "memory": {"planned_bytes": planned_bytes, "reserved_bytes": of(device).reserved_bytes()},
     }
     if trace is not None:
         _trace(generator, wirings, trace)

@@ -19,6 +19,7 @@ Dispatch = Literal["allgather", "all-to-all"]
 AllReduce = Literal["backend", "one-shot", "multimem"]
 # auto: on a GPU, if nothing prevents it
 Wish = Literal["off", "auto", "on"]
+Phase = Literal["prefill", "decode"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -304,6 +305,12 @@ class ExecutionConfig:
         for name, wish in asdict(self).items():
             if wish not in get_args(Wish):
                 raise UsageError(f"{name} is '{wish}': must be off, auto or on")
+
+    @property
+    def recorded(self) -> tuple[Phase, ...]:
+        """Phases whose steps are recorded, as far as possible."""
+        wishes: dict[Phase, Wish] = {"prefill": self.prefill_cuda_graphs, "decode": self.cuda_graphs}
+        return tuple(phase for phase, wish in wishes.items() if wish != "off")
 
 
 def read_time(text: str, option: str = "--timeout") -> float:

@@ -59,6 +59,12 @@ class Device(Protocol):
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""
 
+    def mark(self) -> Callable[[], bool]:
+        """What says whether all that was issued so far is done; any thread may call it."""
+
+    def reserved_bytes(self) -> int | None:
+        """The most memory that torch has taken of the device so far; None: it does not say."""
+
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
     ) -> Tensor:
@@ -83,6 +89,12 @@ class Cpu:
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Never called: it has no graphs."""
         raise NotImplementedError
+
+    def mark(self) -> Callable[[], bool]:
+        return lambda: True
+
+    def reserved_bytes(self) -> int | None:
+        return None
 
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
@@ -125,8 +137,13 @@ class Cuda:
             torch.cuda._sleep(1)
         return graph
 
+    @functools.cached_property
+    def _warm_up_stream(self) -> torch.cuda.Stream:
+        """One for all: torch keeps the memory of each stream for it, and cuBLAS a workspace."""
+        return torch.cuda.Stream()
+
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
-        stream = torch.cuda.Stream()
+        stream = self._warm_up_stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARMUPS):
@@ -138,6 +155,14 @@ class Cuda:
         with torch.cuda.graph(graph, pool=self._keeper.pool(), capture_error_mode="thread_local"):
             step()
         return graph.replay
+
+    def mark(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()
+        event.record()
+        return event.query
+
+    def reserved_bytes(self) -> int | None:
+        return torch.cuda.max_memory_reserved()
 
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from ladder_sim.errors import LadderSimError, MissingDependencyError, UsageError
 from runtime import device
-from runtime.config import ExecutionConfig, Wish
+from runtime.config import ExecutionConfig, Phase, Wish
 from runtime.model.attention import FLASH_WIDTHS
 from runtime.model.decoder import Decoder
 
@@ -25,6 +25,12 @@ class Execution:
     """Rotation with cache write, add with norm, activation: one launch each, or one for each operator."""
     missing: tuple[str, ...] = ()
     """Why it is less than what was asked for."""
+
+    @property
+    def recorded(self) -> tuple[Phase, ...]:
+        """Phases whose steps are recorded."""
+        phases: dict[Phase, str] = {"prefill": self.prefill, "decode": self.decode}
+        return tuple(phase for phase, launched in phases.items() if launched != "eager")
 
     @classmethod
     def of(cls, model: Decoder, config: ExecutionConfig) -> Self:

@@ -179,3 +179,4 @@ class Generator:
 
             self._graphs[phase, wiring.name] = device.of(part.cache).recorded(step, reset)
         self._graphs[phase, wiring.name]()
+        self.model.comm.replayed(device.of(part.cache).mark)

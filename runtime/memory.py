@@ -3,9 +3,9 @@
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ladder_sim.errors import InfeasibleError
 from runtime.comm.base import Alone, AloneInExchange, AloneInPipeline, Communicator
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ModelConfig, Phase
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
@@ -24,14 +24,21 @@ _USABLE = 0.95
 
 
 class Needs(NamedTuple):
-    """Bytes that a rank needs."""
+    """Bytes that a rank needs, for one sequence or a batch."""
 
     weights: int
     """Of its shard."""
     cache: int
-    """Of one sequence."""
+    """Keys and values."""
     prefill: int
-    """Of one sequence: the tensors that a prefill makes and needs at the same time, at most."""
+    """The tensors that a prefill makes and needs at the same time, at most."""
+    graphs: int
+    """The same of the largest step that is recorded: all graphs share this memory, and none gives it back."""
+
+    def of_batch(self, batch: int, stages: int) -> Self:
+        """From one sequence to a batch, which the stages of a pipeline serve in parts."""
+        each = -(-batch // stages)
+        return self._replace(cache=batch * self.cache, prefill=each * self.prefill, graphs=each * self.graphs)
 
 
 def needs(
@@ -43,8 +50,12 @@ def needs(
     prompt: int,
     gen: int,
     dtype: torch.dtype,
+    recorded: Collection[Phase] = (),
 ) -> Needs:
-    """What a rank needs, counted in a pass on PyTorch's device without memory."""
+    """What a rank needs for one sequence, counted in passes on PyTorch's device without memory.
+
+    A recorded prefill counts twice, in its graph and by itself: it is warmed up before it is recorded.
+    """
     pipeline = AloneInPipeline(comm.pipeline.stage, comm.pipeline.stages)
     alone = Alone(comm.size, pipeline, AloneInExchange(comm.exchange.size))
     # the most outputs that wait to be added; other differences between wirings are smaller than what is wasted
@@ -52,10 +63,22 @@ def needs(
     with torch.device("meta"), default_dtype(dtype), torch.inference_mode():
         # who gets how many copies in an all-to-all depends on the tokens; they are as many in a gather or fewer
         model = Decoder(config, replace(engine, dispatch="allgather"), alone, positions=prompt + gen)
-        cache, tokens_BT = model.cache(batch=1), torch.zeros(1, prompt, dtype=torch.long)
-        with kernels.observed(_without_values), _Alive() as alive:
-            model(tokens_BT, latest, cache=cache)
-    return Needs(sum(weight.nbytes for weight in model.parameters()), cache.nbytes, alive.peak_bytes)
+        cache = model.cache(batch=1)
+
+        def peak_bytes(tokens: int, **now: Any) -> int:
+            with kernels.observed(_without_values), _Alive() as alive:
+                model(torch.zeros(1, tokens, dtype=torch.long), latest, cache=cache, **now)
+            peak: int = alive.peak_bytes
+            return peak
+
+        prefill, graphs = peak_bytes(prompt), 0
+        # stages of a pipeline record nothing
+        if pipeline.stages == 1 and "prefill" in recorded:
+            graphs = prefill
+        if pipeline.stages == 1 and "decode" in recorded:
+            position_1 = torch.zeros(1, dtype=torch.long)
+            graphs = max(graphs, peak_bytes(1, position_T=position_1, context=prompt + gen))
+    return Needs(sum(weight.nbytes for weight in model.parameters()), cache.nbytes, prefill, graphs)
 
 
 def check_fits(
@@ -69,25 +92,26 @@ def check_fits(
     gen: int,
     dtype: torch.dtype,
     free_bytes: float,
+    recorded: Collection[Phase] = (),
 ) -> None:
-    """Raise InfeasibleError with what would fit, if weights, cache and a prefill exceed the free memory."""
+    """Raise InfeasibleError with what would fit, if weights, cache and steps exceed the free memory."""
     usable, stages = free_bytes * _USABLE, comm.pipeline.stages
-    each = needs(config, engine, wirings, comm=comm, prompt=prompt, gen=gen, dtype=dtype)
-    # the stages of a pipeline serve the batch in parts
-    cache, prefill = batch * each.cache, -(-batch // stages) * each.prefill
-    needed = each.weights + cache + prefill
-    if needed <= usable:
+    each = needs(config, engine, wirings, comm=comm, prompt=prompt, gen=gen, dtype=dtype, recorded=recorded)
+    plan = each.of_batch(batch, stages)
+    if sum(plan) <= usable:
         return
-    sequence = each.cache + each.prefill / stages
+    sequence = each.cache + (each.prefill + each.graphs) / stages
     largest_batch = int((usable - each.weights) // sequence)
     if largest_batch >= 1:
         hint = f"a batch of {min(largest_batch, batch - 1)} fits"
     else:
         layers = int(config.layers * usable / (each.weights + sequence))
         hint = f"use more ranks with memory of their own, or a model of about {layers} layers"
+    graphs = f"{plan.graphs / 1e9:.1f} of CUDA graphs, " if plan.graphs else ""
     raise InfeasibleError(
-        f"{needed / 1e9:.1f} GB needed per rank ({each.weights / 1e9:.1f} of weights, {cache / 1e9:.1f} of cache, "
-        f"{prefill / 1e9:.1f} of a prefill, batch {batch}): {free_bytes / 1e9:.1f} GB are free",
+        f"{sum(plan) / 1e9:.1f} GB needed per rank ({plan.weights / 1e9:.1f} of weights, "
+        f"{plan.cache / 1e9:.1f} of cache, {plan.prefill / 1e9:.1f} of a prefill, {graphs}batch {batch}): "
+        f"{free_bytes / 1e9:.1f} GB are free",
         hint=hint,
     )
 

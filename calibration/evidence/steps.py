@@ -7,14 +7,16 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import typer
 
+from calibration.evidence.checks import Check, of_captures, of_device, of_run, of_samples
+from calibration.evidence.faults import cause, faults
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import SampleStore
@@ -36,7 +38,8 @@ from ladder_sim.system.schema import Schema
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
 RUNS, COMPARED, TRACES = "runs.csv", "compared.json", "traces"
-# of settings and comparison
+FAULTS, CHECKS = "faults.json", "checks.json"
+# of settings, comparison and checks
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
@@ -44,6 +47,18 @@ OPS_SHARE = 0.5
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 VARIANTS = "standard,parallel,ladder,upper-bound"
 FIGURES = ("ttft_s", "tpot_s", "speedup")
+
+
+class Run(NamedTuple):
+    """A `run --bench`."""
+
+    name: str
+    """Of its file."""
+    stack: str
+    """As which it runs."""
+    batch: int
+    allreduce: Literal["own", "nccl", "one-shot"] = "own"
+    """Kernel of all-reduces; own: the stack's, which an emulated link takes the time of."""
 
 
 class Evidence:
@@ -71,13 +86,13 @@ class Evidence:
         self._model = str(self._own.get(options.model, options.model))
 
     def collect(self, spend_s: float) -> list[str]:
-        """Every step that is not done yet; returns what could not be measured."""
+        """Every step that is not done yet; returns what could not be measured, or is not as expected."""
         self._begin()
         self._measure_ops(OPS_SHARE * spend_s)
         self._fit()
         failed = list(self._run_all(time.monotonic() + (1.0 - OPS_SHARE) * spend_s))
         self._compare()
-        return failed
+        return [*failed, *self._check()]
 
     def pack(self) -> Path:
         """Everything in one archive, in place of the last one."""
@@ -121,45 +136,76 @@ class Evidence:
         """A profile of the samples, however good: what it is worth stands next to it."""
         if (self._folder / PROFILE).exists():
             return
-        store = SampleStore(self._folder / SAMPLES)
         given = self._options.cluster
-        cluster = str(self._own.get(given, given)) if given else _cluster_of(store.environment)
-        fitted = make_profile(store, name="evidence", cluster=cluster, created=self._options.created)
+        cluster = str(self._own.get(given, given)) if given else _cluster_of(self._store.environment)
+        fitted = make_profile(self._store, name="evidence", cluster=cluster, created=self._options.created)
         refused = (f"error above the limit: {line}" for line in fitted.refused)
         write_file(self._folder / FIT, "\n".join([*report(fitted), *refused, ""]))
         save_profile(fitted.profile, self._folder / PROFILE)
 
     def _run_all(self, end_s: float) -> Iterator[str]:
         """`run --bench` as every engine at every batch, the first with captures; yields what failed."""
-        for number, (name, stack, batch) in enumerate(self._runs()):
-            path = self._folder / f"{name}.json"
+        for number, run in enumerate(self._runs()):
+            path = self._folder / f"{run.name}.json"
             if path.exists():
                 continue
             if time.monotonic() > end_s:
-                yield f"{name}: no time was left"
+                yield f"not measured: {run.name}: no time was left"
                 continue
-            print(f"running {name}", file=sys.stderr)
-            flags = [f"--tp={self._tp}", f"--batch={batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
+            print(f"running {run.name}", file=sys.stderr)
+            flags = [f"--tp={self._tp}", f"--batch={run.batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
             flags += [f"--prompt={self._options.prompt}", f"--gen={self._options.gen}", "--warmups=2"]
-            flags += ["--backend=emulate", f"--emulate={self._table(stack)}"] if self._ranks == 1 else []
+            flags += ["--backend=emulate", f"--emulate={self._table(run.stack)}"] if self._ranks == 1 else []
+            flags += ["--allreduce=one-shot"] if run.allreduce == "one-shot" else []
             flags += [] if number else [f"--trace={self._folder / TRACES}"]
             try:
-                measure(self._model, [VARIANTS], stack, None, True, path, flags)
+                measure(self._model, [VARIANTS], run.stack, None, True, path, flags)
             except (LadderSimError, typer.Exit) as error:
                 # the others may fit; a run that failed has said why
-                yield f"{name}: {getattr(error, 'message', 'it ended with an error')}"
+                yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
 
-    def _runs(self) -> list[tuple[str, str, int]]:
-        """Name, stack and batch of every run."""
-        return [
-            (f"{stack}-batch-{batch}", stack, whole(int(batch), "--batch", 1, 100_000))
-            for stack in self._options.stack
-            for batch in self._options.batch
-        ]
+    def _runs(self) -> Iterator[Run]:
+        """Between GPUs NCCL, and a one-shot kernel, stand for the kernels that an engine has of its own."""
+        between_gpus = self._ranks > 1 and "gpu" in self._store.environment
+        for stack in self._options.stack:
+            for text in self._options.batch:
+                name, batch = f"{stack}-batch-{text}", whole(int(text), "--batch", 1, 100_000)
+                if not between_gpus or catalog.stack(stack).allreduce == "nccl":
+                    yield Run(name, stack, batch)
+                else:
+                    yield Run(f"{name}-nccl", stack, batch, "nccl")
+                    yield Run(f"{name}-one-shot", stack, batch, "one-shot")
+
+    def _check(self) -> Iterator[str]:
+        """What only GPUs can show; yields what is not as expected."""
+        environment = self._store.environment
+        if "gpu" not in environment:
+            return
+        checks = [*of_samples(self._store), *of_device(), *self._faults(int(environment.get("gpus", 1)))]
+        for number, run in enumerate(self._runs()):
+            path = self._folder / f"{run.name}.json"
+            if not path.exists():
+                continue
+            result: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+            checks += of_run(run.name, result)
+            if number == 0:
+                checks += of_captures(self._folder / TRACES, run.stack, result["shape"]["layers"])
+        write_file(self._folder / CHECKS, _rows(check._asdict() for check in checks))
+        for check in checks:
+            if not check.holds:
+                yield f"not as expected: {check.name}: {check.says}"
+
+    def _faults(self, gpus: int) -> list[Check]:
+        """Runs that have to fail, each once."""
+        path = self._folder / FAULTS
+        if not path.exists():
+            print("causing faults", file=sys.stderr)
+            write_file(path, _rows(cause(fault, self._model)._asdict() for fault in faults(self._ranks, gpus)))
+        return [Check(**row) for row in json.loads(path.read_text("utf-8"))["rows"]]
 
     def _table(self, stack: str) -> Path:
         """The all-reduces that a single rank waits for, as the profile predicts them."""
-        path, scenario = self._folder / f"all-reduce-{stack}.csv", self._scenario(stack, 1)
+        path, scenario = self._folder / f"all-reduce-{stack}.csv", self._scenario(Run("", stack, 1))
         network = Network(scenario, self._profile, Hardware.of(scenario, self._profile))
         seconds = network.times("all_reduce", np.array(MESSAGES)).seconds.tolist()
         rows = (f"{size:.0f},{each_s:.9g}" for size, each_s in zip(MESSAGES, seconds, strict=True))
@@ -167,15 +213,21 @@ class Evidence:
         return path
 
     @cached_property
+    def _store(self) -> SampleStore:
+        """Once single ops have been measured."""
+        return SampleStore(self._folder / SAMPLES)
+
+    @cached_property
     def _profile(self) -> CalibrationProfile:
         return load_profile(str(self._folder / PROFILE))
 
-    def _scenario(self, stack: str, batch: int) -> Scenario:
-        sizes = {"batch": batch, "prompt": self._options.prompt, "gen": self._options.gen}
+    def _scenario(self, run: Run) -> Scenario:
+        sizes = {"batch": run.batch, "prompt": self._options.prompt, "gen": self._options.gen}
         return Scenario.of(
             model=self._model,
             cluster=self._profile.cluster,
-            stack=stack,
+            stack=run.stack,
+            allreduce=None if run.allreduce == "own" else run.allreduce,
             tp=self._tp,
             gpus_per_node=max(self._tp, self._profile.cluster.gpus_per_node),
             **sizes,
@@ -185,12 +237,12 @@ class Evidence:
         """Predict every run from the profile; the measured ones become a table of runs as well."""
         compared: list[dict[str, Any]] = []
         runs: list[dict[str, Any]] = []
-        for name, stack, batch in self._runs():
-            path = self._folder / f"{name}.json"
+        for run in self._runs():
+            path = self._folder / f"{run.name}.json"
             if not path.exists():
                 continue
             variants: Mapping[str, Any] = json.loads(path.read_text("utf-8"))["variants"]
-            predictions = predict(self._scenario(stack, batch), list(variants), profile=self._profile)
+            predictions = predict(self._scenario(run), list(variants), profile=self._profile)
             for variant, measured in variants.items():
                 predicted = predictions[variant]
                 values = (predicted.ttft_s, predicted.tpot_s, predicted.speedup.value)
@@ -200,9 +252,12 @@ class Evidence:
                     for figure, value in zip(FIGURES, values, strict=True)
                     if measured[figure] is not None
                 }
-                compared.append({"run": name, "variant": variant, **both})
+                compared.append({"run": run.name, "variant": variant, **both})
                 texts = (f"{figure} {at['predicted']:.3g} for {at['measured']:.3g}" for figure, at in both.items())
-                print(f"{name}, {variant}, predicted for measured: {', '.join(texts)}", file=sys.stderr)
+                print(f"{run.name}, {variant}, predicted for measured: {', '.join(texts)}", file=sys.stderr)
+                if run.allreduce != "own":
+                    # a table of runs has no column for it
+                    continue
                 runs.append(
                     {
                         "source": "emulated links" if self._ranks == 1 else "real links",
@@ -210,15 +265,15 @@ class Evidence:
                         "model": Path(self._model).name if self._options.model in self._own else self._model,
                         "cluster": Path(self._profile.cluster_name).name,
                         "tp": self._tp,
-                        "stack": stack,
+                        "stack": run.stack,
                         "variant": variant,
-                        "batch": batch,
+                        "batch": run.batch,
                         "prompt": self._options.prompt,
                         "gen": self._options.gen,
                         "tokens_per_s": f"{measured['tokens_per_s']:.6g}",
                     }
                 )
-        write_file(self._folder / COMPARED, json.dumps(SCHEMA.marked(rows=compared), indent=1))
+        write_file(self._folder / COMPARED, _rows(compared))
         if runs:
             write_file(self._folder / RUNS, _csv(runs))
 
@@ -230,6 +285,10 @@ def _cluster_of(machine: Mapping[str, Any]) -> str:
     if device and not names:
         raise UsageError(f"no cluster of the catalog has a '{device}'", hint="--cluster FILE.toml describes this one")
     return min(names, key=lambda name: not is_shipped(name), default="h100-sxm")
+
+
+def _rows(rows: Iterable[Mapping[str, Any]]) -> str:
+    return json.dumps(SCHEMA.marked(rows=list(rows)), indent=1)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,8 @@
 import argparse
 import csv
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +90,32 @@ def report(fitted: FittedProfile) -> Iterator[str]:
     for slowdown in fitted.slowdowns:
         kernel, ratios = "memory-bound" if slowdown.memory_bound else "compute-bound", slowdown.ratios
         yield f"{slowdown.pair}, {kernel} kernel: {np.median(ratios):.2f} times as long, {len(ratios)} points"
+    measured = [loss.ratio for loss in fitted.losses]
     for kernel in dict.fromkeys(loss.kernel for loss in fitted.losses):
-        own = [loss for loss in fitted.losses if loss.kernel == kernel]
-        counts = sorted({loss.held for loss in own})
-        times = (np.median([loss.ratio for loss in own if loss.held == count]) for count in counts)
+        counts = sorted({loss.held for loss in fitted.losses if loss.kernel == kernel})
+        by_default = f", by default {_losses(fitted, kernel, fitted.defaults)}" if fitted.defaults else ""
         yield (
             f"{kernel}, next to {', '.join(f'{count:g}' for count in counts)} held: "
-            f"{', '.join(f'{ratio:.2f}' for ratio in times)} times as long"
+            f"{_losses(fitted, kernel, measured)} times as long{by_default}"
         )
+    for gemm in fitted.sustained:
+        clock = f", clock {gemm.clock_MHz:.0f} MHz" if gemm.clock_MHz else ""
+        yield f"gemm of {gemm.m:g} tokens under load: {gemm.ratio:.2f} times as long as cold{clock}"
     for name, value in (*fitted.profile.overheads.items(), *fitted.profile.overlap.items()):
         yield f"{name} {value:.3g}"
     if "collective_slowdown" not in fitted.profile.overlap:
         yield "collective_slowdown not measured: predictions use the default"
     for warning in fitted.warnings:
         yield f"warning: {warning}"
+
+
+def _losses(fitted: FittedProfile, kernel: str, ratios: Sequence[float]) -> str:
+    """The median by number of held SMs of what is said of each loss."""
+    by_count: dict[float, list[float]] = defaultdict(list)
+    for loss, ratio in zip(fitted.losses, ratios, strict=True):
+        if loss.kernel == kernel:
+            by_count[loss.held].append(ratio)
+    return ", ".join(f"{np.median(by_count[count]):.2f}" for count in sorted(by_count))
 
 
 def _diff(options: argparse.Namespace) -> None:

@@ -1,13 +1,13 @@
 """Figures of a stack as this machine shows them: what lies between kernels, and how unevenly kernels run."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from calibration.fit.samples import ELEMENTWISE, MeasuredOp, Points, Sample
+from calibration.fit.samples import ELEMENTWISE, SUSTAINED, MeasuredOp, Points, Sample
 from calibration.fit.tables import KINDS
 from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.roofline import Gpu
@@ -27,7 +27,8 @@ FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
     """Figures that were measured, by name.
 
-    Those of a stack's specs, the jitter, the lag of the slowest rank, and a tiny kernel's time in a CUDA graph.
+    Those of a stack's specs, the share of its peak that the GPU keeps up, the jitter, the lag of the slowest rank, and
+    a tiny kernel's time in a CUDA graph.
     """
     points = {op.op: at for op, at in medians.items() if not op.ranks}
     figures = {f"{op}_s": points[op][()] for op in LAUNCHES if op in points}
@@ -43,6 +44,9 @@ def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], r
     if floors_s:
         # a kernel that this runtime does not fuse takes several floors
         figures["small_kernel_factor"] = float(np.median(floors_s) / reference.kernel_s)
+    rates = [2.0 * m * n * k / seconds for (m, n, k), seconds in points.get(SUSTAINED, {}).items()]
+    if rates:
+        figures["sustained_share"] = max(rates) / float(reference.bf16_flops)
     spreads: dict[Any, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op in (*KINDS, *ELEMENTWISE) and sample.seconds is not None:
@@ -53,6 +57,28 @@ def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], r
     if len(relative):
         figures[RANK_SKEW] = max(0.0, float(relative.max()) - 1.0)
     return figures
+
+
+class Sustained(NamedTuple):
+    """A GEMM under load for seconds."""
+
+    m: float
+    """Tokens."""
+    ratio: float
+    """How many times as long it takes as on a GPU that is just warm."""
+    clock_MHz: float | None
+    """Of the GPU by then; None: it is not known."""
+
+
+def sustained(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample]) -> Iterator[Sustained]:
+    """GEMMs that were measured both ways."""
+    points = {op.op: at for op, at in medians.items()}
+    clocks = {sample.key: sample.clock_MHz for sample in samples if sample.op == SUSTAINED}
+    for at, seconds in points.get(SUSTAINED, {}).items():
+        cold_s = points["gemm"].get(at)
+        if cold_s is not None:
+            key = SUSTAINED, tuple(sorted(zip(("m", "n", "k"), at, strict=True)))
+            yield Sustained(at[0], seconds / cold_s, clocks[key])
 
 
 def rank_factors(samples: Sequence[Sample]) -> Floats:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibration.fit.holdout import judge
-from calibration.fit.overheads import overheads
+from calibration.fit.overheads import Sustained, overheads, sustained
 from calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
 from calibration.fit.samples import CURVES, MeasuredOp, Points, SampleStore, medians
 from calibration.fit.tables import DTYPE, KINDS, curve_of, table_of
+from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
 from ladder_sim.costs.roofline import Gpu
@@ -34,6 +35,10 @@ class FittedProfile:
     """Of kernels and all-reduces that ran at the same time."""
     losses: tuple[Loss, ...]
     """Of kernels while a part of the processor was held."""
+    defaults: tuple[float, ...]
+    """The same by the simulator's default rules; empty on a CPU, whose threads they do not describe."""
+    sustained: tuple[Sustained, ...]
+    """GEMMs under seconds of load."""
     refused: tuple[str, ...]
     """Tables and curves whose median error is too large, with that error."""
     warnings: tuple[str, ...]
@@ -90,6 +95,8 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         unjudged=tuple(op.label for op, stats in judged.items() if stats is None),
         slowdowns=overlaps,
         losses=held,
+        defaults=tuple(loss.predicted(sms, OverlapParameters()) for loss in held) if on_gpu else (),
+        sustained=tuple(sustained(points, store.samples)),
         refused=refused,
         warnings=tuple(warning for warning, there in warned.items() if there),
     )

@@ -35,6 +35,8 @@ _LIMIT_BYTES = 2**28
 BESIDE = "_beside_"
 # behind it: not an op, but a part of the processor that is taken, SMs of a GPU or threads of a CPU
 HELD = "held"
+# a GEMM after seconds of GEMMs, when power and heat have settled: its time under "gemm" is that of a GPU just warm
+SUSTAINED = "sustained_gemm"
 # collectives that become curves of a profile: by name of the op, their kind and algorithm there
 CURVES: Mapping[str, tuple[CollectiveName, str]] = {
     **{name: (name, "nccl") for name in COLLECTIVES},
@@ -53,6 +55,7 @@ COORDINATES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
     "queued_kernel": ("streams",),
     "queued_all_reduce": ("streams", "bytes", "ranks", "nodes"),
+    SUSTAINED: AXES["gemm"],
     HELD: (HELD,),
     **dict.fromkeys(CURVES, ("bytes", "ranks", "nodes")),
 }

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from calibration.fit.samples import ELEMENTWISE, Sample
+from calibration.fit.samples import ELEMENTWISE, SUSTAINED, Sample
 from calibration.measure.numbers import DTYPE, normal
 from runtime.model import kernels
 
@@ -134,7 +134,7 @@ def _rows(moved_bytes: float, device: torch.device, tensors: float) -> Tensor:
 
 # by op
 KERNELS: dict[str, Callable[[Sample, WeightPool], Run]] = {
-    "gemm": _gemm,
+    **dict.fromkeys(("gemm", SUSTAINED), _gemm),
     "attention_prefill": _attention_prefill,
     "attention_decode": _attention_decode,
     **dict.fromkeys(ELEMENTWISE, _elementwise),

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from calibration.fit.samples import BESIDE, HELD, Sample
-from calibration.measure.clock import Timing, clock_of, timed
+from calibration.fit.samples import BESIDE, HELD, SUSTAINED, Sample
+from calibration.measure.clock import QUEUE, Timing, clock_of, timed
 from calibration.measure.collectives import UNSUPPORTED, collective, queued_all_reduce
 from calibration.measure.kernels import KERNELS, kernel
 from calibration.measure.launches import launch
 from calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
-from calibration.measure.plan import WARM_UPS
+from calibration.measure.plan import SUSTAINED_S, WARM_UPS
 from calibration.measure.ranks import Ranks
 
 # measures once: timings by name of the op
@@ -52,7 +52,7 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
         return [op]
     clock = clock_of(ranks.device)
     try:
-        _warm_up(repeat, clock.warm_s, ranks)
+        _warm_up(repeat, SUSTAINED_S if op.op == SUSTAINED else clock.warm_s, ranks)
         before_MHz = clock.frequency()
         rows = [repeat() for _ in range(repeats)]
         after_MHz = clock.frequency()
@@ -87,7 +87,8 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
         run, clock = kernel(op, ranks.weights), clock_of(ranks.device)
         # its result needs memory as well
         run()
-        count = clock.chain(timed(run, clock))
+        # as long as can be: the GPU rests while it is held for the next one
+        count = QUEUE if op.op == SUSTAINED else clock.chain(timed(run, clock))
         return lambda: {op.op: Timing(timed(lambda: [run() for _ in range(count)], clock, count) / count)}
     if "streams" in op.point and "ranks" in op.point:
         seconds = queued_all_reduce(op, ranks)

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+# notes how far a device's work was issued; what it returns says whether it has got there, to any thread
+Mark = Callable[[], Callable[[], bool]]
+
 
 class Handle(Protocol):
     """A collective under way."""
@@ -94,6 +97,9 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Wait for every rank of all groups."""
+
+    def replayed(self, mark: Mark) -> None:
+        """A graph with this rank's collectives was started: `mark` where it ends."""
 
     def watched(self) -> "AbstractContextManager[Times]":
         """Measure the time of collectives meanwhile."""
@@ -199,6 +205,9 @@ class Alone:
 
     def barrier(self) -> None:
         """No-op: single rank."""
+
+    def replayed(self, mark: Mark) -> None:
+        """No-op: nobody waits for this rank."""
 
     def watched(self) -> AbstractContextManager[Times]:
         return nullcontext(Times())

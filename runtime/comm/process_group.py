@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -15,7 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from runtime.comm.base import DONE, ONE_GROUP, ONE_STAGE, Exchange, Handle, Pipeline, Times
+from runtime.comm.base import DONE, ONE_GROUP, ONE_STAGE, Exchange, Handle, Mark, Pipeline, Times
 from runtime.comm.streams import SideStream
 
 _Options = TypeVar("_Options", bound=Any)
@@ -58,8 +59,11 @@ class ProcessGroup:
         reduction: Reduction = lambda x: False,
     ) -> None:
         self.name, self.rank, self.size = name, group.rank(), group.size()
-        # collectives so far
+        # collectives so far, without those in graphs
         self.issued = 0
+        # graphs that were started and have ended, and what says whether each of the others has, the oldest first
+        self._ended = 0
+        self._running: deque[Callable[[], bool]] = deque()
         self.pipeline = pipeline
         self._others = exchange
         self.exchange: Exchange = RowExchange(exchange) if exchange else ONE_GROUP
@@ -122,6 +126,16 @@ class ProcessGroup:
         maximum = seconds.to("cuda" if self.name == "nccl" else "cpu", copy=True)
         self._start(lambda: self._group.allreduce([maximum], largest), blocking=True).wait()
         return maximum.cpu() if self._others is None else self._others.slowest(maximum)
+
+    def replayed(self, mark: Mark) -> None:
+        self._running.append(mark())
+
+    def replays(self) -> tuple[int, int]:
+        """Graphs that were started, and that have ended; for one thread, not that which starts them."""
+        while self._running and self._running[0]():
+            self._ended += 1
+            self._running.popleft()
+        return self._ended + len(self._running), self._ended
 
     def barrier(self) -> None:
         self.slowest(torch.zeros(1))

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
 from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator, Pipeline
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
-from runtime.comm.heartbeat import Heartbeat
+from runtime.comm.heartbeat import Heartbeat, Progress
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups, nccl_groups
 from runtime.comm.streams import SideStream
@@ -126,8 +126,13 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     comm = ProcessGroup(backend, groups.tensor, heartbeat.blame, settings, pipeline, exchange, stream=stream, **kernel)
     if degrees.pp == 1:
         # stages issue different numbers of collectives
-        heartbeat.count(lambda: comm.issued + (exchange.issued if exchange else 0))
+        heartbeat.follow(lambda: _progress(comm, exchange))
     return comm
+
+
+def _progress(comm: ProcessGroup, exchange: ProcessGroup | None) -> Progress:
+    started, ended = comm.replays()
+    return Progress(comm.issued + (exchange.issued if exchange else 0) + started, ended, started > ended)
 
 
 def _choose(config: CommConfig, place: Place, ranks: int) -> str:

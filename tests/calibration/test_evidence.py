@@ -14,6 +14,8 @@ import typer
 
 from calibration.__main__ import main
 from calibration.evidence import steps
+from calibration.evidence.checks import Check
+from calibration.evidence.faults import Fault
 from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.validation.dataset import read_dataset
@@ -86,13 +88,13 @@ def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
     assert {row["variant"] for row in compared} == {"standard", "parallel", "ladder", "upper-bound"}
 
 
-def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_reported(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran: list[list[str]] = []
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands that are run on a machine with H100s, where emulated vLLM does not fit."""
+    commands: list[list[str]] = []
 
     def calibrate(command: Sequence[str], *, capture: bool) -> tuple[int, str]:
-        ran.append(list(command))
+        commands.append(list(command))
         path = Path(next(word for word in command if word.startswith("--samples")).partition("=")[2])
         store = SampleStore(path, {"gpu": "NVIDIA H100 80GB HBM3"})
         for m in (1.0, 16.0):
@@ -100,19 +102,72 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
         return 0, ""
 
     def bench(model: str, variants: Any, stack: str, set_: Any, json_: bool, save: Path, flags: Sequence[str]) -> None:
-        ran.append([stack, *flags])
-        if stack == "vllm":
+        commands.append([stack, *flags])
+        if stack == "vllm" and "--backend=emulate" in flags:
             raise typer.Exit(1)
         tpot_s = 0.1 if "--batch=1" in flags else None
         each = {"ttft_s": 1.0, "tpot_s": tpot_s, "speedup": 1.0, "tokens_per_s": 10.0}
-        save.write_text(json.dumps({"variants": {"standard": each, "ladder": each}}))
+        done = {"decode": "CUDA graphs", "blocks": "compiled", "kernels": "fused", "missing": []}
+        variants = {"standard": each, "ladder": each}
+        memory = {"planned_bytes": 10**9, "reserved_bytes": 10**9}
+        result = {"execution": done, "memory": memory, "shape": {"layers": 2}, "variants": variants}
+        save.write_text(json.dumps(result))
 
+    def cause(fault: Fault, model: str) -> Check:
+        commands.append(["fault", fault.name])
+        return Check(fault.name, True, "code 3")
+
+    monkeypatch.setattr(steps, "cause", cause)
+    monkeypatch.setattr(steps, "of_device", lambda: [Check("graphs", True, "")])
     monkeypatch.setattr(steps.processes, "run", calibrate)
     monkeypatch.setattr(steps, "measure", bench)
+    return commands
+
+
+def test_engines_run_with_each_all_reduce_between_gpus(
+    config: Path, tmp_path: Path, ran: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "evidence"
+    # no communication was measured, and nothing captured
+    assert main(["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--prompt=8", "--gen=4"]) == 1
+    engines = [(words[0], "--allreduce=one-shot" in words) for words in ran if words[0] in ("gpt-fast", "vllm")]
+    assert engines == [("gpt-fast", False)] * 2 + [("vllm", False), ("vllm", True)] * 2
+    assert not any("emulate" in word for words in ran for word in words)
+    predicted = {
+        row["run"]: row["tpot_s"]["predicted"]
+        for row in json.loads((out / steps.COMPARED).read_text())["rows"]
+        if row["variant"] == "standard" and "tpot_s" in row
+    }
+    assert predicted["vllm-batch-1-one-shot"] < predicted["vllm-batch-1-nccl"]
+    # what engines take by themselves was not measured
+    monkeypatch.chdir(out)
+    assert {run.configuration.stack for run in read_dataset(steps.RUNS).measurements} == {"gpt-fast"}
+
+
+def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_reported(
+    config: Path,
+    tmp_path: Path,
+    ran: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = tmp_path / "evidence"
     arguments = ["evidence", f"--out={out}", f"--model={config}", "--ranks=1", "--tp=2", "--budget=40s"]
     assert main([*arguments, "--prompt=8", "--gen=4"]) == 1
-    assert "not measured: vllm-batch-1: " in capsys.readouterr().err
+    errors = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("not measured: vllm-batch-1: ") for line in errors)
+    # no communication was measured, and nothing captured
+    assert "not as expected: gpt-fast-batch-1: hidden communication: none" in errors
+    assert any(line.startswith("not as expected: ladder: capture: ") for line in errors)
+    checks = json.loads((out / steps.CHECKS).read_text())["rows"]
+    assert [check["name"] for check in checks if check["holds"]] == [
+        *("steady clocks", "graphs", "memory", "too few GPUs"),
+        *(f"gpt-fast-batch-{batch}: {what}" for batch in (1, 16) for what in ("launches", "memory")),
+    ]
+    # once
+    assert main([*arguments, "--prompt=8", "--gen=4"]) == 1
+    assert ran.count(["fault", "memory"]) == ran.count(["fault", "too few GPUs"]) == 1
+    del ran[5:]
     ops, *runs = ran
     assert {"--overlap", "--ranks=1", "--tp=2", "--budget=20s"} <= set(ops)
     assert [flags[0] for flags in runs] == ["gpt-fast", "gpt-fast", "vllm", "vllm"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.fit.command import report
 from calibration.fit.overlap import error_of, losses
 from calibration.fit.profile import FittedProfile, make_profile
 from calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
@@ -113,6 +114,28 @@ def test_planted_contention_is_recovered_from_kernels_next_to_held_sms(tmp_path:
     hardware = Hardware.of(Scenario.of(model="8b", tp=8), result.profile)
     assert hardware.overlap.grid_spare == pytest.approx(0.2)
     assert error_of(result.losses, 132, {}) > 1e-4
+
+
+def test_measured_contention_is_shown_next_to_the_default(tmp_path: Path) -> None:
+    """As with the cuBLAS of CUDA 13: 112 tiles do not fit next to 24 SMs of 132 and as many halves."""
+    samples = [
+        sample("gemm_beside_held", ratio, 1.0, m=16.0, n=14336.0, k=4096.0, held=held)
+        for held, ratio in ((4.0, 1.07), (24.0, 1.09))
+    ]
+    lines = list(report(fitted(tmp_path, samples)))
+    assert "gemm of 16 tokens, next to 4, 24 held: 1.07, 1.09 times as long, by default 1.00, 2.00" in lines
+
+
+def test_the_rate_that_a_gpu_keeps_up_is_that_of_predictions(tmp_path: Path) -> None:
+    shape = {"m": 4096.0, "n": 8192.0, "k": 4096.0}
+    seconds = 2 * 4096 * 8192 * 4096 / (0.6 * catalog.cluster("h100-sxm").gpu.bf16_flops)
+    under_load = replace(sample("sustained_gemm", seconds, **shape), clock_MHz=1410.0)
+    result = fitted(tmp_path, [sample("gemm", seconds / 1.25, **shape), under_load])
+    assert "gemm of 4096 tokens under load: 1.25 times as long as cold, clock 1410 MHz" in report(result)
+    scenario = Scenario.of(model="8b", tp=8, stack="vllm")
+    assert Hardware.stated(scenario, result.profile).stack.sustained_share == pytest.approx(0.6)
+    by_hand = Scenario.of(model="8b", tp=8, stack="vllm", overrides={"stack.sustained_share": "0.7"})
+    assert Hardware.stated(by_hand, result.profile).stack.sustained_share == 0.7
 
 
 def test_show_lists_what_was_measured_besides_tables(tmp_path: Path) -> None:

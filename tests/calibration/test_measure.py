@@ -21,7 +21,7 @@ from calibration.crosscheck.observations import scenario_of
 from calibration.crosscheck.run import own_scenario
 from calibration.crosscheck.testbed import Testbed
 from calibration.fit.samples import ELEMENTWISE, Sample, SampleStore
-from calibration.measure.clock import timed
+from calibration.measure.clock import QUEUE, timed
 from calibration.measure.collectives import UNSUPPORTED, collective
 from calibration.measure.command import budget_s, undivided
 from calibration.measure.holder import _held_sms
@@ -143,6 +143,12 @@ def test_gemms_of_few_tokens_are_measured_next_to_held_sms() -> None:
     assert not any("held" in op.point for op in ops_of([catalog.model("8b")], [8], ALONE, cuda=True))
 
 
+def test_the_longest_gemm_of_a_shard_is_measured_under_load() -> None:
+    shards = [op.point for op in ops_of([catalog.model("8b")], [4, 8], ALONE, cuda=True) if op.op == "sustained_gemm"]
+    assert shards == [{"m": 4096, "n": n, "k": 4096} for n in (8704, 4352)]
+    assert not any(op.op == "sustained_gemm" for op in ops_of([catalog.model("8b")], [8], ALONE))
+
+
 def test_every_kind_of_op_is_timed() -> None:
     ranks = Ranks()
     kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, largest=128)}
@@ -262,6 +268,17 @@ def test_a_clock_that_falls_during_the_repeats_makes_a_burst(monkeypatch: pytest
         device.clocks = iter(clocks)
         (sample,) = measure(add, 3, Ranks())
         assert (sample.burst, sample.clock_MHz) == (burst, clocks[1])
+
+
+def test_a_gemm_runs_for_seconds_before_it_counts_as_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    # half a second for each repeat
+    monkeypatch.setattr("calibration.measure.ops.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    (sample,) = measure(Sample(op="sustained_gemm", point={"m": 1.0, "n": 8.0, "k": 8.0}, seconds=None), 3, Ranks())
+    # five seconds after the two that show how long one takes, and three that count
+    assert device.held == [QUEUE] * (2 + 10 + 3)
+    assert sample.seconds == pytest.approx(1.0 / QUEUE)
 
 
 def test_the_slowest_rank_counts_where_others_wait_for_it_and_a_typical_one_elsewhere(

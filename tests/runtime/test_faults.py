@@ -1,6 +1,7 @@
 """Ranks that die, hang or never come: the others stop, name that rank, and leave no process behind."""
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
-from runtime.comm.heartbeat import Heartbeat
+from runtime.comm.heartbeat import Heartbeat, Progress
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, agree, connect
@@ -277,7 +278,7 @@ def test_a_rank_that_is_stuck_is_named() -> None:
     """NCCL's watchdog ended the others without a name."""
     store = dist.HashStore()
     heartbeat = Heartbeat(store, 0, 3)
-    heartbeat.count(lambda: 7)
+    heartbeat.follow(lambda: Progress(7))
 
     def at(now_s: float, *says: str) -> RankError | None:
         for rank, text in enumerate(says, 1):
@@ -285,13 +286,64 @@ def test_a_rank_that_is_stuck_is_named() -> None:
         heartbeat._beat()
         return heartbeat.stuck(now_s, patience_s=60.0)
 
-    # beats, collectives, and whether it has failed
-    assert at(0.0, "1 7 0", "1 5 0") is None
-    assert at(59.0, "60 7 0", "60 5 0") is None
-    assert "rank 2 hangs" in str(at(61.0, "62 7 0", "62 5 0"))
+    # beats, collectives, graphs that have ended, whether there are others, and whether it has failed
+    assert at(0.0, "1 7 0 0 0", "1 5 0 0 0") is None
+    assert at(59.0, "60 7 0 0 0", "60 5 0 0 0") is None
+    assert "rank 2 hangs" in str(at(61.0, "62 7 0 0 0", "62 5 0 0 0"))
     # all wait for a GPU
-    assert at(100.0, "99 7 0", "99 7 0") is None
-    assert at(200.0, "99 7 0", "199 7 0").message == "rank 1 died or was stopped (noticed by rank 0)"  # type: ignore[union-attr]
+    assert at(100.0, "99 7 0 0 0", "99 7 0 0 0") is None
+    assert at(200.0, "99 7 0 0 0", "199 7 0 0 0").message == "rank 1 died or was stopped (noticed by rank 0)"  # type: ignore[union-attr]
+
+
+def test_a_rank_whose_graph_does_not_end_is_named() -> None:
+    """NCCL sees no collective in a graph: ranks waited for ever."""
+    store = dist.HashStore()
+    heartbeat = Heartbeat(store, 0, 2)
+
+    def after(seconds: float, own: Progress, other: str) -> str:
+        begun_s = next(begun)
+        heartbeat.follow(lambda: own)
+        for now_s in (0.0, seconds):
+            # it beats
+            store.set("alive/1", f"{next(beats)} {other} 0")
+            heartbeat._beat()
+            error = heartbeat.stuck(begun_s + now_s, patience_s=60.0)
+        return "" if error is None else error.message
+
+    beats, begun = itertools.count(1), itertools.count(0.0, 1e6)
+    # all that was started has ended
+    assert after(61.0, Progress(9, 9), "9 9 0") == ""
+    # it stands behind the last message of its graph; the others have gone on to the next
+    assert after(61.0, Progress(10, 9, True), "9 8 1") == "rank 1 hangs (noticed by rank 0)"
+    # it stands before that, and all wait for it
+    assert after(59.0, Progress(12, 11, True), "12 11 1") == ""
+    assert after(61.0, Progress(14, 13, True), "14 13 1") == "ranks 0, 1 hang in a CUDA graph (noticed by rank 0)"
+
+
+# the main threads wait for their GPUs
+STUCK = """
+import threading
+import torch.distributed as dist
+from runtime.comm import heartbeat
+heartbeat._LOOK_S = heartbeat.BEAT_S
+store = dist.HashStore()
+for rank in (1, 0):
+    beats = heartbeat.Heartbeat(store, rank, 2)
+    beats.follow(lambda: heartbeat.Progress(4, 3, running=True))
+beats.end_if_stuck(1.0)
+threading.Event().wait()
+"""
+
+
+def test_a_rank_that_waits_for_a_graph_ends_by_itself() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != FOLDER}
+    ended = subprocess.run(
+        [sys.executable, "-c", STUCK], env={**environment, "PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        timeout=HANG_S,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "error: ranks 0, 1 hang in a CUDA graph (noticed by rank 0)" in ended.stderr
+    assert "--timeout" in ended.stderr
 
 
 def test_a_network_interface_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

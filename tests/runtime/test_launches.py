@@ -109,6 +109,22 @@ def test_a_decode_step_launches_few_kernels_in_order(
     assert graphs[-1] == captured
 
 
+def test_graphs_that_have_not_ended_are_counted(monkeypatch: pytest.MonkeyPatch, group: Any) -> None:
+    cuda, launches, _ = install(monkeypatch)
+    run, wiring = generator(group, EngineConfig(), GRAPHS), lay_out("ladder", LAYERS)
+    comm: Any = run.model.comm
+    with launches:
+        run.prefill(wiring)
+        run.decode(wiring, 1)
+        assert comm.replays() == (2, 2)
+        cuda.hangs = True
+        for step in (2, 3):
+            run.decode(wiring, step)
+        assert comm.replays() == (4, 2)
+        cuda.hangs = False
+    assert comm.replays() == (4, 4)
+
+
 @pytest.mark.parametrize(("pads", "window"), [((0, 0), 0), ((2, 0), 0), ((0, 3), 4)])
 def test_decode_attention_of_gpus_computes_what_that_of_cpus_does(
     monkeypatch: pytest.MonkeyPatch, pads: tuple[int, int], window: int

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ladder_sim.errors import InfeasibleError
+from runtime import device
+from runtime.assemble import assemble
 from runtime.checkpoint.tensors import LM_HEAD
 from runtime.checkpoint.weights import Sliceable, fill, random_weights
 from runtime.comm.base import Alone, AloneInPipeline
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
 from runtime.kinds import Experts
 from runtime.memory import check_fits, enough_memory, needs
 from runtime.model.decoder import Decoder
@@ -25,6 +28,17 @@ pytestmark = pytest.mark.torch
 DENSE = ModelConfig(layers=3, hidden=256, heads=8, kv_heads=2, head_dim=32, intermediate=1024, vocab=2048)
 ROUTED = replace(DENSE, experts=Experts(count=4, top_k=2, intermediate=512))
 PROMPT = 256
+
+
+def peak_bytes(folder: Path, run: Callable[[], object]) -> int:
+    """The most that torch's allocator holds meanwhile beyond what it held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    changes = [event["args"] for event in events if event.get("name") == "[memory]"]
+    before: int = changes[0]["Total Allocated"] - changes[0]["Bytes"]
+    return max(change["Total Allocated"] for change in changes) - before
 
 
 @pytest.mark.parametrize(
@@ -46,16 +60,54 @@ def test_a_prefill_needs_what_is_planned(
     fill(model, random_weights(seed=0))
     assert plan.weights == sum(weight.nbytes for weight in model.parameters())
     tokens_BT, cache = torch.randint(config.vocab, (1, PROMPT)), model.cache(batch=1)
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        model(tokens_BT, wirings[0], cache=cache)
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    totals = [event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]"]
-    first = next(event["args"] for event in events if event.get("name") == "[memory]")
-    used = max(totals) - (first["Total Allocated"] - first["Bytes"])
+    with torch.inference_mode():
+        used = peak_bytes(tmp_path, lambda: model(tokens_BT, wirings[0], cache=cache))
     # of experts the plan counts the worst case
     assert used <= plan.prefill * 1.02
     assert plan.prefill <= used * (1.6 if config.experts else 1.1)
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("prefill", ["off", "on"])
+def test_graphs_keep_the_largest_recorded_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefill: Wish, attention: str
+) -> None:
+    """One of them runs at a time: what it makes lies where that of the others did."""
+    kept: list[int] = []
+
+    class Recorder(device.Cpu):
+        has_graphs = True
+        # of anything else than that there are graphs
+        has_flash_decode = False
+        compiler_problem = "there is none"  # type: ignore[assignment]
+
+        def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
+            kept.append(peak_bytes(tmp_path, step))
+            return lambda: None
+
+    monkeypatch.setitem(device.DEVICES, "cpu", Recorder())
+    # what flash attention makes of a decode step depends on the context, and is recorded by no real device
+    monkeypatch.setattr("runtime.execution._attention_problem", lambda model: None)
+    comm, engine, batch = Alone(2), EngineConfig(attention=attention), 2
+    wirings = [lay_out(variant, DENSE.layers) for variant in ("standard", "ladder")]
+    wished = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs=prefill)
+    sizes: dict[str, Any] = {"prompt": PROMPT, "gen": 8, "dtype": torch.float32}
+    where = {"device": torch.device("cpu"), "batch": batch, "seed": 0}
+    generator = assemble(DENSE, engine, comm, wirings=wirings, execution=wished, **sizes, **where)
+    for wiring in wirings:
+        generator.prefill(wiring)
+        generator.decode(wiring, 1)
+    assert len(kept) == (4 if prefill == "on" else 2)
+    recorded = generator.execution.recorded
+    assert recorded == wished.recorded
+    plan = needs(DENSE, engine, wirings, comm=comm, recorded=recorded, **sizes).of_batch(batch, 1)
+    # a decode step makes little, in pieces of 64 bytes
+    assert max(kept) <= plan.graphs * 1.02 + 2**14
+    assert plan.graphs <= max(kept) * 1.1 + 2**14
+    # what is not recorded keeps nothing, and a pipeline records nothing
+    assert needs(DENSE, engine, wirings, comm=comm, **sizes).graphs == 0
+    staged = needs(DENSE, engine, wirings, comm=Alone(2, AloneInPipeline(0, 2)), recorded=recorded, **sizes)
+    assert staged.graphs == 0
 
 
 def test_weights_are_drawn_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +141,18 @@ def test_what_did_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_would_fit_does() -> None:
-    """The batch that a refusal names, on a stage of a pipeline as well."""
-    for stages in (1, 2):
+    """The batch that a refusal names, on a stage of a pipeline and with graphs as well."""
+    cases: tuple[tuple[int, tuple[Phase, ...], str], ...] = (
+        (1, (), "of a prefill, batch 1000"),
+        (2, (), "of a prefill, batch 1000"),
+        (1, ("prefill", "decode"), "of a prefill, .* of CUDA graphs, batch 1000"),
+    )
+    for stages, recorded, words in cases:
         comm = Alone(2, AloneInPipeline(0, stages))
         work: dict[str, Any] = {"comm": comm, "prompt": PROMPT, "gen": 8, "dtype": torch.bfloat16}
+        work["recorded"] = recorded
         wirings, free_bytes = [lay_out("ladder", DENSE.layers)], 50e6
-        with pytest.raises(InfeasibleError, match="of a prefill, batch 1000") as refused:
+        with pytest.raises(InfeasibleError, match=words) as refused:
             check_fits(DENSE, EngineConfig(), wirings, batch=1000, free_bytes=free_bytes, **work)
         batch = int(refused.value.hint.split()[3])
         check_fits(DENSE, EngineConfig(), wirings, batch=batch, free_bytes=free_bytes, **work)

@@ -14,6 +14,8 @@ class FakeCuda:
     ----------
     ran
         Stream and name of everything that ran, in the order of issue; waits of a stream for another are ``wait``.
+    hangs
+        What runs meanwhile does not end before it is over.
     """
 
     def __init__(self) -> None:
@@ -21,7 +23,7 @@ class FakeCuda:
         self.compute = FakeStream(self, name="compute")
         self._streams = [self.compute]
         self._current = self.compute
-        self.capturing = False
+        self.capturing = self.hangs = False
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Take the place."""
@@ -88,10 +90,14 @@ class FakeEvent:
 
     def __init__(self, cuda: FakeCuda, **options: Any) -> None:
         self._cuda, self._options = cuda, options
-        self.at_s = 0.0
+        self.at_s, self._hung = 0.0, False
 
     def record(self) -> None:
         self.at_s = self._cuda.current_stream().now_s
+        self._hung = self._cuda.hangs
+
+    def query(self) -> bool:
+        return not (self._hung and self._cuda.hangs)
 
     def wait(self) -> None:
         stream = self._cuda.current_stream()
