@@ -17,7 +17,7 @@ from calibration.steps_fit import steps_toml
 from ladder_sim.costs.collectives import fabrics
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
-from ladder_sim.serve.measured_steps import MeasuredSteps
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.schema import Schema

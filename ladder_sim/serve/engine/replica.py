@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import simpy
 
-from ladder_sim.serve.mix import Mix, MixTimes
-from ladder_sim.serve.requests import Answer
-from ladder_sim.serve.scheduler import Scheduler, SchedulerSpec, Step
-from ladder_sim.serve.speculation import Speculation
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.scheduler import Scheduler, SchedulerSpec, Step
+from ladder_sim.serve.engine.speculation import Speculation
+from ladder_sim.serve.steps.mix import Mix, MixTimes
 
 # over how long the power limit of a GPU averages, seconds: judgement; nvidia-smi reports the last second
 POWER_S = 1.0
@@ -183,7 +183,7 @@ class Replica(ABC):
 
 
 class SimulatedReplica(Replica):
-    """One whose scheduler is simulated: `ladder_sim.serve.scheduler`."""
+    """One whose scheduler is simulated: `ladder_sim.serve.engine.scheduler`."""
 
     def __init__(
         self,

@@ -17,11 +17,11 @@ import numpy as np
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.pools import Sizes
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.replicas.pools import Sizes
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.specs.scenario import Scenario
 
 # of the rate at which one replica breaks the promise

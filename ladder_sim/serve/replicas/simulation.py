@@ -7,12 +7,13 @@ from functools import partial
 import simpy
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.pools import Pool, Prefill
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.replica import Replica, SimulatedReplica
-from ladder_sim.serve.requests import Answer, Request
-from ladder_sim.serve.routers import ROUTERS, Router
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.replicas.pools import Pool, Prefill
+from ladder_sim.serve.replicas.routers import ROUTERS, Router
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.request import Request
 
 
 def simulate(

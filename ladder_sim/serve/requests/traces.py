@@ -28,10 +28,10 @@ from typing import IO, Any
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.lengths import MOST_TOKENS
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.results import read_record, read_results
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.requests.lengths import MOST_TOKENS
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.results import read_record, read_results
+from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.system.files import shown_path
 
 # tokens of each hash id (Mooncake, FAST'25 traces: README of kvcache-ai/Mooncake)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.serve.capacity import Points
+from ladder_sim.serve.sizing.capacity import Points
 from ladder_sim.system.journal import Journal
 
 # points of one search, about: of a limit and of replicas

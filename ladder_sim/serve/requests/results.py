@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.lengths import Lengths
-from ladder_sim.serve.promise import PERCENTILES, Metric
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serve.requests.lengths import Lengths
+from ladder_sim.serve.requests.promise import PERCENTILES, Metric
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 

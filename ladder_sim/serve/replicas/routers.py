@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Literal
 
-from ladder_sim.serve.replica import Replica
-from ladder_sim.serve.requests import Answer
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.replica import Replica
 
 Router = Literal["round-robin", "least-loaded", "prefix-aware"]
 Choose = Callable[[Sequence[Replica], Answer], Replica]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.serve.digest import digest
-from ladder_sim.serve.grids import Grids
-from ladder_sim.serve.rest import Rest
+from ladder_sim.serve.steps.grids import Grids
+from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.system.files import replacing
 
 # packages whose code the times depend on
@@ -50,7 +50,7 @@ def folder() -> Path:
 @functools.cache
 def _code() -> str:
     """A hash of the source files."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     return digest([path.read_bytes() for part in _CODE for path in sorted((package / part).rglob("*.py"))])
 
 

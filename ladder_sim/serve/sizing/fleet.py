@@ -17,16 +17,16 @@ import ladder_sim
 from ladder_sim.confidence import Confidence, Interval, Widths
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve.best_plan import Best, Context, Tried, best_plan
-from ladder_sim.serve.capacity import Capacity, Case, Search, check_rate
 from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.digest import digest
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS
-from ladder_sim.serve.measured_steps import MeasuredSteps
-from ladder_sim.serve.points import Progress, kept_points
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.best_plan import Best, Context, Tried, best_plan
+from ladder_sim.serve.sizing.capacity import Capacity, Case, Search, check_rate
+from ladder_sim.serve.sizing.points import Progress, kept_points
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole

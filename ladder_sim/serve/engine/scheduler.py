@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ladder_sim.serve.kv_blocks import KvBlocks
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.queues import QUEUES, Policy, Queue
-from ladder_sim.serve.requests import Answer
-from ladder_sim.serve.speculation import Speculation
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.kv_blocks import KvBlocks
+from ladder_sim.serve.engine.queues import QUEUES, Policy, Queue
+from ladder_sim.serve.engine.speculation import Speculation
+from ladder_sim.serve.steps.mix import Mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,11 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve.cache import cached
-from ladder_sim.serve.grids import DUTIES, KINDS, LOSSES, PARTS, Grids
-from ladder_sim.serve.lookup import Axis, Grid
-from ladder_sim.serve.mix import Mix, StepLimits
-from ladder_sim.serve.rest import Rest
+from ladder_sim.serve.steps.cache import cached
+from ladder_sim.serve.steps.grids import DUTIES, KINDS, LOSSES, PARTS, Grids
+from ladder_sim.serve.steps.lookup import Axis, Grid
+from ladder_sim.serve.steps.mix import Mix, StepLimits
+from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
 
 _LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"

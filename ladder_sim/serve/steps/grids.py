@@ -14,9 +14,9 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.graph.techniques.token_split import PROMPT_TOKENS
-from ladder_sim.serve.mix import StepLimits
-from ladder_sim.serve.rest import Rest, Steps, rest_of
-from ladder_sim.serve.steps import Attention, Mixes, StepModel
+from ladder_sim.serve.steps.mix import StepLimits
+from ladder_sim.serve.steps.rest import Rest, Steps, rest_of
+from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel
 from ladder_sim.specs.scenario import Scenario
 
 # ratio of neighbours on the axes of sequences and of lengths, and on that of shares

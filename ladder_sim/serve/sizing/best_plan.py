@@ -14,12 +14,12 @@ import numpy as np
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve.capacity import Capacity, Points, Search
 from ladder_sim.serve.load import Service
-from ladder_sim.serve.points import Progress
-from ladder_sim.serve.pools import Sizes
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.replicas.pools import Sizes
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.capacity import Capacity, Points, Search
+from ladder_sim.serve.sizing.points import Progress
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 

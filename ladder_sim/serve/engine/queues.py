@@ -4,7 +4,7 @@ import heapq
 from collections import deque
 from typing import Literal, Protocol
 
-from ladder_sim.serve.requests import Answer
+from ladder_sim.serve.engine.answer import Answer
 
 Policy = Literal["fcfs", "priority"]
 

@@ -8,7 +8,8 @@ recently used ones go first; all others go to its front.
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from ladder_sim.serve.requests import Answer, Request
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.requests.request import Request
 
 # blocks of one request, far more than any has: names of what only it holds are whole numbers
 _MOST = 1 << 32

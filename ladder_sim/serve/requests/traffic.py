@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.lengths import MOST_TOKENS, Lengths
-from ladder_sim.serve.requests import Request
+from ladder_sim.serve.requests.lengths import MOST_TOKENS, Lengths
+from ladder_sim.serve.requests.request import Request
 from ladder_sim.specs.values import whole
 
 # one request in a fortnight, and more than any service has

@@ -6,9 +6,9 @@ from math import gcd
 from typing import NamedTuple, Self
 
 from ladder_sim.costs.memory import kv_bytes
-from ladder_sim.serve.mix import MixTimes
-from ladder_sim.serve.replica import Replica, SimulatedReplica
-from ladder_sim.serve.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.steps.mix import MixTimes
 from ladder_sim.specs.scenario import Scenario
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.serve.promise import METRICS, PERCENTILES, Metric, Promise
-from ladder_sim.serve.replica import Replica
-from ladder_sim.serve.requests import Answer
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.replica import Replica
+from ladder_sim.serve.requests.promise import METRICS, PERCENTILES, Metric, Promise
 
 # the queue grows without end if, when the last request arrives, it is so many times as long as half-way, and holds such
 # a share of all requests
