@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ladder_sim.confidence import Confidence, Widths
+from ladder_sim.confidence import Confidence
+from ladder_sim.confidence.widths import Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 import ladder_sim
-from ladder_sim.confidence import Confidence, Interval, Widths
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.confidence.widths import Widths
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of

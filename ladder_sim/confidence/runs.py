@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ladder_sim.closed_loop.checks import ServingCheck, checks_of
+from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.hardware import Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
@@ -20,6 +21,11 @@ from ladder_sim.specs.workload import FORMATS
 
 # of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
 SAME_SIZE = 0.05
+# of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
+# 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
+SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
+# of a ratio of two runs: half-width of its 90 % interval, in the logarithm
+RUN_NOISE = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
 # of a stack: how much room its server gives requests changes no step, and servings had any
 _ROOM = ("memory_fraction", "serving_reserve_bytes", "token_reserve_bytes")
 
@@ -85,7 +91,10 @@ def parts_alike(
     compared: Compared,
     variants: Iterable[str] = ("standard",),
 ) -> dict[str, bool]:
-    """By part of a scenario (`ladder_sim.confidence.UNCHECKED`), whether runs had it; of wirings, all variants'."""
+    """By part of a scenario, whether runs had it; of wirings, all variants'.
+
+    `ladder_sim.confidence.unchecked.UNCHECKED` has the parts.
+    """
     measured_on, runs = compared
     cluster, stack = scenario.cluster, scenario.stack
     tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.crosses_nodes else [])]
