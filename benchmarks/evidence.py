@@ -367,7 +367,7 @@ def _misses() -> str:
 
 
 def _compared_runs() -> list[tuple[str, StackFit | ServingCheck]]:
-    """As `ladder_sim.runs` compares scenarios with them: those of fits, and measured servings."""
+    """As `ladder_sim.confidence.runs` compares scenarios with them: those of fits, and measured servings."""
     fits = [(profile.cluster.gpu.name, profile.stack_fit) for profile in shipped_fits() if profile.stack_fit]
     return [*fits, *((check.cluster.gpu.name, check) for check in serving_checks())]
 

@@ -34,10 +34,10 @@ from calibration.step_log import read_step_log
 from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import MissingDependencyError, exit_code
 from ladder_sim.serve import MeasuredSteps, Outcome, Request
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.pools import Pool
-from ladder_sim.serve.results import Result
-from ladder_sim.serve.simulation import simulate
+from ladder_sim.serve.replicas.pools import Pool
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.results import Result
+from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.system.processes import ending_children
 
 REPO = Path(__file__).parents[1]

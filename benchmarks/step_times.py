@@ -21,9 +21,9 @@ from ladder_sim import Scenario
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import StepLimits, StepTimes
-from ladder_sim.serve.cache import folder
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.steps import Mixes, StepModel
+from ladder_sim.serve.steps.cache import folder
+from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serve.steps.step_model import Mixes, StepModel
 
 BOUND = 0.02
 LIMITS = StepLimits(requests=256, tokens=8192, context=8192)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from calibration.stack_fit.unseen import conformal
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.confidence import UNCHECKED
+from ladder_sim.confidence.unchecked import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
@@ -86,7 +86,7 @@ def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[t
 def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple[str, str], float]:
     """By engine and model, the share of its rows in intervals that the engine's other models give, where it has any.
 
-    They are wider by what `ladder_sim.confidence.UNCHECKED` adds for other layers and another family of models.
+    They are wider by what `UNCHECKED` adds for other layers and another family of models.
     """
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):

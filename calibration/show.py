@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from calibration.fit.tables import tables_in
-from ladder_sim.confidence import NORMAL_90
+from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile

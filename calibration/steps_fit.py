@@ -25,10 +25,10 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import MeasuredSteps, Outcome
-from ladder_sim.serve.measured_steps import SCHEMA
-from ladder_sim.serve.pools import Pool
-from ladder_sim.serve.results import Result, read_results
-from ladder_sim.serve.simulation import simulate
+from ladder_sim.serve.engine.measured_steps import SCHEMA
+from ladder_sim.serve.replicas.pools import Pool
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.results import Result, read_results
 from ladder_sim.system.files import check_folder, write_file
 from ladder_sim.units import format_seconds
 

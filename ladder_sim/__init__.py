@@ -16,8 +16,8 @@ The way of a prediction through the package:
     tasks on streams that share a GPU; knows no transformers
 ``simulate``, ``closed_loop``
     from ops to the seconds of a request; many requests in flight under continuous batching
-``prediction``, ``answer``, ``confidence``, ``runs``
-    `predict`; what it returns, which prints itself; the intervals and sources of that; the runs behind it
+``prediction``, ``answer``, ``confidence``
+    `predict`; what it returns, which prints itself; the intervals and sources of that, and the runs behind it
 ``quality``
     published scores of models with other wirings
 ``serve``

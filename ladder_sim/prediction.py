@@ -7,11 +7,11 @@ from typing import Literal, overload
 
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.closed_loop.step import simulate_request
-from ladder_sim.confidence import NO_PROFILE, Confidence
+from ladder_sim.confidence import Confidence
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
-from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
+from ladder_sim.costs.profile import JITTER_KEY, NO_PROFILE, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, canonical_names, parse

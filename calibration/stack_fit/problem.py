@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import least_squares
 
-from ladder_sim.confidence import ROW_LOG_SD, SHARED_LOG_SD
+from ladder_sim.confidence.runs import ROW_LOG_SD, SHARED_LOG_SD
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.stack_fit.problem import Groups, Problem, by_configuration
-from ladder_sim.confidence import Widths
+from ladder_sim.confidence.widths import Widths
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
 from ladder_sim.des.shared import Floats
 from ladder_sim.prediction import predict

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import simpy
 
 import integrations.vllm.cpu  # noqa: F401
-from ladder_sim.serve.mix import Mix, MixTimes
-from ladder_sim.serve.replica import Replica
-from ladder_sim.serve.requests import Answer
-from ladder_sim.serve.scheduler import SchedulerSpec, Step
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.replica import Replica
+from ladder_sim.serve.engine.scheduler import SchedulerSpec, Step
+from ladder_sim.serve.steps.mix import Mix, MixTimes
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 

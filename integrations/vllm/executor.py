@@ -22,9 +22,9 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from ladder_sim import Scenario
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Service
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.replica import Pace
-from ladder_sim.serve.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.replica import Pace
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.steps.mix import Mix
 
 # by request: what a step brings it after so many tokens of its answer, if it has drafted ones
 Gains = Callable[[str], Sequence[int]]

@@ -14,7 +14,8 @@ from typing import Any
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.answer import Prediction, Predictions
-from ladder_sim.confidence import RUN_NOISE, Confidence, Interval
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.confidence.runs import RUN_NOISE
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError

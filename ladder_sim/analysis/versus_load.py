@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from ladder_sim.analysis.versus import Versus
-from ladder_sim.serve.fleet import Fleet, smallest_fleets
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
 
 
 def fleets_of(

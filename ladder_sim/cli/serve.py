@@ -151,8 +151,8 @@ class LoadFlags(PointFlags):
         """Fields of a `Service`."""
         from ladder_sim.errors import UnknownNameError
         from ladder_sim.serve import MeasuredSteps
-        from ladder_sim.serve.routers import ROUTERS
-        from ladder_sim.serve.speculation import Speculation
+        from ladder_sim.serve.engine.speculation import Speculation
+        from ladder_sim.serve.replicas.routers import ROUTERS
 
         if self.router not in ROUTERS:
             raise UnknownNameError("router", self.router, ROUTERS)

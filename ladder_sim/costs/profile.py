@@ -17,6 +17,8 @@ from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import DType
 
+# in place of the name of a profile: datasheet figures only
+NO_PROFILE = "none"
 # the collectives of a profile
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # those of tensor parallelism, which `calibrate run` measures

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.checks import ServingCheck
-from ladder_sim.confidence import NO_PROFILE, Confidence
-from ladder_sim.costs.profile import run_sizes
-from ladder_sim.runs import Compared, own_figures
+from ladder_sim.confidence import Confidence
+from ladder_sim.confidence.runs import Compared, own_figures
+from ladder_sim.costs.profile import NO_PROFILE, run_sizes
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from ladder_sim.confidence import NO_PROFILE
+from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec

@@ -12,7 +12,7 @@ from ladder_sim.explorer.headline import warnings
 from ladder_sim.explorer.serving import ServingReport
 from ladder_sim.graph.variants import parse
 from ladder_sim.report.figures.style import variant_colour
-from ladder_sim.serve.promise import METRICS
+from ladder_sim.serve.requests.promise import METRICS
 from ladder_sim.units import format_seconds
 
 

@@ -10,8 +10,7 @@ from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
 from ladder_sim.answer import Prediction, Predictions
-from ladder_sim.confidence import NO_PROFILE
-from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist

@@ -1,24 +1,36 @@
 """Serving under load, request by request: arrivals, schedulers, replicas, and what they promise.
 
-`step_times` says how long a step of an engine takes; `StepTimes` is of use alone, to other simulators and schedulers.
-`scheduler` decides what each step runs, `replica` runs it, `simulation` puts replicas behind a router. `traffic` draws
-requests and `traces` reads them. `load` and `capacity` are the questions: what becomes of a load, and what it needs;
-`intervals` and `fleet` answer them with intervals, the latter over plans.
+``steps``
+    how long a step of an engine takes
+``requests``
+    requests, drawn or recorded, and what is promised of their times
+``engine``
+    what one replica runs in each step
+``replicas``
+    several of them behind a router, and what becomes of the requests
+``load``, ``confidence``, ``intervals``
+    what becomes of a load; how sure that is; the same with intervals
+``sizing``
+    the fewest replicas, and GPUs, that keep a promise
+``digest``
+    a hash of values, which says whether times and searches on disk are of the same
+
+Who may import whom is stated in ``pyproject.toml``.
 """
 
-from ladder_sim.serve.capacity import Capacity, capacity
-from ladder_sim.serve.fleet import Fleet, Fleets, smallest_fleets
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.intervals import Estimate, Estimates, estimate
-from ladder_sim.serve.lengths import Lengths
 from ladder_sim.serve.load import Service, serve
-from ladder_sim.serve.measured_steps import MeasuredSteps
-from ladder_sim.serve.mix import StepLimits
-from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.step_times import StepTimes
-from ladder_sim.serve.traces import Trace
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.requests.lengths import Lengths
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.traces import Trace
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.capacity import Capacity, capacity
+from ladder_sim.serve.sizing.fleet import Fleet, Fleets, smallest_fleets
+from ladder_sim.serve.steps.mix import StepLimits
+from ladder_sim.serve.steps.times import StepTimes
 
 __all__ = [
     "Capacity",

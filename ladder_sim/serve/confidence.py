@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ladder_sim.confidence import Confidence, Widths
+from ladder_sim.confidence import Confidence
+from ladder_sim.confidence.widths import Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
-from ladder_sim.serve.measured_steps import MeasuredSteps
-from ladder_sim.serve.outcome import Outcome
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
+from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_seconds

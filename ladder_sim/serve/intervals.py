@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.confidence import Confidence, Interval, Widths
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.confidence.widths import Widths
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
-from ladder_sim.serve.measured_steps import MeasuredSteps
-from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.promise import METRICS, Bound, Promise
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.requests.promise import METRICS, Bound, Promise
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 

@@ -8,18 +8,19 @@ from typing import Any, Self
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.engines import check_engine, replica_of, scheduler_spec, with_drafter
-from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
-from ladder_sim.serve.mix import MixTimes, StepLimits
-from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.pools import Pool, Prefill, Sizes
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.routers import Router
-from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.simulation import simulate
-from ladder_sim.serve.step_times import StepTimes
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.engine.defaults import scheduler_spec, with_drafter
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps, RewiredSteps
+from ladder_sim.serve.engine.real import check_engine, replica_of
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.replicas.pools import Pool, Prefill, Sizes
+from ladder_sim.serve.replicas.routers import Router
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.steps.mix import MixTimes, StepLimits
+from ladder_sim.serve.steps.times import StepTimes
 from ladder_sim.specs.scenario import Scenario
 
 DEFAULT_VARIANTS = ("standard", "ladder")
@@ -137,7 +138,7 @@ class Service:
         slower
             How many times as long all steps take.
         **how
-            As in `ladder_sim.serve.simulation.simulate`.
+            As in `ladder_sim.serve.replicas.simulation.simulate`.
         """
         # another seed or rate draws others than those that the service was made for
         longest = max(each.prompt + each.gen for each in requests) if isinstance(requests, Traffic) else 0

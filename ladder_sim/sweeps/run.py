@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ladder_sim
-from ladder_sim.confidence import NO_PROFILE
+from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.costs.profile_file import MAX_DOCUMENT_BYTES, load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ladder_sim.confidence.runs import most_alike, parts_alike, turning_points
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.runs import most_alike, parts_alike, turning_points
 from ladder_sim.sweeps.grid import SweepBlock, scenario_at
 
 # by part of a scenario; None of a point that cannot run

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.serve import Outcome
-from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.traces.perfetto import US, Track, nanoseconds, process_name, slice_event, thread_name, write_events
 
 MINUTE_S = 60.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ladder_sim.confidence import NO_PROFILE, Interval
-from ladder_sim.costs.profile import CalibrationProfile, StackFit
+from ladder_sim.confidence import Interval
+from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict

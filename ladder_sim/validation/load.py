@@ -7,7 +7,7 @@ from typing import Any
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serve.intervals import estimate
-from ladder_sim.serve.results import Result
+from ladder_sim.serve.requests.results import Result
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.campaigns import Facts
@@ -51,7 +51,7 @@ def compare_loads(
     Parameters
     ----------
     results
-        As `ladder_sim.serve.results.read_results` returns them.
+        As `ladder_sim.serve.requests.results.read_results` returns them.
     given
         Arguments of `Scenario.of`; where there is none, what the file says counts.
     overrides

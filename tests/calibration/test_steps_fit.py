@@ -14,10 +14,10 @@ from calibration.step_log import read_step_log
 from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Lengths, MeasuredSteps, Outcome, Traffic
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.pools import Pool
-from ladder_sim.serve.results import read_results
-from ladder_sim.serve.simulation import simulate
+from ladder_sim.serve.replicas.pools import Pool
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.results import read_results
+from ladder_sim.serve.steps.mix import Mix
 from tests.support.replicas import SERVER
 
 # as vLLM 0.32.0 writes it, shortened where nothing is read

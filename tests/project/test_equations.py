@@ -9,7 +9,7 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.cycle import lockstep, steady
-from ladder_sim.confidence import UNCHECKED
+from ladder_sim.confidence.unchecked import UNCHECKED
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.formulas import across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR

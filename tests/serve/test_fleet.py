@@ -22,8 +22,8 @@ from ladder_sim.report.documents.serve import fleet_price
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, capacity, estimate, smallest_fleets
-from ladder_sim.serve.capacity import Case, Search
-from ladder_sim.serve.pools import Sizes
+from ladder_sim.serve.replicas.pools import Sizes
+from ladder_sim.serve.sizing.capacity import Case, Search
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.replicas import SERVER
@@ -122,8 +122,8 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
 @pytest.mark.parametrize("model", ["8b", "70b"])
 def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> None:
     """What it says that a replica carries at least is less than what it carries."""
-    from ladder_sim.serve.best_plan import Context, _least_gpus
-    from ladder_sim.serve.points import Progress
+    from ladder_sim.serve.sizing.best_plan import Context, _least_gpus
+    from ladder_sim.serve.sizing.points import Progress
 
     scenario = Scenario.of(model=model, tp=8, stack="vllm")
     for text in ("tpot_p95=12ms", "tpot_p95=30ms"):

@@ -13,7 +13,7 @@ from ladder_sim import Scenario
 from ladder_sim.confidence import Interval
 from ladder_sim.serve import Estimates, Lengths, Promise, Service, Traffic, estimate
 from ladder_sim.serve.intervals import further_seed
-from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.steps.mix import Mix
 from tests.support.commands import run
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")

@@ -14,8 +14,8 @@ from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, estimate, serve
-from ladder_sim.serve.capacity import Search
-from ladder_sim.serve.simulation import _System
+from ladder_sim.serve.replicas.simulation import _System
+from ladder_sim.serve.sizing.capacity import Search
 from tests.conftest import REPO
 from tests.support.commands import run
 

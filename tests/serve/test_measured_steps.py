@@ -9,9 +9,9 @@ import pytest
 from ladder_sim import Scenario
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.serve import MeasuredSteps, Request, Service
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.pools import Pool
-from ladder_sim.serve.simulation import simulate
+from ladder_sim.serve.replicas.pools import Pool
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.steps.mix import Mix
 from tests.support.commands import run
 from tests.support.replicas import SERVER
 

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario
 from ladder_sim.serve import Lengths, Service, StepLimits, Traffic
 from ladder_sim.serve.confidence import confidence_of
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.pools import Pool, Prefill
-from ladder_sim.serve.replica import Replica
-from ladder_sim.serve.requests import Answer, Request
-from ladder_sim.serve.routers import ROUTERS
-from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.simulation import simulate
-from ladder_sim.serve.speculation import Speculation
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.replica import Replica
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.speculation import Speculation
+from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.replicas.pools import Pool, Prefill
+from ladder_sim.serve.replicas.routers import ROUTERS
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.steps.mix import Mix
 from tests.support.commands import run
 
 

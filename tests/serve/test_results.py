@@ -12,7 +12,7 @@ from hypothesis import given
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Trace, Traffic
-from ladder_sim.serve.results import Result, read_results
+from ladder_sim.serve.requests.results import Result, read_results
 from tests.conftest import DATA
 from tests.support.strategies import damaged_text
 

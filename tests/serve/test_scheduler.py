@@ -11,10 +11,11 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ladder_sim.serve.replica import SimulatedReplica
-from ladder_sim.serve.requests import Answer, Request
-from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.speculation import Speculation
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.replica import SimulatedReplica
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.speculation import Speculation
+from ladder_sim.serve.requests.request import Request
 from tests.support.replicas import Steps, serve
 
 DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.02)

@@ -7,11 +7,11 @@ import pytest
 from ladder_sim import Scenario
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Lengths, Service, Traffic
-from ladder_sim.serve.engines import scheduler_spec
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.speculation import Speculation
+from ladder_sim.serve.engine.defaults import scheduler_spec
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.speculation import Speculation
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.steps.mix import Mix
 from tests.support.commands import run
 from tests.support.replicas import Steps, serve
 

@@ -18,14 +18,14 @@ from ladder_sim.des.program import Program
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import StepTimes
-from ladder_sim.serve import cache as cache_module
-from ladder_sim.serve.cache import cached, folder
 from ladder_sim.serve.digest import digest
-from ladder_sim.serve.grids import Grids
-from ladder_sim.serve.lookup import Axis, Grid
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.rest import Rest
-from ladder_sim.serve.steps import Attention, Mixes, StepModel
+from ladder_sim.serve.steps import cache as cache_module
+from ladder_sim.serve.steps.cache import cached, folder
+from ladder_sim.serve.steps.grids import Grids
+from ladder_sim.serve.steps.lookup import Axis, Grid
+from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serve.steps.rest import Rest
+from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel
 
 
 def scenario(**given: Any) -> Scenario:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.replica import SimulatedReplica
-from ladder_sim.serve.requests import Request
-from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.speculation import Speculation
+from ladder_sim.serve.engine.replica import SimulatedReplica
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.speculation import Speculation
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.steps.mix import Mix
 from tests.support.replicas import AnswerTimes, LinearTimes, steps_and_answers
 
 pytestmark = pytest.mark.vllm

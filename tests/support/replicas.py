@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import simpy
 
-from ladder_sim.serve.measured_steps import MeasuredSteps
-from ladder_sim.serve.mix import Mix, StepLimits
-from ladder_sim.serve.pools import Pool
-from ladder_sim.serve.replica import Replica, SimulatedReplica
-from ladder_sim.serve.requests import Answer, Request
-from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.simulation import simulate
+from ladder_sim.serve.engine.answer import Answer
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
+from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.replicas.pools import Pool
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.steps.mix import Mix, StepLimits
 
 SERVER = MeasuredSteps(
     engine="vllm 0.32.0, TP 2",

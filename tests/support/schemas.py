@@ -16,13 +16,13 @@ from pydantic.json_schema import GenerateJsonSchema
 import calibration.fit.samples
 import ladder_sim.cli.doctor
 import ladder_sim.costs.collectives.fabrics
-import ladder_sim.serve.measured_steps
+import ladder_sim.serve.engine.measured_steps
 from calibration.crosscheck.store import ResultDocument
 from calibration.fit.samples import Sample
 from ladder_sim.costs.moe_file import MoeDocument
 from ladder_sim.costs.profile_file import DerivedDocument, ProfileDocument
 from ladder_sim.report.documents.settings import value_schema
-from ladder_sim.serve.measured_steps import MeasuredSteps
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.fields import field_kinds, limits_of, meanings, settable_fields
@@ -73,7 +73,7 @@ def made() -> dict[str, dict[str, Any]]:
         "crosscheck": _of("A result of `ladder-sim crosscheck --json`", typed(ResultDocument)),
         "steps": _of(
             "Times of steps (.toml), of `ladder-sim calibrate fit-steps`",
-            _marked(ladder_sim.serve.measured_steps.SCHEMA, table(MeasuredSteps)),
+            _marked(ladder_sim.serve.engine.measured_steps.SCHEMA, table(MeasuredSteps)),
         ),
         "fabric": _of(
             "An all-reduce between nodes (.toml)",

@@ -11,7 +11,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.tables.validation import loads_report
 from ladder_sim.serve import serve
-from ladder_sim.serve.results import read_results
+from ladder_sim.serve.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.load import LoadComparison, compare_loads, gate_loads, summarize_loads
 from tests.conftest import DATA

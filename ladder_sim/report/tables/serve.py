@@ -12,9 +12,9 @@ from ladder_sim.display.console import table
 from ladder_sim.display.labels import gpus_label, hardware_label, stack_label
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
-from ladder_sim.serve.best_plan import MORE
-from ladder_sim.serve.pools import Sizes
-from ladder_sim.serve.promise import Metric
+from ladder_sim.serve.replicas.pools import Sizes
+from ladder_sim.serve.requests.promise import Metric
+from ladder_sim.serve.sizing.best_plan import MORE
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_rate, format_seconds, step_for
 

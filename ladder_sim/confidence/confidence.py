@@ -1,0 +1,160 @@
+"""How sure predictions are: their intervals, the runs behind them, and what the reader should know."""
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+from ladder_sim.closed_loop.checks import ServingCheck
+from ladder_sim.confidence.cost_warnings import cost_warnings
+from ladder_sim.confidence.fitted import Fitted
+from ladder_sim.confidence.interval import Interval
+from ladder_sim.confidence.runs import Compared, has_wiring, most_alike, parts_alike
+from ladder_sim.confidence.unchecked import by_own_algorithms, by_unchecked
+from ladder_sim.confidence.widths import Widths, by_op, by_servings
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.memory import MemoryUse
+from ladder_sim.costs.profile import NO_PROFILE
+from ladder_sim.simulate.request import Request
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
+
+
+class Confidence:
+    """How sure the predictions of a scenario's variants are; each part is computed on first access.
+
+    Parameters
+    ----------
+    scenario
+        What was predicted.
+    requests
+        Its simulated requests by variant, standard among them.
+    costs
+        What their times are based on.
+    memory
+        Of one GPU.
+    """
+
+    def __init__(
+        self, scenario: Scenario, requests: Mapping[str, Request], costs: KernelCosts, memory: MemoryUse
+    ) -> None:
+        self.scenario, self._requests, self._costs, self._memory = scenario, requests, costs, memory
+
+    @property
+    def profile(self) -> str:
+        """Name of the measured profile, or "none"."""
+        return self._costs.profile.name if self._costs.profile else NO_PROFILE
+
+    @cached_property
+    def compared(self) -> Compared:
+        """The runs that are the most like the scenario, those of its stack first."""
+        return most_alike(self.scenario, self._costs.profile)
+
+    @property
+    def unchecked_wirings(self) -> list[str]:
+        """Variants whose wiring no measured run had."""
+        return [name for name in self._requests if not has_wiring(name)]
+
+    @cached_property
+    def validated(self) -> Mapping[str, bool]:
+        """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
+        return parts_alike(self.scenario, self._costs.profile, self.compared, self._requests)
+
+    @cached_property
+    def widths(self) -> Mapping[str, Widths]:
+        """Half-widths of each variant's intervals."""
+        return {name: self._widths(name) for name in self._requests}
+
+    def _widths(self, name: str) -> Widths:
+        request, standard = self._requests[name], self._requests["standard"]
+        of_ops = by_op(request, standard)
+        added = by_unchecked(request, standard, self._unchecked(name))
+        speedup = self._speedup_width(name, self, "standard")
+        runs = self.compared.runs
+        rate, ttft = of_ops.rate, of_ops.ttft
+        if isinstance(runs, ServingCheck):
+            rate, ttft = by_servings(self.scenario, of_ops, speedup, runs, self.validated)
+        elif self._fitted:
+            rate = ttft = self._fitted.rate_width(name, of_ops.rate)
+        return Widths(
+            rate=math.hypot(rate, added.rate),
+            speedup=math.hypot(speedup, added.speedup),
+            ttft=math.hypot(ttft, added.ttft),
+        )
+
+    def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
+        """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
+
+        What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains;
+        of another all-reduce, of the time that it takes itself.
+
+        Parameters
+        ----------
+        name
+            The variant.
+        base, base_name
+            What it is compared with.
+        plain
+            Of the same scenario without techniques; it has both variants.
+        """
+        request, other = self._requests[name], base._requests[base_name]
+        every = {*self._unchecked(name), *base._unchecked(base_name)}
+        same_stack = self.scenario.stack == base.scenario.stack
+        apart = {"technique"} if same_stack else {"technique", "stack"}
+        widths = [
+            self._speedup_width(name, base, base_name),
+            by_unchecked(request, other, sorted(every - apart)).speedup,
+        ]
+        if not same_stack:
+            sides = ((self, request, other), (base, other, request))
+            widths += (by_own_algorithms(own, others) for side, own, others in sides if not side.validated["stack"])
+        if self.scenario.techniques != base.scenario.techniques:
+            widths += (
+                by_unchecked(each._requests[of], plain._requests[of], ["technique"]).speedup
+                for each, of in ((self, name), (base, base_name))
+                if not each.validated["technique"]
+            )
+        elif not self.validated["technique"]:
+            widths.append(by_unchecked(request, other, ["technique"]).speedup)
+        return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
+
+    def _speedup_width(self, name: str, base: "Confidence", base_name: str) -> float:
+        """Of one request's speed over another's, without what was not compared."""
+        request, other = self._requests[name], base._requests[base_name]
+        of_ops = by_op(request, other).speedup
+        if isinstance(self.compared.runs, ServingCheck):
+            # all servings were of standard: speedups are those of a stack that was not compared. Its part is added with
+            # all others if nothing was compared
+            apart = ["stack"] if self.validated["stack"] else []
+            alike = other if self.scenario.stack == base.scenario.stack else self._requests["standard"]
+            return math.hypot(of_ops, by_unchecked(request, alike, apart).speedup)
+        if not self._fitted or not base._fitted:
+            return of_ops
+        if request is other:
+            return 0.0
+        return self._fitted.speedup_width(name, base._fitted, base_name, of_ops)
+
+    def _unchecked(self, name: str) -> list[str]:
+        """Parts of a variant's scenario that were not compared."""
+        wiring = [] if has_wiring(name) else ["wiring"]
+        return [part for part, checked in self.validated.items() if not checked and part != "wiring"] + wiring
+
+    @cached_property
+    def _fitted(self) -> Fitted | None:
+        """What the stack's fit says of the requests, where it has one."""
+        return Fitted.of(self.scenario, self._requests, self._costs.profile)
+
+    @cached_property
+    def measured_fraction(self) -> float:
+        """Share of standard's request time that comes from in-range measurements of this GPU and this fabric."""
+        standard = self._requests["standard"]
+        sources_s = standard.breakdown.sources_s.items()
+        measured_s = math.fsum(seconds for (source, _), seconds in sources_s if source == "measured")
+        return measured_s / float(standard.request_s)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader should know, one sentence each."""
+        return (
+            *scenario_warnings(self.scenario),
+            *cost_warnings(self.scenario, self._costs, self._memory, self._requests),
+        )

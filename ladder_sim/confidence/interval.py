@@ -1,0 +1,34 @@
+"""A value and how far it may be off."""
+
+import math
+from dataclasses import dataclass
+
+# standard deviations either way that hold 90 % of a normal distribution
+NORMAL_90 = 1.645
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A value and its 90 % interval."""
+
+    value: float
+    """Best estimate."""
+    low: float
+    """Lower end."""
+    high: float
+    """Upper end."""
+
+    @classmethod
+    def around(cls, value: float, log_width: float) -> "Interval":
+        """An interval of `log_width` either way in the logarithm."""
+        return cls(value=value, low=value * math.exp(-log_width), high=value * math.exp(log_width))
+
+    @property
+    def text(self) -> str:
+        """Of a ratio, e.g. "1.26 (1.08-1.46)"."""
+        return f"{self.value:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+    @property
+    def log_width(self) -> float:
+        """Half-width in the logarithm."""
+        return 0.5 * math.log(self.high / self.low)

@@ -1,0 +1,100 @@
+"""How the stacks that serve schedule, each with its defaults."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ladder_sim.costs.memory import kv_tokens
+from ladder_sim.errors import MemoryFitError, UsageError
+from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
+
+# by engine; what is not here is as in `SchedulerSpec`
+_HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        # vLLM 0.32.0, engine/arg_utils.py (get_batch_defaults, on GPUs of 70 GiB or more other than A100) and
+        # config/cache.py; asynchronous scheduling is on by default from 0.14
+        "vllm": {"step_requests": 1024, "block_tokens": 16},
+        # SGLang 0.5.10: srt/server_args.py (page_size 1, the radix cache and the overlap schedule are on, no mixed
+        # chunks); srt/managers/scheduler.py, get_next_batch_to_run: prompts first. It admits what has room for a share
+        # of the tokens to come, at most 4,096, and retracts requests when the KV cache is full (schedule_policy.py):
+        # next to 14 measured servings, most with a full KV cache, room for all of them errs by 8 % in TPOT, none by
+        # 13 %. Its documentation: up to 4096 requests run ("Server Arguments"), and the first token comes with the KV
+        # cache from the server that ran the prompt ("PD Disaggregation")
+        "sglang": {"step_requests": 4096, "block_tokens": 1, "whole_answers": True, "takes_first_token": True},
+        # its documentation, "TorchLlmArgs": max_batch_size, tokens_per_block, block reuse and the overlap scheduler are
+        # on; GUARANTEED_NO_EVICT keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens
+        "trtllm": {"step_requests": 2048, "block_tokens": 32, "whole_answers": True, "takes_first_token": True},
+    }
+)
+
+# vLLM before 0.14 decides on a step when the one before has ended
+_AHEAD_SINCE = {"vllm": (0, 14)}
+
+
+def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
+    """How the stack of a scenario schedules on its GPUs; each of the steps in a pipeline has its part of the room.
+
+    Parameters
+    ----------
+    scenario
+        Model, GPUs, plan and stack.
+    context
+        Tokens of a typical request, for models whose layers keep only the last ones.
+    **changed
+        Fields to set otherwise.
+
+    Raises
+    ------
+    MemoryFitError
+        The KV cache has no room for one such request.
+    """
+    stack, stages = scenario.stack, scenario.plan.pp
+    habits = dict(_HABITS.get(stack.engine, {"step_requests": 1024}))
+    version = tuple(int(part) for part in stack.version.split(".") if part.isdigit())
+    blocks = int(kv_tokens(scenario, context) // habits.get("block_tokens", 16))
+    spec = SchedulerSpec(
+        **{
+            "step_tokens": scenario.step_tokens,
+            "mixed_steps": stack.mixed_steps,
+            "frontend_s": stack.frontend_s,
+            "frontend_steps": stack.frontend_steps,
+            "frontend_token_s": stack.frontend_token_s,
+            "ahead": not version or version >= _AHEAD_SINCE.get(stack.engine, (0,)),
+            **habits,
+            "step_requests": habits["step_requests"] // stages,
+            "kv_blocks": blocks // stages,
+            **changed,
+        }
+    )
+    if spec.room < context:
+        raise MemoryFitError(
+            f"the KV cache has room for {spec.room} tokens: a request has {context}",
+            hint="use more GPUs (--tp), a smaller model, --dtype fp8 or shorter requests",
+        )
+    return with_drafter(spec, scenario)
+
+
+def with_drafter(spec: SchedulerSpec, scenario: Scenario) -> SchedulerSpec:
+    """The same with what an engine decides about a drafter."""
+    speculation = spec.speculation
+    if speculation is None:
+        return spec
+    if spec.rows > spec.step_tokens:
+        raise UsageError(
+            f"{speculation.drafts} drafted tokens: a step has at most {spec.step_tokens} tokens",
+            hint="draft fewer, or set stack.step_tokens",
+        )
+    if speculation.cost is None:
+        return replace(spec, speculation=replace(speculation, cost=_layer_share(scenario.model)))
+    # config/vllm.py: not with a drafter that runs on the CPU
+    ahead = spec.ahead and not (scenario.stack.engine == "vllm" and speculation.cost == 0.0)
+    return replace(spec, ahead=ahead)
+
+
+def _layer_share(model: ModelSpec) -> float:
+    """A layer and the LM head, as a share of the weights that a pass of the model reads."""
+    head = model.vocab * model.hidden
+    return (model.kinds[-1].parameters + head) / (sum(kind.parameters for kind in model.kinds) + head)

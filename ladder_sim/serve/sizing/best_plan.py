@@ -1,0 +1,185 @@
+"""The plan of a replica with the fewest GPUs that keep a promise, of all that there are.
+
+Plans come in the order of GPUs that they need at least, by the closed form of requests in flight, and are searched only
+if they may do with fewer than the best so far, which one simulation says.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.errors import LadderSimError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serve.load import Service
+from ladder_sim.serve.replicas.pools import Sizes
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.capacity import Capacity, Points, Search
+from ladder_sim.serve.sizing.points import Progress
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.scenario import Scenario
+
+# the reason of a plan that cannot do with as few as the best
+MORE = "needs more GPUs"
+# requests in flight at which the closed form says what a replica carries at most
+_LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
+# the closed form of requests in flight lies within this of simulated ones, in rates and times per token
+# (tests/serve/test_fleet.py)
+_SLACK = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What became of a plan."""
+
+    plans: str
+    """Of its replicas, as in `ladder_sim.serve.Service`."""
+    gpus: int
+    """That keep the promise; 0: it was not simulated, or no number does."""
+    reason: str
+    """Why; empty: there are GPUs."""
+
+
+class Context(NamedTuple):
+    """What searches of all variants share."""
+
+    traffic: Traffic
+    promise: Promise
+    seeds: int
+    points: Points
+    progress: Progress
+
+    def search(self, service: Service, variant: str) -> Search:
+        return Search(
+            service,
+            variant,
+            self.traffic,
+            self.promise,
+            seeds=self.seeds,
+            points=self.points,
+            watch=lambda text: self.progress.point(),
+        )
+
+
+class Best(NamedTuple):
+    """What a search over plans ends with."""
+
+    need: Capacity
+    """Of the best plan; where none keeps the promise, of the one that comes closest."""
+    search: Search
+    """On that plan, with the group that its limit is of."""
+    tried: tuple[Tried, ...]
+    """The plans, those simulated first."""
+
+
+def best_plan(
+    context: Context,
+    variant: str,
+    scenario: Scenario,
+    kinds: Sequence[tuple[Plan, int | None]],
+    how: Mapping[str, Any],
+) -> Best:
+    """Search plans of a variant, and the same with prompts on replicas of a tensor parallelism, where one is given.
+
+    Raises
+    ------
+    LadderSimError
+        None can be simulated: why the first cannot.
+    """
+    best: tuple[Capacity, Search] | None = None
+    unfit: tuple[Capacity, Search] | None = None
+    simulated: list[Tried] = []
+    left_out: list[Tried] = []
+    least: list[tuple[float, Service]] = []
+    problem: LadderSimError | None = None
+    for plan, prefill_tp in kinds:
+        try:
+            service = _service(scenario, plan, prefill_tp, context.traffic, how)
+            least.append((_least_gpus(service, variant, context), service))
+        except LadderSimError as error:
+            problem = problem or error
+            prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
+            left_out.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
+            context.progress.searched()
+    # what the closed form says nothing of goes last
+    for gpus, service in sorted(least, key=lambda each: (each[1].prefill is not None, each[0])):
+        search = context.search(service, variant)
+        try:
+            if best and not _may_need_fewer(search, gpus, best[0].gpus):
+                left_out.append(Tried(plans=service.plans, gpus=0, reason=MORE))
+                continue
+            need = search.capacity()
+        except LadderSimError as error:
+            # what has no times of steps
+            problem = problem or error
+            left_out.append(Tried(plans=service.plans, gpus=0, reason=error.message))
+            continue
+        finally:
+            context.progress.searched()
+        reason = f"{', '.join(need.breaks)} on an idle replica" if not need.replicas else ""
+        simulated.append(Tried(plans=service.plans, gpus=need.gpus, reason=reason))
+        if need.replicas and (best is None or _rank(need) < _rank(best[0])):
+            best = need, search.of_group(need.group)
+        elif not need.replicas and (unfit is None or _excess(need) < _excess(unfit[0])):
+            unfit = need, search
+    closest = best or unfit
+    if closest is None:
+        assert problem is not None
+        raise problem
+    return Best(*closest, (*simulated, *left_out))
+
+
+def _service(
+    scenario: Scenario, plan: Plan, prefill_tp: int | None, traffic: Traffic, how: Mapping[str, Any]
+) -> Service:
+    """Replicas of a plan, and of the same with another tensor parallelism for prompts."""
+
+    def of_plan(plan: Plan) -> Scenario:
+        return replace(scenario, plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node))
+
+    prefill = of_plan(replace(plan, tp=prefill_tp)) if prefill_tp else None
+    return Service.for_requests(of_plan(plan), traffic, prefill=prefill, **how)
+
+
+def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
+    """Whether so many GPUs, or fewer, may keep the promise: as far as the closed form and one simulation say."""
+    most = search.most(gpus)
+    return most is not None and least <= search.service.gpus(most) and not search.breaks(search.traffic.rate, most)
+
+
+def _rank(need: Capacity) -> tuple[float, ...]:
+    """The fewest GPUs; of as many, those that carry most."""
+    return need.gpus, -need.rate_limit * need.sizes.groups
+
+
+def _excess(need: Capacity) -> float:
+    """By how much an idle replica exceeds the bound that it exceeds most."""
+    assert need.outcome.promise is not None
+    return max(value_s / bound.seconds for bound, value_s in zip(need.outcome.promise.bounds, need.idle_s, strict=True))
+
+
+def _least_gpus(service: Service, variant: str, context: Context) -> float:
+    """GPUs without which a plan cannot carry the load, by the closed form; infinite: no number can.
+
+    Those of one replica of each kind where it says nothing: steps were measured, or some replicas run prompts only.
+    """
+    scenario, traffic, spec = service.scenario, context.traffic, service.spec
+    if service.steps or service.prefill:
+        return service.gpus(Sizes(1, int(service.prefill is not None)))
+    prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
+    groups = scenario.plan.groups
+    loads = groups * _LOADS[spec.step_requests >= _LOADS]
+    workload = replace(scenario.workload, batch=1, concurrency=groups, prompt=prompt, gen=gen)
+    profile = resolve_profile(scenario, service.profile)
+    load = replace(scenario, workload=workload)
+    request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
+    bounds_s = [bound.seconds for bound in context.promise.bounds if bound.metric == "tpot"]
+    kept = np.asarray(request.decode_s) <= max(1, gen - 1) * _SLACK * min(bounds_s, default=math.inf)
+    if not kept.any():
+        return math.inf
+    rate = _SLACK * float(np.max((loads / (request.ttft_s + request.decode_s))[kept]))
+    return math.ceil(traffic.rate / rate) * scenario.plan.replica_gpus

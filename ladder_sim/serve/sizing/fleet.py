@@ -1,0 +1,287 @@
+"""The fewest GPUs that keep a promise, over the plans of a replica, with intervals; a search that can go on later.
+
+What the best plan needs is searched again with slower and faster steps: these are the ends of its intervals. For what a
+variant saves over the first one its steps change only by what the two do not share, and those of the first one stay as
+predicted.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ladder_sim
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.confidence.widths import Widths
+from ladder_sim.graph.variants import canonical_names
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
+from ladder_sim.serve.digest import digest
+from ladder_sim.serve.engine.measured_steps import MeasuredSteps
+from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
+from ladder_sim.serve.load import DEFAULT_VARIANTS
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.best_plan import Best, Context, Tried, best_plan
+from ladder_sim.serve.sizing.capacity import Capacity, Case, Search, check_rate
+from ladder_sim.serve.sizing.points import Progress, kept_points
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import whole
+from ladder_sim.units import format_seconds
+
+# by default: a bound is compared with the mean over them
+SEEDS = 3
+# of the limit of a replica, for a curve
+_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2)
+
+
+# no slots: its gains are made once
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fleet:
+    """The fewest GPUs with which a variant keeps a promise."""
+
+    capacity: Capacity
+    """On the best plan."""
+    plans: str
+    """Of its replicas, as in `ladder_sim.serve.Service`."""
+    group_gpus: int
+    """GPUs of one replica; with replicas that run prompts only, of the smallest group of the same ratio."""
+    gpus: Interval
+    """With ends; infinite: no number does."""
+    rate_limit: Interval
+    """The highest rate of one replica, or of one group."""
+    saved: Interval
+    """GPUs less than the first variant's; negative: more."""
+    gain: Interval
+    """Rate per GPU at which the promise breaks, over that of the first variant."""
+    tried: tuple[Tried, ...]
+    """The plans, those simulated first."""
+    confidence: Confidence | None = field(repr=False)
+    """None: no number keeps the promise."""
+    widths: Widths | None
+    """Of its times of steps, likewise."""
+    reasons: tuple[str, ...]
+    """Why no number does, by bound; empty: one does."""
+    curve: Mapping[float, Sequence[float]] = field(repr=False)
+    """What each bound of the promise bounds, in seconds, by the rate of one group; empty unless it is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleets:
+    """What each variant needs."""
+
+    variants: Mapping[str, Fleet]
+    """By canonical name."""
+    traffic: Traffic
+    """To be served."""
+    promise: Promise
+    """To be kept."""
+    seeds: int
+    """Simulated of each load."""
+    steps: MeasuredSteps | None
+    """Of a running engine, if times of steps are its."""
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the reader should know, one sentence each."""
+        widths = {name: each.widths for name, each in self.variants.items() if each.widths}
+        why = (f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons)
+        stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
+        return (*why, *((interval_note(widths, self.seeds, self.steps, stack),) if stack else ()))
+
+
+def smallest_fleets(
+    scenario: Scenario,
+    traffic: Traffic,
+    promise: Promise,
+    variants: Sequence[str] = DEFAULT_VARIANTS,
+    *,
+    plans: Sequence[Plan] = (),
+    prefill_tps: Sequence[int] = (),
+    seeds: int | None = None,
+    path: Path | None = None,
+    resume: bool = False,
+    curves: bool = False,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+    **how: Any,
+) -> Fleets:
+    """Find the fewest GPUs that keep a promise, for each variant, and how sure that is.
+
+    Parameters
+    ----------
+    scenario, traffic, promise, variants
+        As in `ladder_sim.serve.capacity`.
+    plans
+        Of one replica, to choose from; by default that of the scenario.
+    prefill_tps
+        Each plan is tried too where other replicas run the prompts, with these tensor parallelisms; how many do is part
+        of the search.
+    seeds
+        Bounds are compared with means over so many, 3 by default.
+    path
+        Simulations are kept next to this file until the search ends.
+    resume
+        Whether to go on with what a killed search has left there.
+    curves
+        Whether to simulate one group of the best plan at further rates, with the first seed.
+    watch
+        Is given how much is simulated, and about how much there is.
+    **how
+        Fields of `ladder_sim.serve.load.Service`, but `prefill`.
+
+    Raises
+    ------
+    UsageError
+        There is no rate, what was left is of another search, or no plan can be simulated.
+    """
+    check_rate(traffic)
+    count = whole(SEEDS if seeds is None else seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")
+    names = canonical_names(variants)
+    kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
+    progress = Progress(len(names) * (len(kinds) + 2), watch)
+    # the contents of a profile's file, which may change
+    profile = resolve_profile(scenario, how.get("profile"))
+    made_from = [ladder_sim.__version__, scenario, kinds, profile, traffic, promise, names, count, how]
+    with kept_points(path, digest(made_from), resume=resume) as points:
+        context = Context(traffic, promise, count, points, progress)
+        fleets: dict[str, Fleet] = {}
+        for name in names:
+            best = best_plan(context, name, scenario, kinds, how)
+            first = next(iter(fleets.values()), None)
+            fleets[name] = with_intervals(best, first, curves=curves)
+            progress.searched()
+    return Fleets(variants=fleets, traffic=traffic, promise=promise, seeds=count, steps=how.get("steps"))
+
+
+def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> Fleet:
+    """Search for the best plan's needs where its steps are slower and faster.
+
+    Parameters
+    ----------
+    best
+        With steps as predicted.
+    first
+        Of the variant that gains are over; None: it is this one.
+    curves
+        As in `smallest_fleets`.
+    """
+    need, search, tried = best
+    if not need.replicas:
+        return _none(best)
+    service, variant = search.service, search.variant
+    confidence = confidence_of(service.scenario, {variant: need.outcome}, profile=service.profile)
+    widths = widths_of(confidence, service.steps)[variant]
+    limits = [need.rate_limit]
+    limits += [search.limit(near=need.rate_limit, seed=seed)[0] for seed in range(1, search.seeds)]
+    sure = all(limits)
+    # kept on average over seeds, but with one of them at no rate
+    limits = limits if sure else limits[:1]
+    limit = _mean(limits)
+    spread = of_mean(len(limits)) * float(np.std(np.log(limits), ddof=1)) if len(limits) > 1 else 0.0
+    ends = [_end(search, limits, spread, widths, sign) if sure or sign < 0 else (math.inf, 0.0) for sign in (-1, 1)]
+    saved, gain = (Interval(value=value, low=value, high=value) for value in (0.0, 1.0))
+    if first and first.confidence:
+        # each end again, with the part of the error that the first variant does not share
+        apart = [_end(search, limits, 0.0, replace(widths, rate=widths.speedup, ttft=0.0), sign) for sign in (-1, 1)]
+        fewer = _gpus(need, apart)
+        value = first.gpus.value
+        saved = Interval(value=value - need.gpus, low=value - fewer.high, high=value - fewer.low)
+        base = first.rate_limit.value / first.group_gpus * service.gpus(need.group)
+        gain = Interval(value=limit / base, low=apart[1][1] / base, high=apart[0][1] / base)
+    return Fleet(
+        capacity=need,
+        plans=service.plans,
+        group_gpus=service.gpus(need.group),
+        gpus=_gpus(need, ends),
+        rate_limit=Interval(value=limit, low=ends[1][1], high=ends[0][1]),
+        saved=saved,
+        gain=gain,
+        tried=tried,
+        confidence=confidence,
+        widths=widths,
+        reasons=(),
+        curve={share * limit: search.seconds(share * limit) for share in (_SHARES if curves else ())},
+    )
+
+
+def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
+    """What each bound of the promise bounds with the fleet's replicas, by the bound's name.
+
+    Parameters
+    ----------
+    fleet
+        Of a number of replicas that keeps the promise.
+    search
+        That it comes from.
+    """
+    need, widths = fleet.capacity, fleet.widths
+    if widths is None:
+        return {}
+    rows = [search.seconds(need.rate, need.sizes, seed=seed) for seed in range(search.seeds)]
+    # a first token may be missed by more than the steps that it takes
+    later = math.exp(max(0.0, widths.ttft - widths.rate))
+    times = {}
+    for number, bound in enumerate(search.promise.bounds):
+        ends = []
+        for sign in (1, -1):
+            end_s = search.seconds(need.rate, need.sizes, slower=math.exp(sign * widths.rate))[number]
+            ends.append(end_s * later**sign if bound.metric == "ttft" else end_s)
+        times[bound.name] = interval_of([row[number] for row in rows], ends)
+    return times
+
+
+def _gpus(need: Capacity, ends: Sequence[tuple[float, float]]) -> Interval:
+    """With what is needed where steps are faster and slower: the search may meet more or less regular arrivals."""
+    return Interval(value=float(need.gpus), low=min(need.gpus, ends[0][0]), high=max(need.gpus, ends[1][0]))
+
+
+def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths, sign: int) -> tuple[float, float]:
+    """GPUs, infinite if no number keeps the promise, and the limit of one replica where steps are slower (1) or faster.
+
+    By the first of the seeds' limits. Their spread counts as a further error of steps, of the size that moves the
+    limit as far.
+    """
+    case = Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
+    limit = search.limit(case, near=limits[0] / case.slower)[0] if search.possible(case) else 0.0
+    if not limit:
+        return math.inf, 0.0
+    move = abs(math.log(limit / limits[0]))
+    wider = math.hypot(1.0, spread / move) if move else 1.0
+    end = _mean(limits) * math.exp(-sign * wider * move)
+    sizes = search.fewest(end, replace(case, slower=case.slower**wider))
+    return float(search.service.gpus(sizes)) if sizes else math.inf, end
+
+
+def _mean(limits: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(limits))))
+
+
+def _none(best: Best) -> Fleet:
+    """No number of replicas keeps the promise: what an idle one of the plan that comes closest takes."""
+    need, search, tried = best
+    service = search.service
+    reasons = []
+    for bound, value_s in zip(search.promise.bounds, need.idle_s, strict=True):
+        if bound.name in need.breaks:
+            takes = "no request has it" if math.isnan(value_s) else f"it is {format_seconds(value_s)}"
+            reasons.append(f"no rate keeps {bound}: {takes} on an idle replica of {service.plans}")
+    none = Interval(value=math.inf, low=math.inf, high=math.inf)
+    zero = Interval(value=0.0, low=0.0, high=0.0)
+    return Fleet(
+        capacity=need,
+        plans=service.plans,
+        group_gpus=service.gpus(need.group),
+        gpus=none,
+        rate_limit=zero,
+        saved=zero,
+        gain=zero,
+        tried=tried,
+        confidence=None,
+        widths=None,
+        reasons=tuple(reasons),
+        curve={},
+    )
