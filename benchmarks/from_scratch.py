@@ -196,9 +196,11 @@ class Gap(NamedTuple):
 
     @property
     def half(self) -> float:
-        """Of the mean's 95 % interval, by Student's t."""
+        """Of the mean's 95 % interval, by Student's t; infinite of one seed."""
         from scipy.stats import t
 
+        if len(self.gaps) < 2:
+            return math.inf
         return float(t.ppf(0.975, len(self.gaps) - 1)) * statistics.stdev(self.gaps) / math.sqrt(len(self.gaps))
 
 

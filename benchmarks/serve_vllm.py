@@ -1,6 +1,6 @@
 """Holds `ladder-sim serve` against a vLLM server under load on this machine's CPU, and writes docs/load.md's section.
 
-    python benchmarks/serve_vllm.py --python vllm-env/bin/python     15 minutes on two cores
+    python benchmarks/serve_vllm.py --python vllm-env/bin/python     20 minutes on two cores
     python benchmarks/serve_vllm.py --seconds 5 --out FOLDER         a short run, whose results and logs go elsewhere
     python benchmarks/serve_vllm.py --page                           only the section, from the recorded results
 

@@ -1,6 +1,6 @@
 """Compares ladder with standard in vLLM on this machine's CPU, and both with `ladder-sim serve`.
 
-    python benchmarks/vllm_ladder.py --python vllm-env/bin/python     50 minutes on two cores
+    python benchmarks/vllm_ladder.py --python vllm-env/bin/python     80 minutes on two cores
     python benchmarks/vllm_ladder.py --seconds 3 --rounds 1 --links 1ms --out FOLDER     a short run
     python benchmarks/vllm_ladder.py --page                           only docs/adopt.md's section
 
