@@ -1,15 +1,19 @@
 """vLLM's models with their blocks on the residual stream of a wiring.
 
 Weights, quantisation, LoRA, attention, experts and sampling are vLLM's. Blocks put out partial sums, and the runtime's
-residual stream reduces them, asynchronously, so that the next blocks run meanwhile where the wiring lets them.
+residual stream reduces them, asynchronously, so that the next blocks run meanwhile where the wiring lets them. What
+torch.compile traces has torch's functional collectives, whose start and end it keeps apart.
 
 Shapes: T tokens, D hidden.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import VllmConfig
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -22,6 +26,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from ladder_sim.errors import UsageError
+from runtime.comm.base import DONE, Handle
 from runtime.comm.process_group import ProcessGroup
 from runtime.comm.streams import SideStream
 from runtime.config import EngineConfig, wiring_in
@@ -29,6 +34,7 @@ from runtime.model.dispatch import arrived
 from runtime.model.residual import ResidualStream
 from runtime.model.wiring import BlockPlan, Wiring, lay_out
 
+_collectives = torch.ops._c10d_functional
 # vLLM's norms add what comes before them
 _ENGINE = EngineConfig(fused_residual_add=True, fused_ladder_add=True)
 
@@ -49,35 +55,41 @@ class _Stream(ResidualStream):
         # the runtime's kernel is compiled for each number of tokens, and here there are too many of them
         return self.x_BTD + (sum_TD - own_TD)
 
+    def _sum(self, x: Tensor, *, blocking: bool) -> tuple[Handle, Callable[[], Tensor]]:
+        if not torch.compiler.is_compiling():
+            return super()._sum(x, blocking=blocking)
+        sum_TD = _collectives.all_reduce(x, "sum", get_tp_group().device_group.group_name)
+        return DONE, lambda: _collectives.wait_tensor(sum_TD)
+
 
 class _Wired(nn.Module):
-    """Over one of vLLM's models: runs its blocks as the config's wiring says."""
+    """Over one of vLLM's models for generation: its blocks are run as the config's wiring says."""
 
     model: Any
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.wiring = _wiring(vllm_config)
-        group = get_tp_group().device_group
-        backend = dist.get_backend(group)
-        # NCCL on a stream of the plug-in's own, which CUDA graphs capture
-        self.comm = ProcessGroup(backend, group, stream=SideStream() if backend == "nccl" else None)
-        if self._is_standard:
+        wiring = _wiring(vllm_config)
+        if wiring.name == "standard":
             return
         for module in self.model.layers.modules():
             if isinstance(module, RowParallelLinear):
-                if module.bias is not None and _apart(self.wiring):
+                if module.bias is not None and _apart(wiring):
                     raise UsageError(
-                        f"{self.wiring.name}: output biases are on rank 0 alone, and ranks read their own parts",
+                        f"{wiring.name}: output biases are on rank 0 alone, and ranks read their own parts",
                         hint="serve a model without such biases, or another wiring",
                     )
                 module.reduce_results = False
             elif isinstance(module, MoERunner):
                 module.moe_config.skip_final_all_reduce = True
+        _rewire(self.model, wiring, vllm_config)
 
-    @property
-    def _is_standard(self) -> bool:
-        return self.wiring.name == "standard"
+
+class _WiredBlocks(nn.Module):
+    """Over one of vLLM's models without the LM head."""
+
+    wiring: Wiring
+    comm: ProcessGroup
 
     def forward(
         self,
@@ -85,11 +97,9 @@ class _Wired(nn.Module):
         positions: Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """The last layer's normalised hidden states, T x D."""
-        if self._is_standard:
-            return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
-        model = self.model
+        model: Any = self
         x_TD = model.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         stream = _Stream(x_TD, self.comm, _ENGINE)
         for block in self.wiring.blocks:
@@ -98,6 +108,24 @@ class _Wired(nn.Module):
             stream.write(_run(layer, block, positions, arrived(stream.read(norm, block))), block)
         stream.average(self.wiring.percent)
         return arrived(stream.read(model.norm))
+
+
+def _rewire(model: Any, wiring: Wiring, vllm_config: VllmConfig) -> None:
+    """Let a model run its blocks along a wiring."""
+    group = get_tp_group().device_group
+    backend = dist.get_backend(group)
+    model.wiring = wiring
+    # NCCL on a stream of the plug-in's own, which CUDA graphs capture
+    model.comm = ProcessGroup(backend, group, stream=SideStream() if backend == "nccl" else None)
+    model.__class__ = type(f"Wired{type(model).__name__}", (_WiredBlocks, type(model)), {})
+    if vllm_config.compilation_config.cudagraph_mode.requires_piecewise_compilation():
+        # no CUDA graph can end while an all-reduce is under way, and those of pieces end at every attention
+        model.do_not_compile = True
+    elif not model.do_not_compile:
+        # of norms that share sums inductor makes one kernel for CPUs, with wrong results (torch 2.13)
+        vllm_config.compilation_config.inductor_compile_config["cpp.max_horizontal_fusion_size"] = 1
+        # compile this forward pass instead of vLLM's
+        TorchCompileWithNoGuardsWrapper.__init__(model)
 
 
 def _apart(wiring: Wiring) -> bool:

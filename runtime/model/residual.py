@@ -5,14 +5,14 @@ Shapes: B batch, T tokens, D hidden, C the channels of D that are reduced.
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from runtime.comm.base import Communicator, Pipeline
+from runtime.comm.base import Communicator, Handle, Pipeline
 from runtime.config import EngineConfig
 from runtime.model import kernels
 from runtime.model.autograd import shared
@@ -185,15 +185,16 @@ class ResidualStream:
             y_BTD = kernels.add(before_BTD, y_BTD)
         channels = _channels(y_BTD, block.percent)
         if channels < y_BTD.shape[-1]:
-            sum_BTC = kernels.cut(y_BTD[..., :channels])
-            reduction = comm.all_reduce(sum_BTC.detach(), blocking=self._blocks(block))
-            return Arriving(
-                reduction, lambda: torch.cat((shared(sum_BTC, comm), y_BTD[..., channels:]), dim=-1), lambda: own_BTD
-            )
+            reduction, sum_BTC = self._sum(kernels.cut(y_BTD[..., :channels]), blocking=self._blocks(block))
+            return Arriving(reduction, lambda: torch.cat((sum_BTC(), y_BTD[..., channels:]), dim=-1), lambda: own_BTD)
         # reduced in place
-        sum_BTD = y_BTD.clone() if block.read_ahead == "own" else y_BTD
-        reduction = comm.all_reduce(sum_BTD.detach(), blocking=self._blocks(block))
-        return Arriving(reduction, lambda: shared(sum_BTD, comm), lambda: own_BTD)
+        whole_BTD = y_BTD.clone() if block.read_ahead == "own" else y_BTD
+        reduction, sum_BTD = self._sum(whole_BTD, blocking=self._blocks(block))
+        return Arriving(reduction, sum_BTD, lambda: own_BTD)
+
+    def _sum(self, x: Tensor, *, blocking: bool) -> tuple[Handle, Callable[[], Tensor]]:
+        """Start to sum a tensor over the ranks, in place or not; returns also what makes the sum of what arrived."""
+        return self._comm.all_reduce(x.detach(), blocking=blocking), lambda: shared(x, self._comm)
 
     def average(self, percent: int) -> bool:
         """Add all outputs, and start to average the channels that are not the first ones over the ranks, if any."""
@@ -201,12 +202,9 @@ class ResidualStream:
         if self._comm.size == 1 or channels == self.x_BTD.shape[-1]:
             return False
         self._add(self._join(math.inf))
-        x_BTD, mean_BTC = self.x_BTD, kernels.cut(self.x_BTD[..., channels:], self._comm.size)
-        averaged = Arriving(
-            self._comm.all_reduce(mean_BTC.detach(), blocking=not self._takes_turns),
-            lambda: torch.cat((x_BTD[..., :channels], shared(mean_BTC, self._comm)), dim=-1),
-            lambda: x_BTD,
-        )
+        x_BTD, part_BTC = self.x_BTD, kernels.cut(self.x_BTD[..., channels:], self._comm.size)
+        reduction, mean_BTC = self._sum(part_BTC, blocking=not self._takes_turns)
+        averaged = Arriving(reduction, lambda: torch.cat((x_BTD[..., :channels], mean_BTC()), dim=-1), lambda: x_BTD)
         self._pending.append(_Output(newest, averaged, is_exchanged=True, replaces=True))
         return True
 

@@ -50,6 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # chunks of 32 tokens: the longest prompts take two steps
 CHUNKS = {"max_num_batched_tokens": 32, "max_num_seqs": 4}
+COMPILED = {"enforce_eager": False}
 CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("llama", "ladder", 1, {}),
     ("llama", "ladder", 2, CHUNKS),
@@ -60,6 +61,9 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("qwen3", "parallel", 2, {}),
     ("mixtral", "farskip", 2, {}),
     ("qwen3-moe", "partial:50", 2, {}),
+    ("llama", "ladder", 2, {**COMPILED, **CHUNKS}),
+    ("llama", "desync:2", 2, COMPILED),
+    ("qwen3", "delayed:2", 2, COMPILED),
 ]
 
 

@@ -31,11 +31,10 @@ def main() -> None:
         tensor_parallel_size=case["tp"],
         hf_overrides=case["config"],
         dtype="float32",
-        enforce_eager=True,
         skip_tokenizer_init=True,
         max_model_len=256,
         block_size=32,
-        **case["engine"],
+        **{"enforce_eager": True, **case["engine"]},
     )
     adapter = LoRARequest("adapter", 1, case["adapter"]) if case["adapter"] else None
     results = []
