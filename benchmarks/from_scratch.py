@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def groups(arguments: argparse.Namespace, done: Sequence[int]) -> list[list[int]]:
-    """Seeds that are missing, those that are trained at once together."""
+    """Seeds that are missing, by what is trained at once."""
     missing = [seed for seed in range(arguments.seeds) if seed not in done]
     return [missing] if missing and where(arguments).type == "cuda" else [[seed] for seed in missing]
 
@@ -98,7 +98,7 @@ def joined(held: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
         for at, further in zip(held["curve"], more["curve"], strict=True)
     ]
     lists = {name: held[name] + more[name] for name in ("seeds", "held_out")}
-    return {**held, **lists, "curve": curve, "seconds": held["seconds"] + more["seconds"]}
+    return {**held, **lists, "curve": curve}
 
 
 def where(arguments: argparse.Namespace) -> "torch.device":
@@ -151,7 +151,7 @@ def group(arguments: argparse.Namespace, size: str, wiring: str, seeds: Sequence
         stack.record()
     batches = [Batches(corpus, config.context, seed) for seed in seeds]
     windows_BT = batches[0].held_out(arguments.eval_windows)
-    started_s, curve = time.monotonic(), []
+    curve = []
     every = max(1, config.steps // EVALUATIONS)
     for step in range(config.steps):
         stack.step(step, torch.stack([of_seed.training(step, config.batch) for of_seed in batches]))
@@ -168,7 +168,6 @@ def group(arguments: argparse.Namespace, size: str, wiring: str, seeds: Sequence
         "curve": curve,
         "tokens": config.steps * config.batch * config.context,
         "eval_windows": arguments.eval_windows,
-        "seconds": time.monotonic() - started_s,
         "tokens_sha256": corpus.sha256,
         "config": config.fingerprint,
         "environment": environment(),

@@ -204,7 +204,8 @@ _REMARK = """
 Without a slow link ladder loses: on CPUs vLLM's own all-reduce goes through shared memory, the plug-in's, which does
 not block, through gloo. Over the link of 200 Mbit/s both take gloo, and a prompt's messages fill the link, so that
 ladder hides less of them. Where servers, client and two ranks fill the two cores, as at the highest rate up to 1 ms,
-the same requests differ by a fifth from run to run.
+the same requests differ by a fifth from run to run. The fits without a link are by an earlier search for the time
+between steps.
 """
 _TABLE = (
     "| link | requests/s | time | standard, ms | predicted | ladder, ms | predicted | gain | of pairs | predicted |",
