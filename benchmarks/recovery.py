@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Perplexities without training, then every run for which there is time."""
     from runtime.comm.rendezvous import CommConfig
     from runtime.training.config import TrainingConfig
-    from runtime.training.loop import train
+    from runtime.training.loop import evaluated, train
 
     started_s, longest_s = time.monotonic(), 0.0
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -109,15 +109,15 @@ def run(arguments: argparse.Namespace) -> None:
             result = train(config, CommConfig())
             with (out / "loss.csv").open() as file:
                 rows = [row for row in csv.DictReader(file) if row["held_out"]]
-            curve = [{"tokens": int(row["tokens"]), "held_out": float(row["held_out"])} for row in rows]
+            curve = [{"tokens": int(row["tokens"]), **evaluated(row)} for row in rows]
             held["runs"][name] = {**json.loads((out / "run.json").read_text()), "curve": curve}
             write_file(results, json.dumps(held, indent=1) + "\n")
             longest_s = max(longest_s, time.monotonic() - begun_s)
             print(f"{name}: {result['first_held_out']:.4f} to {result['held_out']:.4f}, {longest_s:.0f} s", flush=True)
 
 
-def untrained(arguments: argparse.Namespace) -> dict[str, float]:
-    """Nats per token of held-out text in each wiring."""
+def untrained(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Of held-out text in each wiring, nats per token: the mean of -log p, and the divergence from standard."""
     import torch
 
     from runtime.assemble import TORCH_DTYPES, device_of, load
@@ -127,7 +127,7 @@ def untrained(arguments: argparse.Namespace) -> dict[str, float]:
     from runtime.model.wiring import lay_out
     from runtime.training.batches import Batches
     from runtime.training.corpus import Corpus
-    from runtime.training.loss import next_token
+    from runtime.training.loss import divergence, next_token
 
     checkpoint, comm = Checkpoint.open(arguments.model), Alone()
     shape = checkpoint.shape
@@ -143,13 +143,17 @@ def untrained(arguments: argparse.Namespace) -> dict[str, float]:
     engine = EngineConfig(prefill_logits="all")
     model = load(shape, engine, comm, checkpoint.source, device=device_of(comm), dtype=dtype, **sizes)
     windows_BT = Batches(corpus, arguments.context, 0).held_out(arguments.eval_windows).to(device_of(comm))
-    losses = {}
+    sums = {name: {"held_out": 0.0, "divergence": 0.0} for name in wirings}
     with torch.inference_mode():
-        for name, wiring in wirings.items():
-            nats = [next_token(model(part[:, :-1], wiring), part[:, 1:]).item() for part in windows_BT.split(1)]
-            losses[name] = sum(nats) / len(nats)
-            print(f"{name}: {losses[name]:.4f}, perplexity {math.exp(losses[name]):.4g}", flush=True)
-    return losses
+        for part_BT in windows_BT.split(1):
+            standard_BTV = model(part_BT[:, :-1], wirings["standard"]).clone()
+            for name, wiring in wirings.items():
+                logits_BTV = model(part_BT[:, :-1], wiring)
+                sums[name]["held_out"] += next_token(logits_BTV, part_BT[:, 1:]).item() / len(windows_BT)
+                sums[name]["divergence"] += divergence(logits_BTV, standard_BTV).item() / len(windows_BT)
+    for name, of_it in sums.items():
+        print(f"{name}: {of_it['held_out']:.4f}, {of_it['divergence']:.4f} from standard", flush=True)
+    return sums
 
 
 def draw(held: dict[str, Any], plot: Path) -> None:
@@ -159,7 +163,7 @@ def draw(held: dict[str, Any], plot: Path) -> None:
     from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, log_axis, save_figure
 
     drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
-    before = math.exp(held["untrained"]["standard"])
+    before = math.exp(held["untrained"]["standard"]["held_out"])
     values = [math.exp(point["held_out"]) for run in held["runs"].values() for point in run["curve"]]
     drawn.update_layout(xaxis_title="tokens", yaxis=log_axis("perplexity", [before, *values]))
     layers = sorted({int(name.split("-")[1]) for name in held["runs"]})

@@ -411,9 +411,11 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _write(json.dumps(result, indent=1))
         return
+    names = {"held_out": "held-out loss", "divergence": "divergence from the teacher"}
+    losses = (f"{names[name]} {result[f'first_{name}']:.4f} to {result[name]:.4f}" for name in names if name in result)
     print(
-        f"held-out loss {result['first_held_out']:.4f} to {result['held_out']:.4f} nats/token, {result['tokens']:,} "
-        f"tokens, {result['steps_now']:,} steps in {result['seconds_now']:.0f} s: {arguments.out / 'checkpoint'}"
+        f"{', '.join(losses)} nats/token, {result['tokens']:,} tokens, {result['steps_now']:,} steps in "
+        f"{result['seconds_now']:.0f} s: {arguments.out / 'checkpoint'}"
     )
 
 

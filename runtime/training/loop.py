@@ -49,9 +49,10 @@ _SPREAD = 0.02
 BETAS, EPS = (0.9, 0.95), 1e-8
 # the last learning rate, of the highest
 _LAST = 0.1
-# of the losses
+# of the losses; the last two of held-out text
 Row = dict[str, Any]
-_COLUMNS = ("step", "tokens", "lr", "loss", "gradient", "held_out")
+EVALUATED = ("held_out", "divergence")
+_COLUMNS = ("step", "tokens", "lr", "loss", "gradient", *EVALUATED)
 
 
 def train(config: TrainingConfig, links: CommConfig) -> dict[str, object]:
@@ -105,7 +106,7 @@ class Run:
         elif self.comm.rank == 0:
             self._describe({})
         if not rows:
-            rows = [{"step": 0, "tokens": 0, "held_out": self.held_out()}]
+            rows = [{"step": 0, "tokens": 0, **self.held_out()}]
         with Progress(config.steps, "steps", wanted=self.comm.rank == 0) as progress:
             for step in range(first, config.steps):
                 rows.append(self._row(step, states))
@@ -114,10 +115,9 @@ class Run:
                     self._write_rows(rows)
                     states.save(step + 1, {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
         self._save()
-        held_out = [row["held_out"] for row in rows if row.get("held_out") not in (None, "")]
         result: dict[str, object] = {
-            "first_held_out": float(held_out[0]),
-            "held_out": float(held_out[-1]),
+            **{f"first_{name}": value for name, value in evaluated(rows[0]).items()},
+            **evaluated(rows[-1]),
             "tokens": int(rows[-1]["tokens"]),
             "steps_now": config.steps - first,
             "seconds_now": time.perf_counter() - started_s,
@@ -142,12 +142,16 @@ class Run:
         return total, gradient
 
     @torch.no_grad()
-    def held_out(self) -> float:
-        """Mean of -log p on held-out text, nats per token."""
+    def held_out(self) -> dict[str, float]:
+        """Of held-out text, nats per token: the mean of -log p, and how far the model is from its teacher, if any."""
         windows_BT = self.batches.held_out(self.config.eval_windows).to(self.device)
-        parts = windows_BT.split(max(1, self.config.batch // self.config.accumulate))
-        total = sum(next_token(self._logits(part_BT), part_BT[:, 1:]).item() * len(part_BT) for part_BT in parts)
-        return total / len(windows_BT)
+        totals = dict.fromkeys(EVALUATED[: 2 if self._teacher else 1], 0.0)
+        for part_BT in windows_BT.split(max(1, self.config.batch // self.config.accumulate)):
+            logits_BTV = self._logits(part_BT)
+            totals["held_out"] += next_token(logits_BTV, part_BT[:, 1:]).item() * len(part_BT)
+            if self._teacher:
+                totals["divergence"] += divergence(logits_BTV, self._teacher(part_BT[:, :-1])).item() * len(part_BT)
+        return {name: total / len(windows_BT) for name, total in totals.items()}
 
     def _row(self, step: int, states: States) -> Row:
         """Make a step and describe it."""
@@ -169,7 +173,7 @@ class Run:
             "gradient": gradient,
         }
         if done % config.eval_every == 0 or done == config.steps:
-            row["held_out"] = self.held_out()
+            row |= self.held_out()
         return row
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:
@@ -337,3 +341,8 @@ def _read_rows(file: Path, last: int) -> list[Row]:
     """What was written up to a step."""
     text = read_text(file, what="the losses of a run", error=UsageError)
     return [dict(row) for row in csv.DictReader(text.splitlines()) if int(row["step"]) <= last]
+
+
+def evaluated(row: Row) -> dict[str, float]:
+    """What a row says of held-out text; what was read from a file is text."""
+    return {name: float(row[name]) for name in EVALUATED if row.get(name) not in (None, "")}

@@ -173,11 +173,12 @@ def test_rewiring_costs_most_at_the_bottom_and_distillation_brings_it_back(files
         config = replace(adapted, out=tmp_path / place)
         task = prepare_training(config)
         wired = lay_out("hybrid-ladder:1", 4, layers)
-        cost[place] = Run(replace(task, wiring=wired), config, Alone()).held_out()
+        cost[place] = Run(replace(task, wiring=wired), config, Alone()).held_out()["held_out"]
     assert cost["first"] - cost["standard"] > 5 * abs(cost["last"] - cost["standard"])
     result = train(replace(adapted, out=tmp_path / "ladder", variant="ladder"), CommConfig())
     lost, left = (float(str(result[name])) - cost["standard"] for name in ("first_held_out", "held_out"))
     assert left < 0.5 * lost
+    assert 0 < result["divergence"] < 0.5 * result["first_divergence"]
     assert Checkpoint.open(tmp_path / "ladder" / "checkpoint").shape.variant == "ladder"
 
 

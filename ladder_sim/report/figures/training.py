@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def loss_figure(file: Path) -> "go.Figure":
-    """What was minimised, step by step, and the loss on held-out text, over tokens."""
+    """What was minimised at each step, and of held-out text the loss and the divergence from a teacher, over tokens."""
     import plotly.graph_objects as go
 
     rows = list(csv.DictReader(read_text(file, what="the losses of a training run").splitlines()))
@@ -21,8 +21,11 @@ def loss_figure(file: Path) -> "go.Figure":
     for column, name, mode, colour in (
         ("loss", "minimised", "lines", SERIES_COLOURS[4]),
         ("held_out", "held-out text", "lines+markers", SERIES_COLOURS[0]),
+        ("divergence", "held-out text, from the teacher", "lines+markers", SERIES_COLOURS[1]),
     ):
-        own = [row for row in rows if row[column]]
+        own = [row for row in rows if row.get(column)]
+        if not own:
+            continue
         x, y = ([float(row[key]) for row in own] for key in ("tokens", column))
         drawn.add_trace(go.Scatter(x=x, y=y, mode=mode, name=name, line={"color": colour}))
     return drawn
