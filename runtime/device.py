@@ -15,8 +15,9 @@ from torch import Tensor
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# for which one function may be compiled: prefill and decode of every kind of layer and wiring, with room
-_SHAPES = 64
+# for which one function may be compiled: prefill and decode of every kind of layer and wiring, or a calibration's
+# contexts of every shard, with room
+_SHAPES = 256
 # of a step before it is recorded: libraries allocate and choose kernels in the first ones
 _WARMUPS = 2
 # loops over tensors of different sizes, such as queries and keys, in one launch; vLLM sets it for these too
@@ -53,8 +54,8 @@ class Device(Protocol):
     def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
         """A kernel of several operators as one launch, where that pays and there is a compiler."""
 
-    def compiled(self, block: Callable[_P, _R]) -> Callable[_P, _R]:
-        """A block through torch.compile; what would break its graph is an error."""
+    def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
+        """A block through torch.compile, if not `dynamic` for each shape anew; what breaks its graph is an error."""
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""
@@ -83,8 +84,8 @@ class Cpu:
     def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
         return kernel
 
-    def compiled(self, block: Callable[_P, _R]) -> Callable[_P, _R]:
-        return _compiled(block)
+    def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
+        return _compiled(block, dynamic=dynamic)
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Never called: it has no graphs."""
@@ -122,9 +123,9 @@ class Cuda:
             )
         return self._fused[kernel]
 
-    def compiled(self, block: Callable[_P, _R]) -> Callable[_P, _R]:
+    def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
         # one-row GEMMs as reductions that inductor writes itself: so does gpt-fast (generate.py)
-        return _compiled(block, options=_ONE_LAUNCH | {"coordinate_descent_tuning": True})
+        return _compiled(block, dynamic=dynamic, options=_ONE_LAUNCH | {"coordinate_descent_tuning": True})
 
     @functools.cached_property
     def _keeper(self) -> torch.cuda.CUDAGraph:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from calibration.fit.samples import CURVES, MeasuredOp, Points
-from calibration.fit.tables import KINDS, curve_of, ideal_time_s, table_of
+from calibration.fit.tables import curve_of, table_of
 from ladder_sim.costs.lookup import ErrorStats
-from ladder_sim.costs.roofline import Gpu
+from ladder_sim.costs.roofline import Gpu, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 
 # every point is held out of one trial, drawn at random
@@ -22,7 +22,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[Measured
     return {
         op: _errors(op, points, reference) if len(points) >= TRIALS else None
         for op, points in medians.items()
-        if op.op in (*KINDS, *CURVES)
+        if op.table or op.op in CURVES
     }
 
 
@@ -42,7 +42,7 @@ def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
 
 def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
     """Times that a prediction would take from the points."""
-    for kind in KINDS:
-        if kind == op.op:
-            return table_of(kind, points, reference).ratio(**columns)[0] * ideal_time_s(kind, columns, reference)
+    if op.table:
+        ratio, _ = table_of(*op.table, points, reference).ratio(**columns)
+        return ratio * roofline_s(table_shape(*op.table, columns), reference)
     return curve_of(points).seconds_at(columns["bytes"])[0]

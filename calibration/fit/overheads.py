@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from calibration.fit.samples import ELEMENTWISE, SUSTAINED, MeasuredOp, Points, Sample
-from calibration.fit.tables import KINDS
+from calibration.fit.samples import ELEMENTWISE, SUSTAINED, TABLES, MeasuredOp, Points, Sample
 from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Floats
@@ -49,7 +48,7 @@ def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], r
         figures["sustained_share"] = max(rates) / float(reference.bf16_flops)
     spreads: dict[Any, list[float]] = defaultdict(list)
     for sample in samples:
-        if sample.op in (*KINDS, *ELEMENTWISE) and sample.seconds is not None:
+        if sample.op in (*TABLES, *ELEMENTWISE) and sample.seconds is not None:
             spreads[sample.key].append(sample.spread)
     # the median of each point first: the least certain points have the most samples
     figures[JITTER_KEY] = float(np.median([np.median(each) for each in spreads.values()])) / QUARTILE
@@ -86,7 +85,7 @@ def rank_factors(samples: Sequence[Sample]) -> Floats:
 
     What lasts, and not that one rank or another is slower in each single sample.
     """
-    rows = [sample.by_rank for sample in samples if sample.op in (*KINDS, *ELEMENTWISE) and sample.by_rank]
+    rows = [sample.by_rank for sample in samples if sample.op in (*TABLES, *ELEMENTWISE) and sample.by_rank]
     if not rows:
         return np.zeros(0)
     seconds = np.array([row for row in rows if len(row) == len(rows[-1])])

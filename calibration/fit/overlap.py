@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibration.fit.samples import BESIDE, HELD, Sample
-from calibration.fit.tables import DTYPE, KINDS
+from calibration.fit.samples import BESIDE, HELD, TABLES, Sample
 from ladder_sim.costs.contention import OverlapParameters, kernel_demand
 from ladder_sim.costs.roofline import table_shape
 from ladder_sim.des.shared import Demand, Device
@@ -92,10 +91,7 @@ def _kernel_name(op: str, point: Mapping[str, float]) -> str:
 
 def _shape(op: str, point: Mapping[str, float]) -> Shape:
     name = op.partition(BESIDE)[0]
-    for kind in KINDS:
-        if kind == name:
-            return table_shape(kind, DTYPE, point)
-    return ElementwiseShape(moved_bytes=point["bytes"])
+    return table_shape(*TABLES[name], point) if name in TABLES else ElementwiseShape(moved_bytes=point["bytes"])
 
 
 def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) -> dict[str, float]:

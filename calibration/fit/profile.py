@@ -1,19 +1,21 @@
 """From samples to a profile: tables and curves of medians, judged by held-out points."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from calibration.fit.holdout import judge
 from calibration.fit.overheads import Sustained, overheads, sustained
 from calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
 from calibration.fit.samples import CURVES, MeasuredOp, Points, SampleStore, medians
-from calibration.fit.tables import DTYPE, KINDS, curve_of, table_of
+from calibration.fit.tables import curve_of, table_of
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
-from ladder_sim.costs.roofline import Gpu
+from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
 
@@ -74,9 +76,10 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         ),
         reference=reference,
         gemm=tables["gemm"],
-        attention_prefill={"flash": tables["attention_prefill"]} if "attention_prefill" in tables else {},
-        attention_decode={"flash": tables["attention_decode"]} if "attention_decode" in tables else {},
+        **_attention(tables),
         collectives=curves,
+        sampling=tables["sample"],
+        experts=tables["moe"],
         overlap=parameters(overlaps, held, sms),
         overheads=overheads(points, store.samples, reference),
     )
@@ -104,13 +107,24 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 
 def _tables(
     points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
-) -> dict[str, dict[str, RatioTable]]:
-    ops = {op.op: op for op in points}
-    return {
-        kind: {DTYPE: dataclasses.replace(table_of(kind, points[op], reference), left_out=_left_out(op, errors))}
-        for kind in KINDS
-        if (op := ops.get(kind))
-    }
+) -> dict[Kind, dict[Any, RatioTable]]:
+    """By kind and what they are of."""
+    tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
+    for op, at in points.items():
+        if op.table:
+            kind, of = op.table
+            table = table_of(kind, of, at, reference)
+            tables[kind][of] = dataclasses.replace(table, left_out=_left_out(op, errors))
+    return tables
+
+
+def _attention(tables: Mapping[Kind, Mapping[str, RatioTable]]) -> dict[str, Any]:
+    """Tables of attention as a profile has them, by phase and kernel."""
+    phases: dict[str, dict[str, Mapping[str, RatioTable]]] = {phase: {} for phase, _ in ATTENTION.values()}
+    for kind, (phase, kernel) in ATTENTION.items():
+        if kind in tables:
+            phases[phase][kernel] = tables[kind]
+    return phases
 
 
 def _curves(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.costs.profile import COLLECTIVES, CollectiveName
-from ladder_sim.costs.roofline import AXES
+from ladder_sim.costs.roofline import AXES, Experts, Kind, TableOf
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.system.files import append, locked, read_bytes
@@ -48,9 +48,24 @@ CURVES: Mapping[str, tuple[CollectiveName, str]] = {
 
 # memory-bound kernels between GEMMs and attention
 ELEMENTWISE = ("add", "norm", "add_norm", "rope", "activation")
+# of the coordinates of experts those of their layer
+LAYER = ("hidden", "width", "experts", "top_k")
+DTYPE = "bf16"
+# ops that become tables of a profile, by name: their kind, and which of that kind; of experts their points say which
+TABLES: Mapping[str, tuple[Kind, str]] = {
+    "gemm": ("gemm", DTYPE),
+    "attention_prefill": ("attention_prefill", DTYPE),
+    "attention_decode": ("attention_decode", DTYPE),
+    "math_attention_decode": ("math_attention_decode", DTYPE),
+    "sample_greedy": ("sample", "greedy"),
+    "sample_top_p": ("sample", "top-p"),
+    "experts": ("moe", DTYPE),
+}
+
 # coordinates of a point, by op
 COORDINATES: Mapping[str, tuple[str, ...]] = {
-    **{str(kind): names for kind, names in AXES.items()},
+    **{op: AXES[kind] for op, (kind, _) in TABLES.items()},
+    "experts": (*LAYER, *AXES["moe"]),
     **dict.fromkeys(ELEMENTWISE, ("bytes",)),
     **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
     "queued_kernel": ("streams",),
@@ -71,8 +86,9 @@ class Sample:
     op: str
     """What `calibration.measure.points` calls it, e.g. "gemm"."""
     point: Mapping[str, float]
-    """Its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
-    ranks and nodes of a collective; those of both where two run at once; SMs or threads that are held next to it."""
+    """Its shape: m, n, k of a GEMM; coordinates of its table, and the layer of experts; bytes that an elementwise
+    kernel moves; bytes, ranks and nodes of a collective; those of both where two run at once; SMs or threads that are
+    held next to it."""
     seconds: float | None
     """Median of its repeats, on a typical rank; of a collective and of what runs next to it, on the slowest. None: it
     did not fit in memory, or is not supported here."""
@@ -208,7 +224,7 @@ def _fault(sample: Sample) -> str:
 
 
 class MeasuredOp(NamedTuple):
-    """One op, and for a collective the size of its group."""
+    """One op, of experts in one layer, and for a collective the size of its group."""
 
     op: str
     axes: tuple[str, ...] = ("bytes",)
@@ -216,16 +232,38 @@ class MeasuredOp(NamedTuple):
     ranks: int = 0
     """In the group, on all nodes; 0: not a collective."""
     nodes: int = 1
+    layer: Experts | None = None
+    """Of experts."""
+
+    @property
+    def table(self) -> tuple[Kind, TableOf] | None:
+        """Kind of the table that it becomes, and which of that kind; None: no table."""
+        if self.op not in TABLES:
+            return None
+        kind, of = TABLES[self.op]
+        return kind, self.layer or of
 
     @property
     def label(self) -> str:
         """The op as people read it."""
+        if self.layer:
+            return f"{self.op} {layer_label(self.layer)}"
         across = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.op}, {self.ranks} ranks{across}" if self.ranks else self.op
 
     def columns(self, points: Sequence[tuple[float, ...]]) -> dict[str, Floats]:
         """Points by coordinate."""
         return dict(zip(self.axes, np.array(points).T, strict=True))
+
+
+def _layer(point: Mapping[str, float]) -> Experts:
+    hidden, width, experts, top_k = (int(point[name]) for name in LAYER)
+    return Experts(format=DTYPE, hidden=hidden, width=width, experts=experts, top_k=top_k)
+
+
+def layer_label(layer: Experts) -> str:
+    """A layer of experts as people read it."""
+    return f"{layer.experts} of {layer.hidden} x {layer.width}, top {layer.top_k}"
 
 
 def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
@@ -238,7 +276,8 @@ def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
     for sample in samples:
         if sample.seconds is None or BESIDE in sample.op or (sample.burst and sample.key in steady):
             continue
-        axes = tuple(name for name in COORDINATES[sample.op] if name not in ("ranks", "nodes"))
-        op = MeasuredOp(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)))
+        axes = tuple(name for name in COORDINATES[sample.op] if name not in ("ranks", "nodes", *LAYER))
+        layer = _layer(sample.point) if sample.op == "experts" else None
+        op = MeasuredOp(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)), layer)
         seconds[op][tuple(sample.point[name] for name in axes)].append(sample.seconds)
     return {op: {at: float(np.median(times)) for at, times in points.items()} for op, points in seconds.items()}

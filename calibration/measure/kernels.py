@@ -11,8 +11,11 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from calibration.fit.samples import ELEMENTWISE, SUSTAINED, Sample
-from calibration.measure.numbers import DTYPE, normal
+from calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, Sample
+from calibration.measure.numbers import DTYPE, SEED, normal
+from ladder_sim.costs.experts import MEASURED_IMBALANCE
+from ladder_sim.costs.roofline import AXES
+from runtime.device import of
 from runtime.model import kernels
 
 # more than any cache holds
@@ -24,6 +27,8 @@ ROW_ELEMENTS = 4096
 # of a token that is rotated: query heads, key heads and their width
 ROPE_HEADS, ROPE_WIDTH = (8, 1), 128
 EPS = 1e-5
+# of tokens that are drawn
+TEMPERATURE, TOP_P = 0.8, 0.95
 Run = Callable[[], object]
 
 
@@ -64,6 +69,19 @@ def kernel(op: Sample, weights: WeightPool) -> Run:
     return KERNELS[op.op](op, weights)
 
 
+def launches(op: Sample) -> int:
+    """In how many launches a kernel runs on a GPU, about, or more."""
+    if op.op == "math_attention_decode":
+        return 8
+    if op.op == "sample_top_p":
+        # torch sorts few sequences one by one
+        return 16 * (1 + int(op.point["batch"]))
+    if op.op == "experts":
+        # two GEMMs and an activation each
+        return 32 + 4 * int(op.point["experts"] / op.point["ep"])
+    return 1
+
+
 def _gemm(op: Sample, weights: WeightPool) -> Run:
     m, n, k = (int(op.point[name]) for name in ("m", "n", "k"))
     x = normal((m, k), weights.device)
@@ -90,6 +108,63 @@ def _attention(op: Sample, q_len: int, kv_len: int, weights: WeightPool) -> Run:
         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=q_len > 1, enable_gqa=group > 1)
 
     return run
+
+
+def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
+    """As in blocks that are compiled, where there are compiled blocks by default."""
+    sequences, group, kv_len, width = (int(op.point[name]) for name in AXES["math_attention_decode"])
+    q = normal((sequences, group, 1, width), weights.device)
+    cache = weights.rotating((2, sequences, 1, kv_len, width))
+    position = torch.full((1,), kv_len - 1, device=weights.device)
+    attend, here = kernels.math_attention, of(q)
+    if here.has_graphs and not here.compiler_problem:
+        attend = here.compiled(attend, dynamic=False)
+
+    def run() -> object:
+        k, v = cache()
+        return attend(q, k, v, position)
+
+    return run
+
+
+def _sample(op: Sample, weights: WeightPool) -> Run:
+    batch, vocab = (int(op.point[name]) for name in AXES["sample"])
+    logits = normal((batch, 1, vocab), weights.device)
+    if op.op == "sample_greedy":
+        return lambda: kernels.greedy(logits)
+    chance = torch.linspace(0.0, 1.0, batch, device=weights.device)
+    return lambda: kernels.sample(logits, chance, TEMPERATURE, 0, TOP_P)
+
+
+def _experts(op: Sample, weights: WeightPool) -> Run:
+    """Of the rank that has most to do; where its experts' tokens begin is known before, so that nothing waits."""
+    names = (*LAYER, *AXES["moe"])
+    hidden, width, experts, top_k, expert_tp, ep, tokens = (int(op.point[name]) for name in names)
+    held, width = experts // ep, width // expert_tp
+    chosen = _chosen(tokens, experts, top_k)
+    counts = chosen.flatten().bincount(minlength=experts)
+    first = held * int(counts.view(ep, held).sum(dim=-1).argmax())
+    starts = [0, *counts.cumsum(0).tolist()][first : first + held + 1]
+    x, chosen = normal((tokens, hidden), weights.device), chosen.to(weights.device)
+    weight = torch.full((tokens, top_k), 1.0 / top_k, device=weights.device)
+    # one tensor: two would be read from the same places
+    both = weights.rotating((3 * held, width * hidden))
+
+    def run() -> object:
+        up, down = both().split((2 * held, held))
+        up, down = up.view(held, 2 * width, hidden), down.view(held, hidden, width)
+        return kernels.run_experts(x, weight, chosen, up, down, first, "silu", True, starts)
+
+    return run
+
+
+def _chosen(tokens: int, experts: int, top_k: int) -> Tensor:
+    """Experts of each token, the i-th most frequent one chosen in proportion to i to minus the tables' power."""
+    numbers = torch.Generator().manual_seed(SEED)
+    power = float(MEASURED_IMBALANCE.rpartition("-")[2])
+    chance = torch.arange(1.0, experts + 1.0) ** -power
+    drawn = torch.multinomial(chance.expand(tokens, experts), top_k, generator=numbers)
+    return torch.randperm(experts, generator=numbers)[drawn]
 
 
 def _elementwise(op: Sample, weights: WeightPool) -> Run:
@@ -137,5 +212,8 @@ KERNELS: dict[str, Callable[[Sample, WeightPool], Run]] = {
     **dict.fromkeys(("gemm", SUSTAINED), _gemm),
     "attention_prefill": _attention_prefill,
     "attention_decode": _attention_decode,
+    "math_attention_decode": _math_attention_decode,
+    **dict.fromkeys(("sample_greedy", "sample_top_p"), _sample),
+    "experts": _experts,
     **dict.fromkeys(ELEMENTWISE, _elementwise),
 }

@@ -12,7 +12,7 @@ import torch
 from calibration.fit.samples import BESIDE, HELD, SUSTAINED, Sample
 from calibration.measure.clock import QUEUE, Timing, clock_of, timed
 from calibration.measure.collectives import UNSUPPORTED, collective, queued_all_reduce
-from calibration.measure.kernels import KERNELS, kernel
+from calibration.measure.kernels import KERNELS, kernel, launches
 from calibration.measure.launches import launch
 from calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
 from calibration.measure.plan import SUSTAINED_S, WARM_UPS
@@ -84,12 +84,13 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if BESIDE in op.op:
         return OverlapMeasurement(op, ranks).measure
     if op.op in KERNELS:
-        run, clock = kernel(op, ranks.weights), clock_of(ranks.device)
+        run, clock, each = kernel(op, ranks.weights), clock_of(ranks.device), launches(op)
         # its result needs memory as well
         run()
         # as long as can be: the GPU rests while it is held for the next one
-        count = QUEUE if op.op == SUSTAINED else clock.chain(timed(run, clock))
-        return lambda: {op.op: Timing(timed(lambda: [run() for _ in range(count)], clock, count) / count)}
+        chain = QUEUE if op.op == SUSTAINED else clock.chain(timed(run, clock, each))
+        count = max(1, min(chain, QUEUE // each))
+        return lambda: {op.op: Timing(timed(lambda: [run() for _ in range(count)], clock, count * each) / count)}
     if "streams" in op.point and "ranks" in op.point:
         seconds = queued_all_reduce(op, ranks)
     else:

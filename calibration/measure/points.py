@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from calibration.fit.samples import BESIDE, CURVES, ELEMENTWISE, HELD, SUSTAINED, Sample
 from calibration.measure.layouts import Layout, layouts
+from ladder_sim.graph.inputs import STATE_BYTES
+from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.model import ModelSpec
 
 # tokens of a GEMM
@@ -16,6 +18,10 @@ GRID_ROWS = (1, 16, 256, 4096)
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 # of attention, with all KV heads of a rank each
 SEQUENCES = (1, 4, 16)
+# of math attention, in which little but the traffic grows with the context
+MATH_CONTEXTS = (128, 512, 2048, 8192)
+# whose next tokens are chosen
+SAMPLED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # bytes of elementwise kernels: 4 KB to 256 MB
 MOVED = tuple(4.0**power * 4096 for power in range(9))
 # bytes of collectives: 1 KB to 256 MB
@@ -75,8 +81,10 @@ def ops_of(
     shards = [_shard(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
     every = [
         *(op for shard in shards for op in (*_gemms(shard.gemms, ROWS), *_attention(shard))),
+        *(op for model in models for tp in degrees if not model.partition_problem(tp) for op in _experts(model, tp)),
         *(_op(kind, bytes=size) for kind in ELEMENTWISE for size in MOVED),
         *_launches(cuda=cuda),
+        *(op for model in models for op in _sampling(model)),
         *_collectives(world, cuda=cuda),
         *(op for shard in shards for op in _held(shard, cuda=cuda) if overlap),
         *(op for shard in shards for op in _overlaps(shard, world)),
@@ -129,6 +137,29 @@ def _attention(shard: Shard) -> Iterator[Sample]:
             shape = {"batch_kv_heads": pairs, "group": shard.group, "head_dim": shard.head_dim}
             yield _op("attention_prefill", q_len=length, **shape)
             yield _op("attention_decode", kv_len=length, **shape)
+            if length in MATH_CONTEXTS:
+                yield _op("math_attention_decode", kv_len=length, **shape)
+
+
+def _sampling(model: ModelSpec) -> Iterator[Sample]:
+    """Of the whole vocabulary: every rank has all logits by then."""
+    for sequences in SAMPLED:
+        for op in ("sample_greedy", "sample_top_p"):
+            yield _op(op, batch=sequences, vocab=model.vocab)
+
+
+def _experts(model: ModelSpec, tp: int) -> Iterator[Sample]:
+    """The routed experts of each kind of layer, each split over all ranks, and whole ones distributed over them."""
+    for layer in dict.fromkeys(kind.feed_forward for kind in model.kinds):
+        if not isinstance(layer, Moe):
+            continue
+        expert = layer.expert
+        shape = {"hidden": expert.hidden, "width": expert.width, "experts": layer.experts}
+        for expert_tp, ep in dict.fromkeys(((tp, 1), (1, tp))):
+            if not layer.expert_problem(ep, expert_tp):
+                for tokens in ROWS:
+                    split = {"expert_tp": expert_tp, "ep": ep, "tokens": tokens}
+                    yield _op("experts", **shape, top_k=layer.experts_per_token, **split)
 
 
 def _launches(*, cuda: bool) -> Iterator[Sample]:
@@ -184,5 +215,7 @@ def _op(op: str, **point: float) -> Sample:
 
 def _size(op: Sample) -> float:
     """What `largest` is compared with."""
-    tokens = max(op.point.get(name, 0.0) for name in ("m", "q_len", "kv_len"))
-    return max(tokens, op.point.get("bytes", 0.0) / 1024.0)
+    point = op.point
+    tokens = max(point.get(name, 0.0) for name in ("m", "q_len", "kv_len", "tokens"))
+    logits_bytes = point.get("batch", 0.0) * point.get("vocab", 0.0) * STATE_BYTES
+    return max(tokens, max(point.get("bytes", 0.0), logits_bytes) / 1024.0)

@@ -87,6 +87,8 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
             "stack",
             stack.name,
         )
+    if stack.sampling not in ("greedy", *profile.sampling):
+        yield f"profile '{profile.name}' holds no sampling by {stack.sampling}: it is priced as the greedy choice"
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits
     gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}

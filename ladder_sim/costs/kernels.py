@@ -20,6 +20,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.roofline import (
+    ATTENTION,
     GPU_FIGURES,
     MOE_KERNELS,
     Experts,
@@ -51,6 +52,8 @@ from ladder_sim.specs.scenario import HOPPER, Scenario
 
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
+# kinds whose ops are small kernels where the profile has no table of them
+SMALL_WITHOUT_TABLE = ("math_attention_decode", "sample")
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
 # judgement, widening with the distance from a measurement.
 KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
@@ -123,7 +126,7 @@ class KernelCosts:
         estimates: dict[int, Estimate] = {}
         for number, op in enumerate(ops):
             key = table_key(op.shape)
-            if key is None:
+            if key is None or (key[0] in SMALL_WITHOUT_TABLE and self._table(*key)[0] is None):
                 estimates[number] = self._untabled(op.kind, op.shape)
             else:
                 lookups[key].append(number)
@@ -206,9 +209,11 @@ class KernelCosts:
             return self.profile.moe.experts_table(table_of), True
         if kind == "gemm":
             tables = self.profile.gemm
-        elif kind in ("attention_prefill", "attention_decode"):
-            kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
-            tables = kernels.get("flash", {})
+        elif kind == "sample":
+            tables = self.profile.sampling
+        elif kind in ATTENTION:
+            phase, kernel = ATTENTION[kind]
+            tables = getattr(self.profile, phase).get(kernel, {})
         else:
             tables = self.profile.moe.tables.get(kind, {})
         nearest = "fp8" if (kind, table_of) == ("bmm", "fp8-block") else "bf16"
@@ -233,7 +238,7 @@ class KernelCosts:
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = self._of_looked_up(shape, seconds)
-        factor, slowed_s = self._stack_factor(shape), self._slowed_s(shape, seconds)
+        factor, slowed_s = self._stack_factor(shape, source), self._slowed_s(shape, seconds)
         seconds = (seconds + slowed_s) * factor
         if isinstance(shape, AttentionShape) and shape.shares_step:
             seconds = self._chunk_s(shape, seconds)
@@ -257,13 +262,15 @@ class KernelCosts:
         longer_s = maximum(share_s, token.seconds)
         return np.where(continues, longer_s, share_s) if isinstance(longer_s, np.ndarray) else longer_s
 
-    def _stack_factor(self, shape: Shape) -> Number:
+    def _stack_factor(self, shape: Shape, source: Source) -> Number:
         """Time of the stack's kernel relative to the table's or the roofline's."""
         stack = self.hardware.stack
         if isinstance(shape, AttentionShape | MlaShape):
             if shape.is_prompt:
                 return stack.prompt_factor
-            return stack.attention_factor if isinstance(shape, MlaShape) or shape.kernel == "flash" else 1.0
+            # of math attention without a table the traffic alone has it
+            has_factor = isinstance(shape, MlaShape) or shape.kernel == "flash" or source != "roofline"
+            return stack.attention_factor if has_factor else 1.0
         if not isinstance(shape, GemmShape | BmmShape):
             return 1.0
         if isinstance(shape.m, int) and shape.m == 1:

@@ -19,6 +19,7 @@ from ladder_sim.costs.profile import MoeTables, Positive, ProfileSource
 from ladder_sim.costs.roofline import Experts, Gpu, Kind
 from ladder_sim.costs.table_parts import (
     CurvePart,
+    ExpertLayer,
     FormatName,
     Ranks,
     TablePart,
@@ -31,7 +32,6 @@ from ladder_sim.costs.table_parts import (
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
 from ladder_sim.system.schema import Schema
@@ -41,24 +41,6 @@ SCHEMA = Schema()
 MAX_DOCUMENT_BYTES = 16 * 2**20
 # entries by kind of table
 _TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
-
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-
-
-class ExpertLayer(Part):
-    """A layer's routed experts, as `Experts`; an empty format stands for every format and width."""
-
-    format: Literal[FormatName, ""]
-    hidden: Count
-    width: Count
-    experts: Count
-    top_k: Count
-    imbalance: Imbalance = "power-law-1.01"
-
-    @property
-    def key(self) -> Experts:
-        """Of its table."""
-        return Experts(*(getattr(self, name) for name in Experts._fields))
 
 
 class ExpertsPart(ExpertLayer):

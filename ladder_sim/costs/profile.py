@@ -5,7 +5,7 @@ contract between whoever measures (an importer, a calibration run) and whoever p
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -209,6 +209,10 @@ class CalibrationProfile:
     """The same for one new token per sequence."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
     """Op (`CollectiveName`) -> algorithm -> ranks of one node -> curve."""
+    sampling: Mapping[str, RatioTable] = field(default_factory=dict)
+    """`ladder_sim.specs.stack.Sampling` -> table over batch and vocab; empty: not measured."""
+    experts: Mapping[Experts, RatioTable] = field(default_factory=dict)
+    """As `MoeTables.experts`, which these are added to: layers that were measured together with all else."""
     overlap: Mapping[str, float] = field(default_factory=dict)
     """Fitted parameters of compute and communication sharing a GPU; empty: none fitted."""
     overheads: Mapping[str, float] = field(default_factory=dict)
@@ -247,7 +251,8 @@ class CalibrationProfile:
     @cached_property
     def moe(self) -> MoeTables:
         """What models with experts or latent attention need in addition."""
-        return self.read_moe()
+        others = self.read_moe()
+        return replace(others, experts={**others.experts, **self.experts}) if self.experts else others
 
     @cached_property
     def measured_collectives(self) -> Mapping[tuple[str, str], MeasuredCollective]:

@@ -22,11 +22,21 @@ from ladder_sim.costs.profile import (
     ProfileSource,
     StackFit,
 )
-from ladder_sim.costs.roofline import Gpu, Kind
-from ladder_sim.costs.table_parts import CurvePart, FormatName, Ranks, TablePart, curve, entry, table
+from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
+from ladder_sim.costs.table_parts import (
+    CurvePart,
+    ExpertsTablePart,
+    FormatName,
+    Ranks,
+    TablePart,
+    curve,
+    entry,
+    table,
+)
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
 from ladder_sim.system.schema import Schema
@@ -41,6 +51,8 @@ MOE_FOLDER = "moe"
 MAX_DOCUMENT_BYTES = 64 * 2**20
 _SHIPPED = Path(__file__).parent / "profiles"
 _SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
+# entries that are left out where there is nothing in them
+_OPTIONAL = ("stack_fit", "sampling", "experts")
 # entries of a derived profile that add to its base's
 _SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_decode", "collectives")
 # files of schema version 1: the entry, and its two scales
@@ -90,6 +102,8 @@ class ProfileDocument(Part):
     attention_prefill: dict[str, dict[KvDType, TablePart]]
     attention_decode: dict[str, dict[KvDType, TablePart]]
     collectives: dict[CollectiveName, dict[str, dict[Ranks, CurvePart]]]
+    sampling: dict[Sampling, TablePart] = Field(default_factory=dict)
+    experts: list[ExpertsTablePart] = Field(default_factory=list)
     overlap: dict[str, Share] = Field(default_factory=dict)
     overheads: dict[str, Share] = Field(default_factory=dict)
     stack_fit: StackFit | None = None
@@ -128,14 +142,14 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
 def encode(profile: CalibrationProfile) -> bytes:
     """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
     form = DerivedDocument if profile.base else ProfileDocument
-    own = SCHEMA.marked(gpu=profile.cluster_name)
+    experts = [{**key._asdict(), **entry(each)} for key, each in profile.experts.items()]
+    own = SCHEMA.marked(gpu=profile.cluster_name, experts=experts)
     entries = {name: own[name] if name in own else entry(getattr(profile, name)) for name in form.model_fields}
     if is_shipped(profile.base):
         base = load_profile(profile.base)
         for name in _SHARED:
             entries[name] = _beyond(entries[name], entry(getattr(base, name)))
-    if profile.stack_fit is None:
-        entries.pop("stack_fit")
+    entries = {name: value for name, value in entries.items() if value or name not in _OPTIONAL}
     document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     decode(document, origin=f"profile '{profile.name}'")
     return document
@@ -181,6 +195,13 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
         cluster_name=parsed.gpu,
         reference=reference,
         **_measured(parsed, reference),
+        sampling={
+            name: table(part, "sample", name, reference, f"sampling.{name}") for name, part in parsed.sampling.items()
+        },
+        experts={
+            part.key: table(part, "moe", part.key, reference, f"experts[{number}]")
+            for number, part in enumerate(parsed.experts)
+        },
         stack_fit=_checked(parsed.stack_fit) if parsed.stack_fit else None,
     )
 
@@ -222,12 +243,16 @@ def _measured(parsed: ProfileDocument | DerivedDocument, reference: Gpu) -> dict
     def tables(kind: Kind, parts: Mapping[Any, TablePart], where: str) -> dict[str, RatioTable]:
         return {dtype: table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
 
-    attention: tuple[Kind, ...] = ("attention_prefill", "attention_decode")
+    phases: tuple[Kind, ...] = ("attention_prefill", "attention_decode")
+    kinds: Mapping[tuple[str, str], Kind] = {where: kind for kind, where in ATTENTION.items()}
     return {
         "gemm": tables("gemm", parsed.gemm, "gemm"),
         **{
-            kind: {kernel: tables(kind, parts, f"{kind}.{kernel}") for kernel, parts in getattr(parsed, kind).items()}
-            for kind in attention
+            phase: {
+                kernel: tables(kinds.get((phase, kernel), phase), parts, f"{phase}.{kernel}")
+                for kernel, parts in getattr(parsed, phase).items()
+            }
+            for phase in phases
         },
         "collectives": {
             op: {

@@ -15,21 +15,50 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.inputs import STATE_BYTES, operands
-from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MlaShape, MoeShape, Multiplication, Shape
+from ladder_sim.graph.ops import (
+    AttentionShape,
+    BmmShape,
+    GemmShape,
+    MlaShape,
+    MoeShape,
+    Multiplication,
+    SampleShape,
+    Shape,
+)
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.imbalance import Imbalance
+from ladder_sim.specs.stack import AttentionKernel
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
 
-Kind = Literal["gemm", "attention_prefill", "attention_decode", "moe", "mla_prefill", "mla_decode", "bmm"]
+Kind = Literal[
+    "gemm",
+    "attention_prefill",
+    "attention_decode",
+    "math_attention_decode",
+    "sample",
+    "moe",
+    "mla_prefill",
+    "mla_decode",
+    "bmm",
+]
 # axes of each kind of table; group is query heads per KV head
 AXES: Mapping[Kind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention_prefill": ("batch_kv_heads", "group", "q_len", "head_dim"),
     "attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
+    "math_attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
+    "sample": ("batch", "vocab"),
     "moe": ("expert_tp", "ep", "tokens"),
     "mla_prefill": ("batch_heads", "q_len", "nope", "rope", "value"),
     "mla_decode": ("batch", "heads", "kv_len", "latent", "rope"),
     "bmm": ("heads", "m", "n", "k"),
+}
+
+# of kinds of tables of attention: where profiles hold them, phase and kernel
+ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
+    "attention_prefill": ("attention_prefill", "flash"),
+    "attention_decode": ("attention_decode", "flash"),
+    "math_attention_decode": ("attention_decode", "math"),
 }
 
 # kernels of the experts of one layer: tokens sorted by expert, gate and up, activation, down, sum
@@ -59,9 +88,10 @@ class Experts(NamedTuple):
     """How unevenly tokens choose experts."""
 
 
-# what tables of one kind are told apart by: the layer of experts, the format, or the type of the KV cache
+# what tables of one kind are told apart by: the layer of experts, the format, the type of the KV cache, or how tokens
+# are chosen
 TableOf = str | Experts
-TabledShape = GemmShape | AttentionShape | MoeShape | MlaShape | BmmShape
+TabledShape = GemmShape | AttentionShape | MoeShape | MlaShape | BmmShape | SampleShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +151,10 @@ def table_key(shape: Shape) -> tuple[Kind, TableOf] | None:
         return "gemm", shape.format
     if isinstance(shape, AttentionShape) and shape.kernel == "flash":
         return "attention_prefill" if shape.is_prompt else "attention_decode", _cache(shape)
+    if isinstance(shape, AttentionShape) and not shape.is_prompt:
+        return "math_attention_decode", _cache(shape)
+    if isinstance(shape, SampleShape):
+        return "sample", shape.sampling
     if isinstance(shape, MoeShape):
         return "moe", Experts(*(getattr(shape, name) for name in Experts._fields))
     if isinstance(shape, MlaShape):
@@ -143,6 +177,8 @@ def coordinates(shape: TabledShape) -> dict[str, ArrayLike]:
     """
     if isinstance(shape, GemmShape):
         return {"m": shape.m / shape.chunks if shape.chunks > 1 else shape.m, "n": shape.n, "k": shape.k}
+    if isinstance(shape, SampleShape):
+        return {"batch": shape.batch, "vocab": shape.vocab}
     if isinstance(shape, BmmShape):
         return {"heads": shape.heads, "m": shape.m, "n": shape.n, "k": shape.k}
     if isinstance(shape, MoeShape):
@@ -193,6 +229,9 @@ def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -
     if kind == "bmm":
         heads, m, n, k = sizes
         return BmmShape(heads=heads, m=m, n=n, k=k, **operands(GEMM_FORMATS[table_of]))
+    if kind == "sample":
+        batch, vocab = sizes
+        return SampleShape(batch=batch, vocab=vocab, element_bytes=STATE_BYTES)
     elements: dict[str, Any] = {
         "element_bytes": STATE_BYTES,
         "kv_element_bytes": KV_BYTES["fp8" if table_of == "fp8" else "bf16"],
@@ -208,7 +247,7 @@ def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -
     kv_heads, group, length, head_dim = sizes
     # one sequence of all the batch's heads stands for the batch
     return AttentionShape(
-        kernel="flash",
+        kernel=ATTENTION[kind][1],
         batch=1,
         q_len=length if kind == "attention_prefill" else 1,
         kv_len=length,

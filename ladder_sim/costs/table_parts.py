@@ -9,13 +9,15 @@ from pydantic import Field
 
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import Positive
-from ladder_sim.costs.roofline import AXES, Gpu, Kind, TableOf, roofline_s, table_shape
+from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind, TableOf, roofline_s, table_shape
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
+from ladder_sim.specs.imbalance import Imbalance
 
 # `ladder_sim.specs.workload.Format.name`
 FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 class TablePart(Part):
@@ -24,6 +26,28 @@ class TablePart(Part):
     axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
     seconds: list[Positive | None]
     left_out: dict[str, ErrorStats] = Field(default_factory=dict)
+
+
+class ExpertLayer(Part):
+    """A layer's routed experts, as `Experts`; an empty format stands for every format and width."""
+
+    format: Literal[FormatName, ""]
+    hidden: Count
+    width: Count
+    experts: Count
+    top_k: Count
+    imbalance: Imbalance = "power-law-1.01"
+
+    @property
+    def key(self) -> Experts:
+        """Of its table."""
+        return Experts(*(getattr(self, name) for name in Experts._fields))
+
+
+class ExpertsTablePart(ExpertLayer, TablePart):
+    """A layer's routed experts, of a format that was measured, and their `RatioTable`."""
+
+    format: FormatName
 
 
 class CurvePart(Part):

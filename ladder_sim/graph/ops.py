@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.specs.imbalance import Imbalance
+from ladder_sim.specs.stack import Sampling
 
 # mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
 Phase = Literal["prefill", "decode", "mixed"]
@@ -318,7 +319,7 @@ class BmmShape(Multiplication):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseShape:
-    """A memory-bound kernel: norm, rotary embedding, activation, add, lookup, sampling."""
+    """A memory-bound kernel: norm, rotary embedding, activation, add, lookup."""
 
     moved_bytes: float
     """Read and written, bytes."""
@@ -327,6 +328,30 @@ class ElementwiseShape:
     def flops(self) -> float:
         """Negligible next to the traffic."""
         return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleShape:
+    """The choice of each sequence's next token, of all logits: a memory-bound kernel if greedy."""
+
+    batch: int
+    """Sequences."""
+    vocab: int
+    """Logits of each."""
+    element_bytes: int
+    """Bytes of one logit."""
+    sampling: Sampling = "greedy"
+    """How it is chosen."""
+
+    @property
+    def flops(self) -> float:
+        """Negligible next to the traffic."""
+        return 0.0
+
+    @property
+    def moved_bytes(self) -> float:
+        """Logits, read once."""
+        return 1.0 * self.batch * self.vocab * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +379,7 @@ class CollectiveShape:
         return 2.0 * self.message_bytes
 
 
-Shape = GemmShape | MoeShape | BmmShape | AttentionShape | MlaShape | ElementwiseShape | CollectiveShape
+Shape = GemmShape | MoeShape | BmmShape | AttentionShape | MlaShape | ElementwiseShape | SampleShape | CollectiveShape
 
 
 class Portion(NamedTuple):

@@ -34,6 +34,7 @@ from ladder_sim.graph.ops import (
     OpKind,
     Phase,
     Portion,
+    SampleShape,
     Shape,
 )
 from ladder_sim.graph.techniques.forms import SPLITTING, rewritten
@@ -224,7 +225,8 @@ class PassKernels:
         if name == "broadcast":
             message = float(sequences) * TOKEN_BYTES
             return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True))
-        return _op(role, "sample", ElementwiseShape(moved_bytes=float(sequences) * model.vocab * STATE_BYTES))
+        sample = SampleShape(batch=sequences, vocab=model.vocab, element_bytes=STATE_BYTES, sampling=stack.sampling)
+        return _op(role, "sample", sample)
 
 
 def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:

@@ -25,6 +25,7 @@ from ladder_sim.graph.ops import (
     Op,
     Phase,
     Portion,
+    SampleShape,
     Shape,
     varies,
 )
@@ -189,6 +190,8 @@ class Sizes:
         if isinstance(shape, MoeShape):
             # several where ranks with tokens of their own meet in one group of experts
             return replace(shape, tokens=rows * shape.tokens / self.smallest)
+        if isinstance(shape, SampleShape):
+            return replace(shape, batch=rows)
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
         return CollectiveShape(

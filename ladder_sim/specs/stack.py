@@ -10,6 +10,8 @@ from ladder_sim.specs.values import choice, nonempty, real, whole
 from ladder_sim.units import format_bytes, parse_quantity, quoted
 
 AttentionKernel = Literal["flash", "math"]
+# top-p: drawn from the most likely tokens, which sorts all of them
+Sampling = Literal["greedy", "top-p"]
 AllReduce = Literal[
     "nccl",
     "nvls",
@@ -213,6 +215,8 @@ class StackSpec:
     """Engine whose measured attention and all-reduces price its own, e.g. "vllm"; empty: the GPU's tables alone."""
     version: str = ""
     """Of the engine, as given after the name; empty: the newest that is known."""
+    sampling: Sampling = "greedy"
+    """How the next token is chosen; without measurements of that in the profile, as fast as greedily."""
     compiled_blocks: bool = False
     """Whole blocks are compiled, one-row GEMMs to reductions; so `run` measures it."""
     profile: str = ""

@@ -365,6 +365,10 @@ def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
 
 @fused
 def _activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
+    return _activated(x_BTN, name, gated)
+
+
+def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     function = ACTIVATIONS[name]
     if not gated:
         return function(x_BTN)
@@ -406,17 +410,24 @@ def run_experts(
     first: int,
     activation: str,
     gated: bool,
+    starts: Sequence[int] | None = None,
 ) -> Tensor:
-    """What this rank's experts, the first of which has number `first`, add to each token, weighted; M x D."""
+    """What this rank's experts, the first of which has number `first`, add to each token, weighted; M x D.
+
+    `starts` are how many choices, in the order of the experts, come before each of its experts and after the last:
+    where they are given, the CPU need not wait for the device, whose time alone is measured then.
+    """
     # a token's every choice, in the order of the experts: this rank's are in a row
     expert_X, choice_X = chosen_Mk.flatten().sort(stable=True)
     bounds = torch.arange(first, first + len(up_LND) + 1, device=x_MD.device)
-    starts = torch.searchsorted(expert_X, bounds).tolist()
+    starts_Z = torch.searchsorted(expert_X, bounds)
+    starts = starts_Z.tolist() if starts is None else starts
     choice_X = choice_X[starts[0] : starts[-1]]
     token_X = choice_X // chosen_Mk.shape[-1]
     parts = x_MD[token_X].split([end - start for start, end in itertools.pairwise(starts)])
     outputs = [
-        nn.functional.linear(_activate(nn.functional.linear(part_XD, up_ND), activation, gated), down_DI)
+        # as it is: compiled, it would be for each number of tokens anew
+        nn.functional.linear(_activated(nn.functional.linear(part_XD, up_ND), activation, gated), down_DI)
         for part_XD, up_ND, down_DI in zip(parts, up_LND, down_LDI, strict=True)
         if len(part_XD)
     ]

@@ -1,7 +1,9 @@
 """Profiles of samples hold them, a planted floor is recovered, and a bad fit is refused."""
 
 import gzip
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,12 @@ from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
+from ladder_sim.graph.build import build
+from ladder_sim.prediction import predict
+from ladder_sim.specs import catalog
 
 SIZES = np.logspace(3, 8.5, 24)
 
@@ -120,6 +127,77 @@ def test_curves_of_other_all_reduces_stand_under_their_own_names(tmp_path: Path)
     times = Network(scenario, profile, Hardware.of(scenario, profile)).times("all_reduce", np.array([1e6]))
     assert times.in_range[0]
     assert times.seconds[0] == pytest.approx(5e-6 + 1e6 / 4e11, rel=0.05)
+
+
+def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = samples(tmp_path / "s.jsonl")
+    for kv_len in (128.0, 512.0, 2048.0):
+        for pairs in (1.0, 16.0):
+            point = {"batch_kv_heads": pairs, "group": 8.0, "kv_len": kv_len, "head_dim": 128.0}
+            store.append(Sample(op="math_attention_decode", point=point, seconds=1e-5 + 1e-8 * pairs * kv_len))
+    for batch in (1.0, 4.0, 16.0, 64.0, 256.0):
+        point = {"batch": batch, "vocab": 151936.0}
+        store.append(Sample(op="sample_greedy", point=point, seconds=2e-5 + 1e-7 * batch))
+        store.append(Sample(op="sample_top_p", point=point, seconds=2e-4 + 1e-5 * batch))
+    layer, gpu = Experts("bf16", 2048, 768, 128, 8), Gpu.of(catalog.cluster("h100-sxm").gpu)
+    sizes = {"hidden": 2048.0, "width": 768.0, "experts": 128.0, "top_k": 8.0}
+    expected = {}
+    for tokens in (1.0, 4.0, 16.0, 64.0, 256.0):
+        for expert_tp, ep in ((8.0, 1.0), (1.0, 8.0)):
+            split = {"expert_tp": expert_tp, "ep": ep, "tokens": tokens}
+            seconds = (1.0 + ep / 8.0) * float(roofline_s(table_shape("moe", layer, split), gpu))
+            expected[ep, tokens] = seconds
+            store.append(Sample(op="experts", point={**sizes, **split}, seconds=seconds))
+    path = tmp_path / "p.json.gz"
+    assert main(["fit", str(store.path), "--cluster", "h100-sxm", "--out", str(path)]) == 0
+    said = capsys.readouterr().err
+    for name, rows in (
+        *(("math_attention_decode", 6), ("sample_greedy", 5), ("sample_top_p", 5)),
+        ("experts 128 of 2048 x 768, top 8", 10),
+    ):
+        assert f"{name}: {rows} points held out, error " in said
+    profile = load_profile(path)
+    for table in (*profile.attention_decode["math"].values(), *profile.sampling.values(), *profile.experts.values()):
+        assert table.left_out["held out"].rows >= 5
+
+    def predicted_s(kind: str, **given: Any) -> float:
+        whole: dict[str, Any] = {"model": "qwen3-30b-a3b", "tp": 8, "batch": 16, "prompt": 448, "gen": 64, **given}
+        scenario = Scenario.of(**whole)
+        ops = [op for op in build(scenario, "decode", 512).ops() if op.kind == kind]
+        (estimate, *_) = KernelCosts(scenario, profile).estimates(ops)
+        assert estimate.source == "measured"
+        return float(estimate.seconds)
+
+    # 32 query heads on 4 KV heads: a rank of four has one of these
+    math = {"stack": "gpt-fast", "tp": 4}
+    assert predicted_s("attention", **math) == pytest.approx(1e-5 + 1e-8 * 16 * 512)
+    twice = {"stack.attention_factor": "2", "stack.batched_attention": "1ms"}
+    assert predicted_s("attention", **math, overrides=twice) == pytest.approx(2 * (1e-5 + 1e-8 * 16 * 512))
+    assert predicted_s("sample") == pytest.approx(2e-5 + 1e-7 * 16)
+    assert predicted_s("sample", overrides={"stack.sampling": "top-p"}) == pytest.approx(2e-4 + 1e-5 * 16)
+    assert predicted_s("experts") == pytest.approx(expected[1.0, 16.0])
+    assert predicted_s("experts", ep=8) == pytest.approx(expected[8.0, 16.0])
+
+    assert main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for name in ("decode attention math bf16", "sampling top-p", "experts 128 of 2048 x 768, top 8 bf16"):
+        assert re.search(rf"{name} +[\dx ]+ held out", shown), name
+    assert main(["diff", str(path), str(path)]) == 0
+    assert "experts 128 of 2048 x 768, top 8 bf16: 10 points" in capsys.readouterr().out
+
+
+def test_without_measurements_sampling_is_a_small_kernel_however_it_is_done(tmp_path: Path) -> None:
+    profile = make_profile(samples(tmp_path / "s.jsonl"), name="p", cluster="h100-sxm", created="2026-01-01").profile
+    greedy, drawn = (
+        predict(Scenario.of(model="8b", tp=8, overrides={"stack.sampling": name}), ["ladder"], profile=profile)
+        for name in ("greedy", "top-p")
+    )
+    assert greedy["ladder"].tpot_s == drawn["ladder"].tpot_s
+    assert [line for line in drawn.confidence.warnings if line not in greedy.confidence.warnings] == [
+        "profile 'p' holds no sampling by top-p: it is priced as the greedy choice"
+    ]
 
 
 def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,12 +20,12 @@ from calibration.__main__ import main
 from calibration.crosscheck.observations import scenario_of
 from calibration.crosscheck.run import own_scenario
 from calibration.crosscheck.testbed import Testbed
-from calibration.fit.samples import ELEMENTWISE, Sample, SampleStore
+from calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
 from calibration.measure.clock import QUEUE, timed
 from calibration.measure.collectives import UNSUPPORTED, collective
 from calibration.measure.command import budget_s, undivided
 from calibration.measure.holder import _held_sms
-from calibration.measure.kernels import WeightPool
+from calibration.measure.kernels import WeightPool, _chosen, kernel, launches
 from calibration.measure.layouts import Layout, groups, layouts
 from calibration.measure.numbers import DRAWN, normal
 from calibration.measure.ops import measure
@@ -33,9 +33,13 @@ from calibration.measure.overlap import OverlapMeasurement
 from calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
 from calibration.measure.ranks import Ranks
 from ladder_sim.costs.profile import COLLECTIVES
+from ladder_sim.costs.roofline import Experts, coordinates, table_key
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.graph.build import build
 from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
 from runtime.comm.base import Alone
+from runtime.model import kernels
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
 from tests.support.terminal import progress_of
@@ -45,6 +49,7 @@ pytestmark = pytest.mark.torch
 
 RUN = ["run", "--model", "1b", "--tp", "8", "--most", "16"]
 ALONE = Layout(1, 1)
+SAMPLING = ("sample_greedy", "sample_top_p")
 
 
 def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +157,97 @@ def test_the_longest_gemm_of_a_shard_is_measured_under_load() -> None:
 def test_every_kind_of_op_is_timed() -> None:
     ranks = Ranks()
     kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, largest=128)}
-    assert set(kinds) == {"gemm", "attention_prefill", "attention_decode", *ELEMENTWISE, "eager_launch"}
+    attention = {"attention_prefill", "attention_decode", "math_attention_decode"}
+    assert set(kinds) == {"gemm", *attention, *ELEMENTWISE, *SAMPLING, "eager_launch"}
     held = {"m": 1.0, "n": 64.0, "k": 64.0, "held": 1.0}
-    for op in (*kinds.values(), Sample(op="gemm_beside_held", point=held, seconds=None)):
+    for op in (*kinds.values(), experts(ep=2), Sample(op="gemm_beside_held", point=held, seconds=None)):
         (sample,) = measure(op, 3, ranks)
         assert sample.key == op.key
         assert sample.seconds is not None
         assert sample.seconds > 0
         assert (sample.alone_s is not None) == ("held" in op.point)
+
+
+def test_what_a_prediction_looks_up_is_measured() -> None:
+    """At the sizes of the plan: no kernel of a pass lies between two that were measured, or beyond them."""
+    for name, stack in (("8b", "gpt-fast"), ("qwen3-30b-a3b", "vllm")):
+        measured = {}
+        for op in ops_of([catalog.model(name)], [4], ALONE):
+            layer = [op.point[each] for each in LAYER] if op.op == "experts" else []
+            measured[op.op, *layer, *(op.point[each] for each in COORDINATES[op.op][len(layer) :])] = op
+        for ep in (1, 4) if stack == "vllm" else (1,):
+            scenario = Scenario.of(model=name, stack=stack, tp=4, ep=ep, batch=16, prompt=448, gen=64)
+            graph = build(scenario, "decode", 512)
+            wanted = {op.kind: op.shape for op in graph.ops() if op.kind in ("attention", "sample", "experts")}
+            assert set(wanted) == {"attention", "sample", *(["experts"] if stack == "vllm" else [])}
+            for shape in wanted.values():
+                key = table_key(shape)
+                assert key is not None
+                names = [op for op, (kind, of) in TABLES.items() if kind == key[0] and of in (key[1], "bf16")]
+                layer = [float(size) for size in key[1][1:5]] if isinstance(key[1], Experts) else []
+                assert (names[0], *layer, *coordinates(shape).values()) in measured, shape
+
+
+def test_experts_are_measured_of_models_that_have_some() -> None:
+    splits = [
+        (op.point["expert_tp"], op.point["ep"])
+        for op in ops_of([catalog.model("8b"), catalog.model("qwen3-30b-a3b")], [1, 8], ALONE)
+        if op.op == "experts" and op.point["tokens"] == 1
+    ]
+    assert splits == [(1, 1), (8, 1), (1, 8)]
+    # eight experts are not divisible by 16 ranks, their width is
+    assert {
+        (op.point["expert_tp"], op.point["ep"])
+        for op in ops_of([catalog.model("mixtral-8x7b")], [16], ALONE)
+        if op.op == "experts"
+    } == {(16, 1)}
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4])
+def test_experts_compute_what_the_runtime_does_and_wait_for_nothing(monkeypatch: pytest.MonkeyPatch, ep: int) -> None:
+    """Where each expert's tokens begin is given, and right; the rank is the one that has most of them."""
+    run, calls = kernels.run_experts, []
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr("runtime.model.kernels.run_experts", noted)
+    measured = kernel(experts(ep=ep), WeightPool(torch.device("cpu")))
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    output = measured()
+    monkeypatch.undo()
+    ((x, weight, chosen, up, down, first, *_),) = calls
+    assert torch.equal(output, run(x, weight, chosen, up, down, first, "silu", True))
+    held = 16 // ep
+    loads = chosen.flatten().bincount(minlength=16).view(ep, held).sum(dim=-1)
+    assert loads[first // held] == loads.max()
+    assert all(len(set(experts)) == 4 for experts in chosen.tolist())
+
+
+def experts(ep: int) -> Sample:
+    """Sixteen small ones, of which a token takes four."""
+    layer = {"hidden": 64.0, "width": 32.0, "experts": 16.0, "top_k": 4.0}
+    return Sample(op="experts", point={**layer, "expert_tp": 2.0, "ep": float(ep), "tokens": 32.0}, seconds=None)
+
+
+def test_few_experts_take_most_of_the_tokens() -> None:
+    """As in the tables of other machines: by a power law of exponent 1.01."""
+    counts = _chosen(20_000, 64, 1).flatten().bincount(minlength=64).sort(descending=True).values.double()
+    expected = torch.arange(1.0, 65.0).double() ** -1.01
+    share = counts / counts.sum() / (expected / expected.sum())
+    assert (share[:16] - 1.0).abs().max() < 0.1
+
+
+def test_what_is_launched_in_many_kernels_runs_fewer_times_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU queues about a thousand launches: then Python would wait while the GPU is held."""
+    device = Device()
+    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    op = Sample(op="sample_top_p", point={"batch": 4.0, "vocab": 512.0}, seconds=None)
+    each = launches(op)
+    measure(op, 3, Ranks())
+    assert 1 < QUEUE // each < 7
+    assert device.held == [each, *[QUEUE // each * each] * 5]
 
 
 def test_an_all_reduce_that_the_links_lack_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
