@@ -29,6 +29,8 @@ ROPE_HEADS, ROPE_WIDTH = (8, 1), 128
 EPS = 1e-5
 # of tokens that are drawn
 TEMPERATURE, TOP_P = 0.8, 0.95
+# choices of experts that take turns
+DRAWS = 16
 Run = Callable[[], object]
 
 
@@ -69,16 +71,17 @@ def kernel(op: Sample, weights: WeightPool) -> Run:
     return KERNELS[op.op](op, weights)
 
 
-def launches(op: Sample) -> int:
+def launches_of(op: Sample) -> int:
     """In how many launches a kernel runs on a GPU, about, or more."""
+    point = op.point
     if op.op == "math_attention_decode":
         return 8
     if op.op == "sample_top_p":
-        # torch sorts few sequences one by one
-        return 16 * (1 + int(op.point["batch"]))
+        # a sort is up to two dozen
+        return 50
     if op.op == "experts":
-        # two GEMMs and an activation each
-        return 32 + 4 * int(op.point["experts"] / op.point["ep"])
+        # two GEMMs and an activation of each that any token takes
+        return 30 + 4 * int(min(point["experts"] / point["ep"], point["tokens"] * point["top_k"]))
     return 1
 
 
@@ -141,11 +144,10 @@ def _experts(op: Sample, weights: WeightPool) -> Run:
     names = (*LAYER, *AXES["moe"])
     hidden, width, experts, top_k, expert_tp, ep, tokens = (int(op.point[name]) for name in names)
     held, width = experts // ep, width // expert_tp
-    chosen = _chosen(tokens, experts, top_k)
-    counts = chosen.flatten().bincount(minlength=experts)
-    first = held * int(counts.view(ep, held).sum(dim=-1).argmax())
-    starts = [0, *counts.cumsum(0).tolist()][first : first + held + 1]
-    x, chosen = normal((tokens, hidden), weights.device), chosen.to(weights.device)
+    # of one draw a cache might hold the few experts that a few tokens take
+    numbers = torch.Generator().manual_seed(SEED)
+    draws = itertools.cycle([_draw(tokens, experts, top_k, ep, numbers, weights.device) for _ in range(DRAWS)])
+    x = normal((tokens, hidden), weights.device)
     weight = torch.full((tokens, top_k), 1.0 / top_k, device=weights.device)
     # one tensor: two would be read from the same places
     both = weights.rotating((3 * held, width * hidden))
@@ -153,18 +155,26 @@ def _experts(op: Sample, weights: WeightPool) -> Run:
     def run() -> object:
         up, down = both().split((2 * held, held))
         up, down = up.view(held, 2 * width, hidden), down.view(held, hidden, width)
+        chosen, first, starts = next(draws)
         return kernels.run_experts(x, weight, chosen, up, down, first, "silu", True, starts)
 
     return run
 
 
-def _chosen(tokens: int, experts: int, top_k: int) -> Tensor:
-    """Experts of each token, the i-th most frequent one chosen in proportion to i to minus the tables' power."""
-    numbers = torch.Generator().manual_seed(SEED)
+def _draw(
+    tokens: int, experts: int, top_k: int, ep: int, numbers: torch.Generator, device: torch.device
+) -> tuple[Tensor, int, list[int]]:
+    """Experts of each token, the first expert of the part that has most tokens, and where those of each begin.
+
+    The i-th most frequent expert is chosen in proportion to i to minus the tables' power; any may be it.
+    """
     power = float(MEASURED_IMBALANCE.rpartition("-")[2])
     chance = torch.arange(1.0, experts + 1.0) ** -power
     drawn = torch.multinomial(chance.expand(tokens, experts), top_k, generator=numbers)
-    return torch.randperm(experts, generator=numbers)[drawn]
+    chosen = torch.randperm(experts, generator=numbers)[drawn]
+    counts, held = chosen.flatten().bincount(minlength=experts), experts // ep
+    first = held * int(counts.view(ep, held).sum(dim=-1).argmax())
+    return chosen.to(device), first, [0, *counts.cumsum(0).tolist()][first : first + held + 1]
 
 
 def _elementwise(op: Sample, weights: WeightPool) -> Run:

@@ -12,7 +12,7 @@ import torch
 from calibration.fit.samples import BESIDE, HELD, SUSTAINED, Sample
 from calibration.measure.clock import QUEUE, Timing, clock_of, timed
 from calibration.measure.collectives import UNSUPPORTED, collective, queued_all_reduce
-from calibration.measure.kernels import KERNELS, kernel, launches
+from calibration.measure.kernels import KERNELS, kernel, launches_of
 from calibration.measure.launches import launch
 from calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
 from calibration.measure.plan import SUSTAINED_S, WARM_UPS
@@ -84,7 +84,7 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if BESIDE in op.op:
         return OverlapMeasurement(op, ranks).measure
     if op.op in KERNELS:
-        run, clock, each = kernel(op, ranks.weights), clock_of(ranks.device), launches(op)
+        run, clock, each = kernel(op, ranks.weights), clock_of(ranks.device), launches_of(op)
         # its result needs memory as well
         run()
         # as long as can be: the GPU rests while it is held for the next one

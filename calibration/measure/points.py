@@ -149,11 +149,18 @@ def _sampling(model: ModelSpec) -> Iterator[Sample]:
 
 
 def _experts(model: ModelSpec, tp: int) -> Iterator[Sample]:
-    """The routed experts of each kind of layer, each split over all ranks, and whole ones distributed over them."""
+    """Of each kind of layer the GEMMs of the router and of shared experts, and routed experts.
+
+    Each of these is split over all ranks, or whole ones are distributed over them.
+    """
     for layer in dict.fromkeys(kind.feed_forward for kind in model.kinds):
         if not isinstance(layer, Moe):
             continue
-        expert = layer.expert
+        expert, shared = layer.expert, layer.shared
+        gemms = [(layer.experts, expert.hidden)]
+        if shared:
+            gemms += [(shared.up_width // tp, shared.hidden), (shared.hidden, shared.width // tp)]
+        yield from _gemms(gemms, ROWS)
         shape = {"hidden": expert.hidden, "width": expert.width, "experts": layer.experts}
         for expert_tp, ep in dict.fromkeys(((tp, 1), (1, tp))):
             if not layer.expert_problem(ep, expert_tp):
