@@ -163,6 +163,26 @@ def test_collective_waits_without_sync_events(saved: Saved) -> None:
     assert any("no cuda_sync events" in note for note in without.notes)
 
 
+def test_collective_waits_whose_events_are_nameless(saved: Saved) -> None:
+    """CUDA 13: who waits is recorded, but not for what; an all-reduce among the kernels waits for one beside them."""
+    trace = TraceFile()
+    trace.all_reduce(-80, -70, 50, stream=COMPUTE)
+    trace.kernel("attention_gemm", 0, 20, 100)
+    trace.wait(8, 10, on=COMPUTE, by=COMM)
+    trace.all_reduce(15, 120, 200)
+    trace.kernel("mlp_gemm", 30, 120, 100)
+    trace.wait(38, 40, on=COMM, by=COMPUTE)
+    trace.all_reduce(45, 320, 60, stream=COMPUTE)
+    with_records = saved(trace)
+    for event in trace.events:
+        if event["cat"] == "cuda_sync":
+            event["args"] |= {"wait_on_stream": -1, "wait_on_cuda_event_record_corr_id": -1}
+    without = saved(trace)
+    assert end_us(without) == end_us(with_records) == pytest.approx(445)
+    assert [op.after for op in without.ops] == [op.after for op in with_records.ops]
+    assert any("none of its cuda_sync events" in note for note in without.notes)
+
+
 def test_programmatic_dependent_launch_overlaps_on_a_stream(saved: Saved) -> None:
     trace = TraceFile()
     trace.kernel("one", 0, 10, 100)

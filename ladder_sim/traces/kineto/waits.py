@@ -1,7 +1,8 @@
 """What streams and CPU threads wait for, from the calls that make them wait and the events of category ``cuda_sync``.
 
-Traces without these events do not say which stream or event a call refers to. Some waits then follow from the order of
-the calls. Dependencies that the recorded times contradict are left out. The notes count both.
+Traces without these events do not say which stream or event a call refers to; those of CUDA 13 say who waits, but not
+for what (kineto knows ``cudaEventRecord``, and torch calls ``cudaEventRecordWithFlags``). Some waits then follow from
+the order of the calls. Dependencies that the recorded times contradict are left out. The notes count both.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,6 +23,8 @@ _ONE_STREAM = frozenset({"cudaStreamSynchronize", "cuStreamSynchronize", "hipStr
 _ONE_EVENT = frozenset({"cudaEventSynchronize", "cuEventSynchronize", "hipEventSynchronize"})
 _STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
 _UNSEEN = "the trace has no cuda_sync events (torch.profiler records them with enable_cuda_sync_events=True)"
+_NAMELESS = "none of its cuda_sync events says where the event was recorded"
+_RECORD = "wait_on_cuda_event_record_corr_id"
 
 
 def blocks(name: str) -> bool:
@@ -52,6 +55,8 @@ class Waits:
         self.calls = sorted(calls, key=lambda call: call.event.start_us)
         self.syncs = {event.args.get("correlation"): event for event in file.events["cuda_sync"]}
         self.called_us = {call.correlation: call.event.start_us for call in self.calls}
+        # of events that streams and threads wait for; kineto writes -1 for a call that it does not know
+        self.records = {sync.args[_RECORD] for sync in self.syncs.values() if sync.args.get(_RECORD, -1) != -1}
         self.queues = {stream: _Queue(queue, self.calls) for stream, queue in streams.items()}
         # stream waits inside these are NCCL's own, not the user's
         issues = [event for event in file.events["user_annotation"] if event.name.startswith("nccl:")]
@@ -73,11 +78,11 @@ class Waits:
             sync = self.syncs.get(call.correlation)
             if call.wait is not None and blocks(name):
                 self._block(call, call.wait, sync)
-            elif name in _STREAM_WAITS and sync is not None:
+            elif name in _STREAM_WAITS and sync is not None and self.records:
                 self._stream_wait(call, sync)
             elif name in _STREAM_WAITS:
                 unseen.append(call)
-        if self.syncs:
+        if self.records:
             self.counts["stream waits without a cuda_sync event, left out"] += len(unseen)
         elif unseen:
             self._infer(unseen)
@@ -88,12 +93,12 @@ class Waits:
         if call.event.name in _WHOLE_DEVICE:
             candidates = [queue.last_before(called_us) for queue in self.queues.values()]
             wait.after += [draft for draft in candidates if draft is not None and wait.can_follow(draft)]
-        elif sync is None:
-            self._block_unseen(wait, called_us)
-        elif call.event.name in _ONE_STREAM:
+        elif sync is not None and call.event.name in _ONE_STREAM:
             self._add(wait, self._last(sync, "stream", called_us))
-        else:
+        elif sync is not None and self.records:
             self._event_wait(wait, sync, "waits of a CPU thread")
+        else:
+            self._block_unseen(wait, called_us)
 
     def _block_unseen(self, wait: Draft, called_us: float) -> None:
         """Let the call wait for the op with the latest end during it, if any."""
@@ -101,14 +106,23 @@ class Waits:
         ended = [op for op in candidates if op is not None and wait.start_s < op.end_s <= wait.end_s + SLACK_S]
         if ended:
             wait.after.append(max(ended, key=lambda draft: draft.end_s))
-            self.counts[f"blocking calls matched to a stream by their time: {_UNSEEN}"] += 1
+            self.counts[f"blocking calls matched to a stream by their time: {self._why}"] += 1
+
+    @property
+    def _why(self) -> str:
+        """Why waits are told from something else."""
+        return _NAMELESS if self.syncs else _UNSEEN
 
     def _stream_wait(self, call: Call, sync: Event) -> None:
+        self._event_wait(self._waiting(call, sync), sync, "stream waits")
+
+    def _waiting(self, call: Call, sync: Event) -> Draft | None:
+        """What the stream does next that a call lets wait."""
         queue = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
-        self._event_wait(queue.next_after(call.event.start_us) if queue is not None else None, sync, "stream waits")
+        return queue.next_after(call.event.start_us) if queue is not None else None
 
     def _event_wait(self, waiting: Draft | None, sync: Event, what: str) -> None:
-        recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
+        recorded_us = self.called_us.get(sync.args.get(_RECORD))
         if recorded_us is None:
             self.counts[f"{what} for an event recorded outside the trace"] += 1
         elif waiting is not None:
@@ -150,9 +164,11 @@ class Waits:
                 self._add(behind, draft)
 
     def _infer(self, unseen: Sequence[Call]) -> None:
-        """Without cuda_sync events: infer the waits of collectives from the calls around them on the same thread."""
+        """Infer the waits of collectives from the calls around them on the same thread."""
         waits = {id(call) for call in unseen}
         threads: dict[tuple[Any, Any], list[Call]] = defaultdict(list)
+        # streams that compute wait for collectives on others, also before a collective of their own
+        computing = {draft.lane for call in self.calls for draft in call.enqueued if draft.collective is None}
         for call in self.calls:
             if call.enqueued or id(call) in waits:
                 threads[call.event.process, call.event.thread].append(call)
@@ -162,22 +178,24 @@ class Waits:
             pending: list[Draft] = []
             for position, call in enumerate(queue):
                 if call.enqueued:
-                    pending += [draft for draft in call.enqueued if draft.collective is not None]
+                    pending += [draft for draft in call.enqueued if draft.lane not in computing]
                     continue
-                waiting = next((later.enqueued[0] for later in queue[position + 1 :] if later.enqueued), None)
+                sync = self.syncs.get(call.correlation)
+                following = (later.enqueued[0] for later in queue[position + 1 :] if later.enqueued)
+                waiting = self._waiting(call, sync) if sync is not None else next(following, None)
                 if self._is_internal(call):
                     internal += 1
                     continue
                 if waiting is None:
                     continue
-                if waiting.collective is not None:
-                    before = _last_elsewhere(queue[:position], waiting)
-                else:
+                if waiting.lane in computing:
                     before = pending.pop(0) if pending else None
+                else:
+                    before = _last_elsewhere(queue[:position], waiting)
                 if before is not None and before not in waiting.after and waiting.can_follow(before):
                     waiting.after.append(before)
                     inferred += 1
-        self.counts[f"stream waits told from the order of calls: {_UNSEEN}"] += inferred
+        self.counts[f"stream waits told from the order of calls: {self._why}"] += inferred
         self.counts["stream waits that nothing explains, left out"] += len(unseen) - inferred - internal
 
     def _is_internal(self, call: Call) -> bool:
