@@ -215,6 +215,7 @@ def test_experts_compute_what_the_runtime_does_and_wait_for_nothing(monkeypatch:
 
     monkeypatch.setattr("runtime.model.kernels.run_experts", noted)
     measured = kernel(experts(ep=ep), WeightPool(torch.device("cpu")))
+    calls.clear()
     monkeypatch.setattr(torch.Tensor, "tolist", None)
     outputs = [measured() for _ in range(DRAWS)]
     monkeypatch.undo()
