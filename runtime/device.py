@@ -55,7 +55,7 @@ class Device(Protocol):
         """A kernel of several operators as one launch, where that pays and there is a compiler."""
 
     def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
-        """A block through torch.compile, if not `dynamic` for each shape anew; what breaks its graph is an error."""
+        """A block through torch.compile; what would break its graph is an error, and `dynamic` is torch's."""
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""

@@ -76,7 +76,8 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         ),
         reference=reference,
         gemm=tables["gemm"],
-        **_attention(tables),
+        attention_prefill=_attention("attention_prefill", tables),
+        attention_decode=_attention("attention_decode", tables),
         collectives=curves,
         sampling=tables["sample"],
         experts=tables["moe"],
@@ -108,7 +109,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 def _tables(
     points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[Kind, dict[Any, RatioTable]]:
-    """By kind and what they are of."""
+    """By kind, and which of that kind."""
     tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
     for op, at in points.items():
         if op.table:
@@ -118,13 +119,9 @@ def _tables(
     return tables
 
 
-def _attention(tables: Mapping[Kind, Mapping[str, RatioTable]]) -> dict[str, Any]:
-    """Tables of attention as a profile has them, by phase and kernel."""
-    phases: dict[str, dict[str, Mapping[str, RatioTable]]] = {phase: {} for phase, _ in ATTENTION.values()}
-    for kind, (phase, kernel) in ATTENTION.items():
-        if kind in tables:
-            phases[phase][kernel] = tables[kind]
-    return phases
+def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict[str, dict[str, RatioTable]]:
+    """Tables of attention in one phase, by kernel."""
+    return {kernel: tables[kind] for kind, (of, kernel) in ATTENTION.items() if of == phase and kind in tables}
 
 
 def _curves(

@@ -78,10 +78,11 @@ def ops_of(
     largest
         Limit on sizes, for a quick run: tokens of a GEMM, context, KB of a message or moved.
     """
-    shards = [_shard(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
+    parts = [(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
+    shards = [_shard(*part) for part in parts]
     every = [
         *(op for shard in shards for op in (*_gemms(shard.gemms, ROWS), *_attention(shard))),
-        *(op for model in models for tp in degrees if not model.partition_problem(tp) for op in _experts(model, tp)),
+        *(op for part in parts for op in _experts(*part)),
         *(_op(kind, bytes=size) for kind in ELEMENTWISE for size in MOVED),
         *_launches(cuda=cuda),
         *(op for model in models for op in _sampling(model)),
@@ -149,10 +150,7 @@ def _sampling(model: ModelSpec) -> Iterator[Sample]:
 
 
 def _experts(model: ModelSpec, tp: int) -> Iterator[Sample]:
-    """Of each kind of layer the GEMMs of the router and of shared experts, and routed experts.
-
-    Each of these is split over all ranks, or whole ones are distributed over them.
-    """
+    """GEMMs of routers and shared experts; routed experts, each split over all ranks, and distributed over them."""
     for layer in dict.fromkeys(kind.feed_forward for kind in model.kinds):
         if not isinstance(layer, Moe):
             continue

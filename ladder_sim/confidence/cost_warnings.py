@@ -89,6 +89,11 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
         )
     if stack.sampling not in ("greedy", *profile.sampling):
         yield f"profile '{profile.name}' holds no sampling by {stack.sampling}: it is priced as the greedy choice"
+    if profile.experts and stack.engine and scenario.model.experts:
+        yield (
+            f"profile '{profile.name}' holds routed experts as the runtime computes them, one after another: "
+            f"{stack.name} has one kernel for all, which is faster where many experts have few tokens"
+        )
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits
     gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}

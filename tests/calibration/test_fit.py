@@ -180,6 +180,10 @@ def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_
     assert predicted_s("experts") == pytest.approx(expected[1.0, 16.0])
     assert predicted_s("experts", ep=8) == pytest.approx(expected[8.0, 16.0])
 
+    for stack, model, warned in (("vllm", "qwen3-30b-a3b", 1), ("gpt-fast", "qwen3-30b-a3b", 0), ("vllm", "8b", 0)):
+        predictions = predict(Scenario.of(model=model, stack=stack, tp=4), ["ladder"], profile=profile)
+        assert sum("one after another" in line for line in predictions.confidence.warnings) == warned
+
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
     for name in ("decode attention math bf16", "sampling top-p", "experts 128 of 2048 x 768, top 8 bf16"):

@@ -39,6 +39,7 @@ from ladder_sim.graph.build import build
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from runtime.comm.base import Alone
+from runtime.device import DEVICES, Cpu
 from runtime.model import kernels
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
@@ -215,6 +216,7 @@ def test_experts_compute_what_the_runtime_does_and_wait_for_nothing(monkeypatch:
 
     monkeypatch.setattr("runtime.model.kernels.run_experts", noted)
     measured = kernel(experts(ep=ep), WeightPool(torch.device("cpu")))
+    calls.clear()
     monkeypatch.setattr(torch.Tensor, "tolist", None)
     outputs = [measured() for _ in range(DRAWS)]
     monkeypatch.undo()
@@ -232,6 +234,28 @@ def experts(ep: int) -> Sample:
     """Sixteen small ones, of which a token takes four."""
     layer = {"hidden": 64.0, "width": 32.0, "experts": 16.0, "top_k": 4.0}
     return Sample(op="experts", point={**layer, "expert_tp": 2.0, "ep": float(ep), "tokens": 32.0}, seconds=None)
+
+
+def test_math_attention_is_compiled_for_each_shape_where_blocks_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[bool | None] = []
+
+    class Gpu(Cpu):
+        has_graphs, compiler_problem = True, ""
+
+        def compiled(self, block: Any, *, dynamic: bool | None = None) -> Any:
+            compiled.append(dynamic)
+            return block
+
+    point = {"batch_kv_heads": 3.0, "group": 4.0, "kv_len": 40.0, "head_dim": 16.0}
+    op = Sample(op="math_attention_decode", point=point, seconds=None)
+    pool = WeightPool(torch.device("cpu"))
+    eager = kernel(op, pool)()
+    assert compiled == []
+    monkeypatch.setitem(DEVICES, "cpu", Gpu())
+    assert torch.equal(kernel(op, pool)(), eager)
+    assert compiled == [False]
+    # of all tokens of the cache: B, T, and H heads of width K
+    assert eager.shape == (3, 1, 4 * 16)
 
 
 def test_few_experts_take_most_of_the_tokens() -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ ENGINES = ("sglang", "trtllm", "vllm")
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 
 
+TABLE: dict[str, Any] = {"axes": {"m": [1, 2], "n": [64], "k": [64]}, "seconds": [1e-5, None]}
+LAYER: dict[str, Any] = {"format": "bf16", "hidden": 64, "width": 32, "experts": 8, "top_k": 2}
+
+
 def small_document() -> dict[str, Any]:
     curve = {"bytes": [1024, 2048], "seconds": [1e-5, 2e-5]}
-    table = {"axes": {"m": [1, 2], "n": [64], "k": [64]}, "seconds": [1e-5, None]}
     return {
         "schema_version": 1,
         "name": "tiny",
@@ -40,7 +44,7 @@ def small_document() -> dict[str, Any]:
         "environment": {"device": "none"},
         "sources": [],
         "reference": {"bf16_flops": 1e15, "fp8_flops": 2e15, "hbm_bandwidth_Bps": 3e12, "kernel_s": 2e-6},
-        "gemm": {"bf16": table},
+        "gemm": {"bf16": deepcopy(TABLE)},
         "attention_prefill": {},
         "attention_decode": {},
         "collectives": {"all_reduce": {"nccl": {"2": curve}}},
@@ -208,6 +212,10 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("collectives", "all_reduce", "nccl", "2", "bytes", [1, 2, 3]), "3 bytes but 2 seconds"),
         (_set("collectives", "all_reduce", "nccl", "2", "bytes", [8, 8]), r"bytes\[1\] is 8 after 8"),
         (_set("collectives", "all_reduce", "nccl", "two", {}), "collectives.all_reduce.nccl.two"),
+        (_set("sampling", {"beam": TABLE}), "sampling.beam"),
+        (_set("sampling", {"greedy": TABLE}), "sampling.greedy.axes is m, n, k; it must be batch, vocab"),
+        (_set("experts", [{**LAYER, **TABLE}]), r"experts\[0\].axes is m, n, k; it must be expert_tp, ep, tokens"),
+        (_set("experts", [{**LAYER, **TABLE, "format": ""}]), r"experts\[0\].format"),
         (_set("overheads", {"eager_launch_s": -1e-3}), "overheads.eager_launch_s is -0.001"),
         (_set("overlap", {"ring_traffic": -4}), "overlap.ring_traffic is -4"),
         (_set("surprise", 1), "surprise"),

@@ -21,6 +21,7 @@ from runtime.comm.streams import SideStream
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.execution import Execution
 from runtime.generate import Generator
+from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.launches import install
@@ -238,3 +239,16 @@ def test_flash_attention_compiles_for_prompts_of_several_lengths() -> None:
         for layer in model.layers:
             layer.compile_by(lambda block: torch.compile(block, backend="eager", fullgraph=True))
         assert all(map(torch.equal, logits(), eager))
+
+
+def test_nothing_is_compiled_for_each_number_of_tokens_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many of them torch would give up."""
+    cuda, launches, _ = install(monkeypatch)
+    chosen = torch.tensor([[0, 1], [1, 2], [1, 3]])
+    with launches:
+        kernels.run_experts(
+            torch.ones(3, 8), torch.ones(3, 2), chosen, torch.ones(4, 12, 8), torch.ones(4, 8, 6), 0, "silu", True
+        )
+    names = [name for _, name in cuda.ran]
+    assert names.count("mm") == 8
+    assert not any(name.startswith("fused") for name in names)
