@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.errors import LadderSimError
@@ -22,6 +23,8 @@ _KEPT = 32
 _GIVE_UP = None
 # for a process that has closed its end to be gone, seconds
 _EXIT_S = 5.0
+# for a process to start, or to report something new: far more than answers take on a busy machine
+SILENCE_S = 120.0
 
 Report = TypeVar("Report")
 # what a question is computed with: it reports what it has so far, the whole answer at last
@@ -36,13 +39,20 @@ class _NotStartedError(Exception):
     """There is no process."""
 
 
+class _SilentError(Exception):
+    """Nothing came from the process for `SILENCE_S`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"nothing came from it for {SILENCE_S:g} seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """The worker is done with a question."""
 
     error: LadderSimError | None = None
     lost: bool = False
-    """It did not start, or died."""
+    """It did not start, died, or was ended because nothing came from it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,7 +69,7 @@ class Job(Generic[Report]):
     error: LadderSimError | None = None
     """Why there is no answer."""
     lost: bool = False
-    """The worker did not start, or died: who asks again has it tried again."""
+    """As `_End.lost`: who asks again has it tried again."""
     done: bool = False
 
 
@@ -78,6 +88,7 @@ class Worker(Generic[Report]):
         # by question, oldest first
         self._jobs: OrderedDict[Hashable, Job[Report]] = OrderedDict()
         self._running: Job[Report] | None = None
+        self._process: BaseProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._thread: threading.Thread | None = None
 
@@ -175,15 +186,21 @@ class Worker(Generic[Report]):
                 self._changed.notify_all()
 
     def _lose(self, fault: Exception) -> LadderSimError:
-        """Let the process go; the next question starts another."""
+        """End the process, if it is there still; the next question starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
         if self._connection is not None:
-            # it ends when it sees that nobody listens
             self._connection.close()
             self._connection = None
         again = "change a control or reload the page to try again"
         if isinstance(fault, _NotStartedError):
             return LadderSimError(
                 f"the process that computes this did not start: {fault}", hint=f"the terminal may show why; {again}"
+            )
+        if isinstance(fault, _SilentError):
+            return LadderSimError(
+                f"the process that computes this was ended: {fault}", hint=f"ask for less, or {again}"
             )
         if not isinstance(fault, EOFError | OSError):
             traceback.print_exception(fault)
@@ -198,7 +215,7 @@ class Worker(Generic[Report]):
             if self._jobs.get(job.question) is not job:
                 connection.send(_GIVE_UP)
         while True:
-            message = connection.recv()
+            message = _receive(connection)
             if isinstance(message, _End):
                 return message
             with self._changed:
@@ -217,12 +234,22 @@ class Worker(Generic[Report]):
                 process.start()
         except Exception as fault:
             raise _NotStartedError(str(fault) or type(fault).__name__) from fault
+        self._process = process
         try:
-            ours.recv()
+            _receive(ours)
+        except _SilentError as fault:
+            raise _NotStartedError(str(fault)) from fault
         except (EOFError, OSError) as fault:
             process.join(_EXIT_S)
             raise _NotStartedError(f"it ended with exit code {process.exitcode}") from fault
         return ours
+
+
+def _receive(connection: "Connection[Any, Any]") -> Any:
+    """What comes next."""
+    if not connection.poll(SILENCE_S):
+        raise _SilentError
+    return connection.recv()
 
 
 def _work(connection: "Connection[Any, Any]", compute: Compute[Any]) -> None:

@@ -1,11 +1,13 @@
 """Answers that take long: in a process of their own, one after the other, and only while a page waits for them."""
 
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
 from ladder_sim.errors import LadderSimError
+from ladder_sim.explorer import worker as worker_module
 from ladder_sim.explorer.scheduler import StaleError
 from ladder_sim.explorer.worker import Worker
 from tests.support.gates import Absent, compute
@@ -94,6 +96,37 @@ def test_a_process_that_ends_while_it_starts_is_said_and_tried_again(tmp_path: P
         with pytest.raises(LadderSimError, match="did not start: it ended with exit code 3") as refused:
             absent.answer(question)
         assert "try again" in refused.value.hint
+    file.touch()
+    assert absent.answer(("say", "one")) == "one"
+
+
+def test_a_process_that_says_nothing_is_ended_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: its page waited for ever, and every later question behind it."""
+    hung: Worker[str] = Worker(compute)
+    others = set(active_children())
+    # it starts within the deadline that pages have
+    assert hung.answer(("say", "one")) == "one"
+    (process,) = set(active_children()) - others
+    monkeypatch.setattr(worker_module, "SILENCE_S", 0.0)
+    with pytest.raises(LadderSimError, match="was ended: nothing came from it for 0 seconds") as refused:
+        hung.answer(("hang", ""))
+    assert "to try again" in refused.value.hint
+    until(lambda: process not in active_children())
+    monkeypatch.undo()
+    assert hung.answer(("say", "two")) == "two"
+
+
+def test_a_process_that_hangs_while_it_starts_is_ended_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "there"
+    absent: Worker[str] = Worker(Absent(file, hangs=True))
+    others = set(active_children())
+    monkeypatch.setattr(worker_module, "SILENCE_S", 0.0)
+    with pytest.raises(LadderSimError, match="did not start: nothing came from it for 0 seconds"):
+        absent.answer(("say", "one"))
+    until(lambda: set(active_children()) <= others)
+    monkeypatch.undo()
     file.touch()
     assert absent.answer(("say", "one")) == "one"
 
