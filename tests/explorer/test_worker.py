@@ -19,10 +19,12 @@ def worker() -> Worker[str]:
     return Worker(compute)
 
 
-def test_a_question_reports_before_it_is_answered_and_is_computed_once(worker: Worker[str], tmp_path: Path) -> None:
+def test_a_question_has_a_result_before_it_is_answered_and_is_computed_once(
+    worker: Worker[str], tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = worker.ask("a", ("wait", str(gate)))
-    until(lambda: job.report == "waiting")
+    until(lambda: job.result == "waiting")
     assert not job.done
     gate.touch()
     assert worker.answer(("wait", str(gate))) == str(gate)
@@ -35,10 +37,10 @@ def test_a_question_reports_before_it_is_answered_and_is_computed_once(worker: W
 def test_a_newer_question_gives_the_older_up(worker: Worker[str], tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     older = worker.ask("a", ("wait", str(gate)))
-    until(lambda: older.reports)
+    until(lambda: older.updates)
     newer = worker.ask("a", ("say", "newer"))
     until(lambda: newer.done)
-    assert newer.report == "newer"
+    assert newer.result == "newer"
     # Regression: it was, with what it had reported by then as its answer
     assert not older.done
     gate.touch()
@@ -63,7 +65,7 @@ def test_what_another_page_waits_for_goes_on(worker: Worker[str], tmp_path: Path
     gate = tmp_path / "gate"
     shared = worker.ask("a", ("wait", str(gate)))
     worker.ask("b", ("wait", str(gate)))
-    until(lambda: shared.reports)
+    until(lambda: shared.updates)
     newer = worker.ask("a", ("say", "of a"))
     left = worker.ask("c", ("say", "of c"))
     assert [worker.ahead(job) for job in (shared, newer, left)] == [0, 1, 2]
@@ -71,7 +73,7 @@ def test_what_another_page_waits_for_goes_on(worker: Worker[str], tmp_path: Path
     gate.touch()
     until(lambda: newer.done)
     assert shared.done
-    assert (shared.report, newer.report, left.report) == (str(gate), "of a", None)
+    assert (shared.result, newer.result, left.result) == (str(gate), "of a", None)
 
 
 def test_errors_are_those_of_the_question_and_the_worker_goes_on(worker: Worker[str]) -> None:
@@ -152,4 +154,4 @@ def test_a_process_that_cannot_be_made_is_said_and_tried_again(
         assert job.error is not None
     assert refused.answer(("say", "now")) == "now"
     again = refused.ask("page", ("say", "now"))
-    assert (again.report, again.error) == ("now", None)
+    assert (again.result, again.error) == ("now", None)
