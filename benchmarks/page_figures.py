@@ -9,31 +9,22 @@ of its page draw is docs/NAME.svg.
 Each file also holds the numbers that it draws: tests/project/test_page_figures.py compares them with the code's.
 """
 
-import contextlib
-import io
-import json
-import math
-import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.drawn import drawn_by, save
 from benchmarks.evidence import ENGINES, LEVEL, servings
 from ladder_sim import Scenario, predict
-from ladder_sim.cli.main import main as ladder_sim
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Shape
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.report.figures import style
 from ladder_sim.report.figures.prediction import timeline_figure
 from ladder_sim.report.figures.style import (
     GRID_COLOUR,
@@ -54,7 +45,6 @@ SCHEMES = ("light", "dark")
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
 _FONT_PX = 13
-_NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
 
 
 def timeline() -> "go.Figure":
@@ -322,8 +312,6 @@ FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
     "evidence-runs": static_runs,
     "evidence-servings": measured_servings,
 }
-
-
 # commands of a page, the last of which draws the figure
 COMMANDS: Mapping[str, Sequence[str]] = {
     "accuracy": ("ladder-sim validate --plot accuracy.svg",),
@@ -336,53 +324,9 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 
 
-def drawn_by(commands: Sequence[str]) -> "go.Figure":
-    """The figure that commands draw, without a browser."""
-    with (
-        TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-        patch.object(style, "save_figure") as save,
-    ):
-        for command in commands:
-            if ladder_sim(shlex.split(command)[1:]):
-                raise RuntimeError(f"{command} failed")
-    drawn, _ = save.call_args.args
-    return drawn
-
-
 def file_of(name: str, scheme: str = "") -> Path:
     """Where a figure lies; one that commands draw has no scheme."""
     return DOCS / (f"{name}-{scheme}.svg" if scheme else f"{name}.svg")
-
-
-def numbers(drawn: "go.Figure") -> list[list[float]]:
-    """What a figure draws: the numbers of each trace, to four digits, and labels that are numbers."""
-    rows = []
-    for trace in drawn.data:
-        values = [trace[key] for key in ("base", "x", "y", "z", "text") if key in trace and trace[key] is not None]
-        for bars in ("error_x", "error_y"):
-            if bars in trace:
-                values += [trace[bars][end] for end in ("array", "arrayminus") if trace[bars][end] is not None]
-        flat = [each for column in values for each in np.ravel(np.asarray(column, dtype=object))]
-        rows.append([float(f"{number:.4g}") for each in flat if math.isfinite(number := _number(each))])
-    return rows
-
-
-def _number(value: object) -> float:
-    """NaN of what is none."""
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def drawn_numbers(file: Path) -> list[list[float]]:
-    """The numbers that a file draws."""
-    (text,) = _NUMBERS.findall(file.read_text("utf-8"))
-    rows: list[list[float]] = json.loads(text)
-    return rows
 
 
 def write(name: str) -> None:
@@ -390,8 +334,7 @@ def write(name: str) -> None:
     import plotly.graph_objects as go
 
     if name in COMMANDS:
-        drawn = drawn_by(COMMANDS[name])
-        _save(drawn, file_of(name), numbers(drawn))
+        save(drawn_by(COMMANDS[name]), file_of(name))
         return
     drawn = FIGURES[name]()
     for scheme in SCHEMES:
@@ -401,14 +344,7 @@ def write(name: str) -> None:
         picture.update_layout(font={"size": _FONT_PX}, legend={"font": {"size": _FONT_PX}})
         picture.for_each_xaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
         picture.for_each_yaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
-        _save(picture, file_of(name, scheme), numbers(drawn))
-
-
-def _save(drawn: "go.Figure", file: Path, values: Sequence[Sequence[float]]) -> None:
-    """Write a figure with the numbers that it draws."""
-    style.save_figure(drawn, file)
-    svg = file.read_text("utf-8").removesuffix("</svg>")
-    file.write_text(f"{svg}<metadata>{json.dumps(values)}</metadata></svg>\n", "utf-8")
+        save(picture, file_of(name, scheme))
 
 
 def main(names: Sequence[str]) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import evidence
-from benchmarks.page_figures import COMMANDS, DOCS, FIGURES, SCHEMES, drawn_by, drawn_numbers, file_of, numbers
+from benchmarks.drawn import drawn_by, drawn_numbers, numbers
+from benchmarks.page_figures import COMMANDS, DOCS, FIGURES, SCHEMES, file_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
