@@ -164,8 +164,8 @@ def _unseen_rows(compared: ComparisonsByLevel) -> str:
         "## Accuracy on unseen rows\n\nRows that no fit behind the predictions has seen: mean and largest absolute "
         "error. Throughputs and speedups\ntogether: share inside the 90 % interval, and its mean half-width.\n\n"
         + _table(LEVEL_COLUMNS, level_cells(compared))
-        + "\n![Speedups, predicted and measured](accuracy.png)\n\n"
-        "The figure is written by `ladder-sim validate --plot docs/accuracy.png`.\n"
+        + "\n![Speedups, predicted and measured](accuracy.svg)\n\n"
+        "The figure is written by `ladder-sim validate --plot accuracy.svg`.\n"
     )
 
 

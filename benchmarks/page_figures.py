@@ -1,4 +1,7 @@
-"""Draws the figures of the pages on how it works and of the evidence: docs/NAME-light.svg and docs/NAME-dark.svg.
+"""Draws figures of the pages.
+
+Those of the pages on how it works and of the evidence are docs/NAME-light.svg and docs/NAME-dark.svg; one that commands
+of its page draw is docs/NAME.svg.
 
     python -m benchmarks.page_figures
     python -m benchmarks.page_figures how/contention
@@ -6,9 +9,6 @@
 Each file also holds the numbers that it draws: tests/project/test_page_figures.py compares them with the code's.
 """
 
-import json
-import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.drawn import drawn_by, save
 from benchmarks.evidence import ENGINES, LEVEL, servings
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
@@ -30,7 +31,6 @@ from ladder_sim.report.figures.style import (
     SERIES_COLOURS,
     TEXT_COLOUR,
     figure,
-    save_figure,
     variant_colour,
 )
 from ladder_sim.report.figures.validation import error_figure
@@ -45,7 +45,6 @@ SCHEMES = ("light", "dark")
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
 _FONT_PX = 13
-_NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
 
 
 def timeline() -> "go.Figure":
@@ -313,39 +312,30 @@ FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
     "evidence-runs": static_runs,
     "evidence-servings": measured_servings,
 }
+# commands of a page, the last of which draws the figure
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "accuracy": ("ladder-sim validate --plot accuracy.svg",),
+    "traces": (
+        "ladder-sim trace export three.json.gz --model 70b --nodes 2 --batch 16 --variant standard --profile h100-sxm "
+        "--set model.layers=3 --set model.vocab=8192",
+        "ladder-sim trace predict three.json.gz --variant standard,ladder --plot traces.svg",
+    ),
+    "versus-map": ("ladder-sim versus --model 70b --stack vllm --concurrency 64 --map versus-map.svg",),
+}
 
 
-def file_of(name: str, scheme: str) -> Path:
-    """Where a figure lies."""
-    return DOCS / f"{name}-{scheme}.svg"
-
-
-def numbers(drawn: "go.Figure") -> list[list[float]]:
-    """What a figure draws: the numbers of each trace, to four digits."""
-    rows = []
-    for trace in drawn.data:
-        values = [trace[axis] for axis in ("base", "x", "y") if axis in trace and trace[axis] is not None]
-        for bars in ("error_x", "error_y"):
-            if bars in trace:
-                values += [trace[bars][end] for end in ("array", "arrayminus") if trace[bars][end] is not None]
-        flat = [each for column in values for each in np.ravel(np.asarray(column, dtype=object))]
-        rows.append(
-            [float(f"{each:.4g}") for each in flat if isinstance(each, int | float | np.number) and math.isfinite(each)]
-        )
-    return rows
-
-
-def drawn_numbers(file: Path) -> list[list[float]]:
-    """The numbers that a file draws."""
-    (text,) = _NUMBERS.findall(file.read_text("utf-8"))
-    rows: list[list[float]] = json.loads(text)
-    return rows
+def file_of(name: str, scheme: str = "") -> Path:
+    """Where a figure lies; one that commands draw has no scheme."""
+    return DOCS / (f"{name}-{scheme}.svg" if scheme else f"{name}.svg")
 
 
 def write(name: str) -> None:
-    """Draw a figure in both schemes."""
+    """Draw a figure, in both schemes unless commands draw it."""
     import plotly.graph_objects as go
 
+    if name in COMMANDS:
+        save(drawn_by(COMMANDS[name]), file_of(name))
+        return
     drawn = FIGURES[name]()
     for scheme in SCHEMES:
         page = on_page(drawn.to_plotly_json(), dark=scheme == "dark")
@@ -354,14 +344,11 @@ def write(name: str) -> None:
         picture.update_layout(font={"size": _FONT_PX}, legend={"font": {"size": _FONT_PX}})
         picture.for_each_xaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
         picture.for_each_yaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
-        file = file_of(name, scheme)
-        save_figure(picture, file)
-        svg = file.read_text("utf-8").removesuffix("</svg>")
-        file.write_text(f"{svg}<metadata>{json.dumps(numbers(drawn))}</metadata></svg>\n", "utf-8")
+        save(picture, file_of(name, scheme))
 
 
 def main(names: Sequence[str]) -> None:
-    for name in names or FIGURES:
+    for name in names or (*FIGURES, *COMMANDS):
         write(name)
 
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ladder_sim.closed_loop.load import Load
 from ladder_sim.closed_loop.step import ServedRequest
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
@@ -19,6 +20,7 @@ from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_
 from ladder_sim.display.notes import Notes
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.collectives import Collective
+from ladder_sim.simulate.ranks import Unevenness
 from ladder_sim.simulate.request import Request
 from ladder_sim.units import format_rate, format_seconds
 
@@ -74,14 +76,17 @@ class Prediction:
         return (self.request.decode or self.request.prefill).collectives
 
     @property
-    def unevenness(self) -> "Unevenness | None":
+    def unevenness(self) -> Unevenness | None:
         """With jitter: how steps spread."""
-        return _unevenness(self.request, self.confidence.scenario.workload.gen - 1)
+        steps = self.confidence.scenario.workload.gen - 1
+        return Unevenness.of(self.request.ranked, steps) if self.request.ranked else None
 
     @property
-    def load(self) -> "Load | None":
+    def load(self) -> Load | None:
         """With requests in flight: what their times are made of."""
-        return _load(self)
+        if not isinstance(self.request, ServedRequest):
+            return None
+        return Load.of(self.request, self.rate / self.confidence.scenario.plan.gpus)
 
     @property
     def tokens_per_s(self) -> Interval:
@@ -140,44 +145,6 @@ class Prediction:
     @property
     def _alone(self) -> "Predictions":
         return Predictions({self.variant: self})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unevenness:
-    """Spread of step times, and what ranks wait for each other; seconds."""
-
-    ttft_p50_s: float
-    """Median prefill."""
-    ttft_p95_s: float
-    """Its 95th percentile."""
-    tpot_p50_s: float | None
-    """Median decode step; None when only one token is asked for."""
-    tpot_p95_s: float | None
-    """Its 95th percentile."""
-    waiting_s: float
-    """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What the times of requests in flight are made of; seconds."""
-
-    tokens_per_s_per_gpu: float
-    """Throughput of the group over its GPUs."""
-    requests_decoding: float
-    """Mean number of requests that are past their first token."""
-    requests_running: float
-    """Mean number of those that do not wait: they decode, or their prompt is in the step."""
-    slots: float
-    """Most requests that can run: those whose KV cache fits, or that a step's tokens leave room for."""
-    decode_step_s: float
-    """A step that decodes them and holds no prompt, CPU time included."""
-    prompts_per_token_s: float
-    """What the prompts of other requests add to the time per token."""
-    prompt_s: float
-    """What one prompt adds to the steps that hold it."""
-    prompt_steps: float
-    """Share of the steps that hold a prompt."""
 
 
 class Predictions(dict[str, Prediction]):
@@ -249,36 +216,6 @@ class Predictions(dict[str, Prediction]):
 
     def _repr_html_(self) -> str:
         return to_html(Group(self.report(), self.notes.report()))
-
-
-def _unevenness(request: Request, steps: int) -> Unevenness | None:
-    if not request.ranked:
-        return None
-    prefill, *decode = request.ranked
-    return Unevenness(
-        ttft_p50_s=prefill.p50_s,
-        ttft_p95_s=prefill.p95_s,
-        tpot_p50_s=decode[0].p50_s if decode else None,
-        tpot_p95_s=decode[0].p95_s if decode else None,
-        waiting_s=prefill.waiting_s + (steps * decode[0].waiting_s if decode else 0.0),
-    )
-
-
-def _load(prediction: Prediction) -> Load | None:
-    request = prediction.request
-    if not isinstance(request, ServedRequest):
-        return None
-    served = request.served
-    return Load(
-        tokens_per_s_per_gpu=prediction.rate / prediction.confidence.scenario.plan.gpus,
-        requests_decoding=float(served.decoding),
-        requests_running=float(served.running),
-        slots=float(request.slots),
-        decode_step_s=float(served.decode_s),
-        prompts_per_token_s=float(served.tpot_s - served.decode_s),
-        prompt_s=float(served.prompt_s),
-        prompt_steps=float(request.prompt_steps),
-    )
 
 
 def _headline(predictions: Mapping[str, Prediction]) -> WholeTable:

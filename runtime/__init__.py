@@ -5,7 +5,8 @@
     checkpoint/   Hugging Face's files: files, tensors, weights, save, convert, tokenizer, template
     config        shape of a model, engine options; its parts that are not Llama's in kinds, read with fields and
                   model_types
-    commands      options of `python -m runtime`, and its commands:
+    options       of `python -m runtime`
+    commands      what it does:
         bench     every wiring measured, with trace for PyTorch's profiler
         complete  texts, with sampling
         evaluate  perplexity

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ladder_sim.errors import LadderSimError, discard_output, exit_code
 from ladder_sim.system.processes import end_with_parent, reserve_stdout
 from runtime.comm.launch import launch, report_error
-from runtime.commands import parse
+from runtime.options import parse
 
 
 def main(argv: Sequence[str]) -> int:

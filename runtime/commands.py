@@ -1,314 +1,21 @@
-"""The commands of `python -m runtime` and their options. Imports no torch: the launcher parses them, too.
-
-Each command sets `run`, what a rank does, and `check`, which refuses bad input before any rank is started. Options
-outside of groups are those that `ladder-sim run` has, too, with more meanings.
-"""
+"""What the commands of `python -m runtime` do with their options. Imports no torch but in what a rank runs."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, TypeVar
 
-from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
-from runtime.config import (
-    AllReduce,
-    Dispatch,
-    EngineConfig,
-    ExecutionConfig,
-    ModelConfig,
-    Wish,
-    check_counts,
-    check_groups,
-    read_time,
-)
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, check_counts, check_groups
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
-from runtime.training.config import Objective, Place, Trained, TrainingConfig, prepare_training
+from runtime.training.config import TrainingConfig, prepare_training
 
 _Config = TypeVar("_Config")
-_DTYPES = "fp32, bf16 or fp16"
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of one command; raises UsageError."""
-    arguments, unknown = argument_parser().parse_known_args(argv)
-    if unknown:
-        option, command = unknown[0].partition("=")[0], arguments.command
-        raise UsageError(
-            f"{option} is not an option of {command}",
-            hint=f"leave it out; `python -m runtime {command} --help` lists the options",
-        )
-    return arguments
-
-
-def argument_parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
-    parser = _Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_bench, _add_complete, _add_eval, _add_convert, _add_train, _add_adapt):
-        add(commands)
-    return parser
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults other than None, False and an empty list."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        shows = action.default is not None and action.default is not False and action.default != []
-        return super()._get_help_string(action) if shows else action.help
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises its errors instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
-
-
-def _add_bench(commands: Any) -> None:
-    parser = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")
-    parser.set_defaults(check=_check_bench, run=_bench)
-    add = parser.add_argument
-    add("--model", type=Path, required=True, help="config.json of a decoder")
-    add("--variant", dest="variants", type=_names, action="extend", required=True, help="wirings; repeatable, commas")
-    add("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
-
-    add = parser.add_argument_group("workload").add_argument
-    add("--batch", type=int, default=1, metavar="N", help="sequences served together")
-    add("--prompt", type=_tokens, default=1024, metavar="N", help="tokens of each prompt")
-    add("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
-    add("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
-    add("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count, at least")
-    add("--within", type=_share, metavar="P%", help="go on until 95 %% intervals of speedups are +- this; 0.01 or 1%%")
-    add(
-        "--budget",
-        dest="budget_s",
-        type=partial(read_time, option="--budget"),
-        default="600s",
-        metavar="TIME",
-        help="limit of going on",
-    )
-    add("--seed", type=_seed, default=0, metavar="N", help="of weights and prompts")
-    add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
-
-    add = parser.add_argument_group("engine").add_argument
-    add("--attention", choices=("flash", "math"), default="flash", help="math: over the whole static cache")
-    add("--prefill-logits", choices=("all", "last"), default="last", help="positions with logits")
-    add("--sharded-lm-head", action="store_true", help="split the LM head over the vocabulary")
-    add("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
-    add("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
-    add("--fused-ladder-add", action="store_true", help="the same for ladder's outputs")
-    add(
-        "--technique",
-        dest="techniques",
-        type=_techniques,
-        action="extend",
-        default=[],
-        metavar="NAME",
-        help="token-split[:K] or sequence-parallel; repeatable, or joined by +",
-    )
-    for flag, purpose in (
-        ("--cuda-graphs", "replay decode steps"),
-        ("--prefill-cuda-graphs", "replay the prefill"),
-        ("--compile", "run blocks through torch.compile"),
-    ):
-        add(
-            flag,
-            nargs="?",
-            choices=get_args(Wish),
-            const="on",
-            default="off",
-            help=f"{purpose}; auto: on GPUs, if possible",
-        )
-
-    add = _add_ranks(
-        parser,
-        dtype=f"{_DTYPES}; auto: bf16 on GPUs, fp32 on CPUs",
-        backends=("auto", "nccl", "gloo", "emulate", "none"),
-    )
-    _add_stages(add)
-    add("--attention-dp", type=int, default=1, metavar="N", help="groups of --tp ranks with a part of the batch each")
-    add("--dispatch", choices=get_args(Dispatch), default="allgather", help="how tokens reach experts of other groups")
-    add("--allreduce", choices=get_args(AllReduce), default="backend", help="others: in a node's symmetric memory")
-    add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
-
-
-def _add_complete(commands: Any) -> None:
-    parser = _add_command(commands, "complete", "Complete prompts with a checkpoint.")
-    parser.set_defaults(check=lambda arguments: prepare_completion(_config(CompletionConfig, arguments)), run=_complete)
-    add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of a checkpoint")
-    add("--variant", default="auto", help="residual wiring; auto: the checkpoint's")
-    add("--json", action="store_true", help="print one JSON object at the end instead of the texts")
-    add("--save", type=Path, metavar="FILE", help="write that JSON object to a file, too")
-
-    add = parser.add_argument_group("texts").add_argument
-    add("--prompt", dest="prompts", action="append", required=True, metavar="TEXT", help="to complete; repeatable")
-    add("--raw", action="store_true", help="leave out the checkpoint's chat template")
-    add("--gen", type=int, metavar="N", help="new tokens; by default 512, or what the context has room for")
-    add("--stop", dest="stops", action="append", metavar="TEXT", help="string that ends a text; repeatable")
-    add("--temperature", type=float, default=0.0, metavar="X", help="0: the most likely token")
-    add("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
-    add("--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability")
-    add("--seed", type=_seed, default=0, metavar="N", help="of sampling")
-    _add_stages(_add_ranks(parser))
-
-
-def _add_eval(commands: Any) -> None:
-    parser = _add_command(commands, "eval", "Perplexity of checkpoints on a text file.")
-    parser.set_defaults(check=lambda arguments: prepare_evaluation(_config(EvaluationConfig, arguments)), run=_eval)
-    add = parser.add_argument
-    add("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
-    add("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
-    add("--variant", dest="variants", type=_names, action="extend", help="default: checkpoint's; repeatable, commas")
-    add("--context", type=int, metavar="N", help="tokens of a window; by default 1024, or what the model has")
-    add("--json", action="store_true", help="print JSON lines instead of a table")
-    _add_ranks(parser)
-
-
-def _add_convert(commands: Any) -> None:
-    parser = _add_command(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
-    parser.set_defaults(tp=1, attention_dp=1, pp=1, backend="none", run=_convert)
-    add = parser.add_argument
-    add("model", type=Path, metavar="DIR", help="folder of a checkpoint")
-    add("--ladder-layers", type=int, required=True, metavar="K", help="number of layers, from the top of the stack")
-    add("--out", type=Path, required=True, metavar="DIR", help="new folder")
-    add("--link", action="store_true", help="link to the weights instead of copying them")
-    add("--hf-code", action="store_true", help="write the model's code for transformers, too (trust_remote_code)")
-
-
-def _add_train(commands: Any) -> None:
-    parser = _add_command(commands, "train", "Train a model in any wiring from scratch.")
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FILE", help="config.json of a decoder")
-    add("--variant", default="standard", help="residual wiring")
-    _add_training(parser, lr=1e-3, pretrained=False)
-
-
-def _add_adapt(commands: Any) -> None:
-    parser = _add_command(commands, "adapt", "Train a checkpoint on in another wiring.")
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="folder of a checkpoint")
-    add("--variant", required=True, help="residual wiring, for example hybrid-ladder:K for the last K layers")
-    add("--objective", choices=get_args(Objective), default="distill", help="learn from a teacher, or from the text")
-    add("--teacher", type=Path, metavar="DIR", help="checkpoint to learn from; by default --model as it is")
-    add("--trained", choices=get_args(Trained), default="all", help="layers that learn; rewired: from the first one on")
-    _add_training(parser, lr=2e-4, pretrained=True)
-
-
-def _add_training(parser: argparse.ArgumentParser, *, lr: float, pretrained: bool) -> None:
-    """Add what both have in common."""
-    parser.set_defaults(
-        check=lambda arguments: prepare_training(_config(TrainingConfig, arguments)), run=_train, pretrained=pretrained
-    )
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="new folder: losses, states to resume from, checkpoint")
-    add("--resume", action="store_true", help="go on where a run in that folder stopped")
-    add("--json", action="store_true", help="print the result as one JSON object")
-
-    add = parser.add_argument_group("text").add_argument
-    add(
-        "--text",
-        dest="texts",
-        type=Path,
-        action="append",
-        required=True,
-        metavar="PATH",
-        help="file, or folder of a Hugging Face data set; repeatable",
-    )
-    add("--tokenizer", type=Path, metavar="DIR", help="folder with a tokenizer.json; by default --model's, else bytes")
-
-    add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int, default=1000, metavar="N", help="of the optimiser")
-    add("--batch", type=int, default=16, metavar="N", help="sequences of a step")
-    add("--accumulate", type=int, default=1, metavar="N", help="parts in which these are computed one after the other")
-    add("--context", type=_tokens, default=256, metavar="N", help="tokens of a sequence")
-    add("--lr", type=float, default=lr, metavar="X", help="highest learning rate, before a cosine to a tenth")
-    add("--warmup", type=int, default=100, metavar="N", help="steps in which the learning rate rises")
-    add("--weight-decay", type=float, default=0.1, metavar="X", help="of matrices")
-    add("--clip", type=float, default=1.0, metavar="X", help="longest gradient")
-    add("--seed", type=_seed, default=0, metavar="N", help="of the order of the text, and of random weights")
-    add("--eval-every", type=int, default=100, metavar="N", help="steps between losses on held-out text")
-    add("--eval-windows", type=int, default=64, metavar="N", help="sequences of held-out text")
-    add("--save-every", type=int, default=200, metavar="N", help="steps between states to resume from")
-    add("--device", choices=get_args(Place), default="auto", help="auto: a GPU if there is one")
-    add("--compile", nargs="?", choices=get_args(Wish), const="on", default="off", help="blocks through torch.compile")
-    _add_ranks(parser, dtype="of products, fp32 or bf16; weights are fp32", experts=False)
-    parser.set_defaults(dtype="fp32")
-
-
-def _add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=purpose, description=purpose, formatter_class=_Help
-    )
-    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
-    return parser
-
-
-def _add_ranks(
-    parser: argparse.ArgumentParser,
-    *,
-    dtype: str = f"{_DTYPES}; auto: the checkpoint's",
-    experts: bool = True,
-    backends: Sequence[str] = ("auto", "nccl", "gloo"),
-) -> Any:
-    """Add what all commands with ranks share; returns the group's `add_argument`."""
-    parser.set_defaults(table=None, attention_dp=1, pp=1)
-    add = parser.add_argument_group("ranks").add_argument
-    add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
-    if experts:
-        add("--ep", type=int, default=1, metavar="N", help="parts in which whole experts are distributed over ranks")
-    add("--dtype", default="auto", help=dtype)
-    add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
-    add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
-    add("--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default")
-    add(
-        "--timeout",
-        dest="timeout_s",
-        type=read_time,
-        default="120s",
-        metavar="TIME",
-        help="limit of waiting for ranks",
-    )
-    return add
-
-
-def _add_stages(add: Any) -> None:
-    add("--pp", type=int, default=1, metavar="N", help="pipeline stages, of --tp ranks each")
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")
-
-
-def _techniques(text: str) -> list[str]:
-    return [name for name in text.strip().lower().split("+") if name != "none"]
-
-
-def _tokens(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a share, for example 1%") from None
-
-
-def _seed(text: str) -> int:
-    if not text.isdigit() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 10^18")
-    return int(text)
 
 
 def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
@@ -318,7 +25,8 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
     return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-def _check_bench(arguments: argparse.Namespace) -> None:
+def check_bench(arguments: argparse.Namespace) -> None:
+    """Refuse what `run_bench` could not do."""
     shape = ModelConfig.from_file(arguments.model)
     check_counts(attention_dp=arguments.attention_dp)
     engine = _config(EngineConfig, arguments)
@@ -332,7 +40,8 @@ def _check_bench(arguments: argparse.Namespace) -> None:
             wiring.check_shares()
 
 
-def _bench(arguments: argparse.Namespace) -> None:
+def run_bench(arguments: argparse.Namespace) -> None:
+    """Measure wirings."""
     if arguments.trace:
         # the profiler would print to stderr each time that it starts and stops
         os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", KINETO_LOG_LEVEL="99")
@@ -351,7 +60,13 @@ def _bench(arguments: argparse.Namespace) -> None:
         _write(json.dumps(result, indent=1), arguments.save)
 
 
-def _complete(arguments: argparse.Namespace) -> None:
+def check_complete(arguments: argparse.Namespace) -> None:
+    """Refuse what `run_complete` could not do."""
+    prepare_completion(_config(CompletionConfig, arguments))
+
+
+def run_complete(arguments: argparse.Namespace) -> None:
+    """Complete prompts, and print them as they come."""
     from runtime.comm.rendezvous import CommConfig
     from runtime.complete import complete
     from runtime.sampling import SamplingConfig
@@ -382,7 +97,13 @@ def _complete(arguments: argparse.Namespace) -> None:
     print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, {degrees}]", file=sys.stderr)
 
 
-def _eval(arguments: argparse.Namespace) -> None:
+def check_evaluate(arguments: argparse.Namespace) -> None:
+    """Refuse what `run_evaluate` could not do."""
+    prepare_evaluation(_config(EvaluationConfig, arguments))
+
+
+def run_evaluate(arguments: argparse.Namespace) -> None:
+    """Perplexities, a line each."""
     from runtime.comm.rendezvous import CommConfig
     from runtime.evaluate import evaluate
 
@@ -397,11 +118,18 @@ def _eval(arguments: argparse.Namespace) -> None:
             print(json.dumps(row) if arguments.json else line.format(row["model"], row["variant"], *cells), flush=True)
 
 
-def _convert(arguments: argparse.Namespace) -> None:
+def run_convert(arguments: argparse.Namespace) -> None:
+    """Rewire a checkpoint."""
     convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link, hf_code=arguments.hf_code)
 
 
-def _train(arguments: argparse.Namespace) -> None:
+def check_train(arguments: argparse.Namespace) -> None:
+    """Refuse what `run_train` could not do."""
+    prepare_training(_config(TrainingConfig, arguments))
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    """Train, from scratch or a checkpoint on."""
     from runtime.comm.rendezvous import CommConfig
     from runtime.training.loop import train
 

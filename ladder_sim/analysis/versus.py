@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
-from typing import Any
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
+from ladder_sim.analysis.contenders import change, changes_to, wirings_for
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import RUN_NOISE
@@ -20,31 +19,16 @@ from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.techniques.forms import SPLITTING
-from ladder_sim.graph.variants import canonical_names, parse
+from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.support import Support
-from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, Techniques, family_of
+from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
 
-# by default; "drop" and "hybrid-ladder" in the upper half of the layers
-WIRINGS = ("parallel", "ladder", "ladder:2", "delayed:1", "farskip", "track:4", "desync:4", "partial:50")
-_HALVED = ("drop", "hybrid-ladder")
 BOUND = "upper-bound"
-# kernels that engines have besides NCCL's, where the stack or --allreduce says otherwise
-ENGINES_OWN = "all-reduce auto"
-_OWN_KERNELS = Technique(
-    summary="all-reduces by an engine's own kernels where these are faster than NCCL's",
-    needs="GPUs of one node that access each other's memory",
-    support=(
-        Support("vLLM", "0.32.0, custom_all_reduce.py"),
-        Support("TensorRT-LLM", "allreducePlugin.cpp"),
-        Support("SGLang", "0.5.23, custom_all_reduce_v2.py"),
-    ),
-)
 # of two gains: from which one is seen to be larger
 SEEN = 1.01
 # names in a sentence; the others are counted
@@ -66,7 +50,7 @@ class Option:
     retrained: bool
     """The model's weights were trained with another wiring."""
     changes: tuple[str, ...]
-    """What is done besides the wiring: `ENGINES_OWN`, techniques."""
+    """What is done besides the wiring: `contenders.ENGINES_OWN`, techniques."""
 
     @property
     def scenario(self) -> Scenario:
@@ -169,7 +153,7 @@ class Versus:
     def techniques(self) -> Mapping[str, Technique]:
         """Those of the options, by name."""
         names = dict.fromkeys(name for each in self.options.values() for name in each.changes if not each.is_limit)
-        return {name: TECHNIQUES.get(family_of(name), _OWN_KERNELS) for name in names}
+        return {name: change(name) for name in names}
 
     def ratio(self, option: Option, other: Option) -> Interval:
         """How many times as fast one is as the other."""
@@ -274,10 +258,10 @@ def versus(
         raise UsageError(f"{scenario.plan} has no communication to hide: must be two ranks or more", hint="e.g. --tp 8")
     model, own = scenario.model, own_variant(scenario.model)
     base = replace(scenario, techniques=NO_TECHNIQUES)
-    wirings, left_out = _wirings(model) if variants is None else (canonical_names(variants), {})
+    wirings, left_out = wirings_for(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[tuple[str, ...], Predictions] = {}
-    for changes, changed in _changes(base, techniques):
+    for changes, changed in changes_to(base, techniques):
         splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, changes))
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
         try:
@@ -306,49 +290,6 @@ def versus(
         profile=profile,
         bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
     )
-
-
-def _wirings(model: ModelSpec) -> tuple[list[str], dict[str, str]]:
-    """Those that suit a model, and why others do not."""
-    names, left_out = [], {}
-    for name in (*WIRINGS, *(f"{family}:{max(1, model.layers // 2)}" for family in _HALVED)):
-        try:
-            parse(name).check(model.layers)
-        except UsageError as error:
-            left_out[name] = error.message.partition(": ")[2]
-            continue
-        if name == "farskip" and not model.experts:
-            left_out[name] = "it is ladder in a model without experts"
-        else:
-            names.append(name)
-    return names, left_out
-
-
-def _changes(
-    base: Scenario, techniques: str | Sequence[str] | None
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """What is compared besides wirings, and the fields of the scenario that it changes: nothing first."""
-    sets = list(dict.fromkeys((NO_TECHNIQUES, *_technique_sets(techniques))))
-    yield from ((chosen.chosen, {"techniques": chosen}) for chosen in sets)
-    if techniques is None and base.stack.allreduce != "auto":
-        engine = replace(base.stack, allreduce="auto")
-        for chosen in sets:
-            if len(chosen.chosen) < 2 and not any(TECHNIQUES[family_of(name)].limit for name in chosen.chosen):
-                yield (ENGINES_OWN, *chosen.chosen), {"stack": engine, "techniques": chosen}
-
-
-def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
-    """Those asked for; by default each alone, and every two that can be combined."""
-    if given is not None:
-        yield from (Techniques.of(each) for each in ([given] if isinstance(given, str) else given))
-        return
-    for name in TECHNIQUES:
-        yield Techniques.of(name)
-    for pair in combinations((name for name, each in TECHNIQUES.items() if not each.limit), 2):
-        try:
-            yield Techniques.of(pair)
-        except UsageError:
-            continue
 
 
 def _wiring(variant: str, model: ModelSpec) -> Wiring:

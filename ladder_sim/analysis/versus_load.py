@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from ladder_sim.analysis.versus import Versus
+from ladder_sim.display.notes import Notes
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.unused import unused
 
 
 def fleets_of(
@@ -29,12 +32,10 @@ def fleets_of(
     watch
         Is given how much is simulated, and about how much there is.
     """
-    plan = result.scenario.plan
-    workload = replace(result.scenario.workload, batch=1, concurrency=plan.groups)
     fleets: dict[str, Fleet] = {}
     before = 0
     for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
-        scenario = replace(option.scenario, workload=workload)
+        scenario = _under_load(option.scenario)
         done = 0
 
         def seen(points: int, total: int, before: int = before, left: int = left) -> None:
@@ -47,3 +48,14 @@ def fleets_of(
         fleets[option.name] = answer.variants[variant]
         before += done
     return fleets
+
+
+def notes_of(result: Versus) -> Notes:
+    """What the reader should know about a comparison with fleets: these use settings that a static batch does not."""
+    scenario = _under_load(result.scenario)
+    return replace(result.notes, used=frozenset(name for name in scenario.settings if not unused(scenario, name)))
+
+
+def _under_load(scenario: Scenario) -> Scenario:
+    """Of requests that come at any time."""
+    return replace(scenario, workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

@@ -61,7 +61,7 @@ def versus(
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
     from ladder_sim.analysis.versus import versus as compare
-    from ladder_sim.analysis.versus_load import fleets_of
+    from ladder_sim.analysis.versus_load import fleets_of, notes_of
     from ladder_sim.analysis.winners import winners
     from ladder_sim.report.documents.versus import versus_document
     from ladder_sim.report.figures.versus import versus_figure, winners_figure
@@ -99,5 +99,5 @@ def versus(
         lambda: versus_document(result, fleets),
         lambda: versus_report(result, fleets),
         lambda: versus_figure(result),
-        result.notes,
+        result.notes if fleets is None else notes_of(result),
     )

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.confidence import Confidence
 from ladder_sim.display.labels import validated_lines
-from ladder_sim.specs.scenario_warnings import Caution
+from ladder_sim.specs.scenario_warnings import UNUSED, Caution
 
 # names before a warning; the others are counted
 _NAMED = 3
@@ -23,6 +23,8 @@ class Notes:
     """Of each part of the answer, by its name."""
     about: tuple[str, ...] = ()
     """Warnings about the answer as a whole."""
+    used: frozenset[str] = frozenset()
+    """Settings that other figures of the answer depend on: no warning says that they change nothing."""
 
     @property
     def warnings(self) -> list[str]:
@@ -30,7 +32,8 @@ class Notes:
         names: dict[str, list[str]] = {}
         for name, confidence in self.confidences.items():
             for text in confidence.warnings:
-                names.setdefault(text, []).append(name)
+                if not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used):
+                    names.setdefault(text, []).append(name)
         everywhere = len(self.confidences)
         return [
             *self.about,

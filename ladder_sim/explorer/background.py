@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ladder_sim.explorer import plans, validation, versus
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.report import Report
+from ladder_sim.explorer.panel import Panel
 from ladder_sim.explorer.state import State
 
 
@@ -21,7 +21,7 @@ class View:
     """Heading of the tables that are folded; empty: there are none."""
     question: Callable[[State], State]
     """What of a page's state it depends on."""
-    answer: Callable[[State, Allowlist], Report]
+    panel: Callable[[State, Allowlist], Panel]
     """Of a question."""
     command: Callable[[State, Allowlist], str]
     """That gives the same in a terminal."""
@@ -33,21 +33,21 @@ VIEWS: Mapping[str, View] = {
         title="Wirings and techniques",
         details="What they need, engines and quality",
         question=versus.question,
-        answer=versus.answer,
+        panel=versus.panel,
         command=versus.command,
     ),
     "plans": View(
         title="Plans on these GPUs",
         details="The best of each variant, the Pareto front, and why not the others",
         question=plans.question,
-        answer=plans.answer,
+        panel=plans.panel,
         command=plans.command,
     ),
     "validation": View(
         title="How well setups like this are predicted",
         details="",
         question=validation.question,
-        answer=validation.answer,
+        panel=validation.panel,
         command=validation.command,
     ),
 }
@@ -60,7 +60,7 @@ class Background:
     allowlist: Allowlist
     """What queries may name."""
 
-    def __call__(self, question: tuple[str, str], tell: Callable[[Report], object]) -> None:
+    def __call__(self, question: tuple[str, str], tell: Callable[[Panel], object]) -> None:
         """Answer one.
 
         Raises
@@ -69,4 +69,4 @@ class Background:
             It has no answer.
         """
         name, query = question
-        tell(VIEWS[name].answer(State.parse(query, self.allowlist), self.allowlist))
+        tell(VIEWS[name].panel(State.parse(query, self.allowlist), self.allowlist))

@@ -15,7 +15,7 @@ from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import capacity_cards, headline, report_parts, style
+from ladder_sim.explorer import capacity_cards, headline, panel_parts, style
 from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.controls import control_id, page_words
 from ladder_sim.explorer.figures import FIGURES
@@ -162,24 +162,24 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
                 queries.worker.leave(page)
                 return nothing
             job = queries.worker.ask(page, queries.load_query(state.query()))
-            # once, and first: the worker may end while its last report is put on the page
+            # once, and first: the worker may end while its last result is put on the page
             done = job.done
             if job.error is not None:
                 return None, _banner(_in_page_words(job.error)), *nothing[2:]
             ahead = queries.worker.ahead(job)
-            now = [job.question, job.reports, done, ahead, dark]
+            now = [job.question, job.updates, done, ahead, dark]
             if now == shown:
                 raise PreventUpdate
-            report = job.report
+            result = job.result
             figures: list[object] = [no_update, no_update]
-            if report is not None and report.figures:
-                figures = [style.on_page(report.figures[name], dark=dark) for name in ("goodput", "latency")]
+            if result is not None and result.figures:
+                figures = [style.on_page(result.figures[name], dark=dark) for name in ("goodput", "latency")]
             return (
-                None if done else capacity_cards.progress(report, ahead),
-                capacity_cards.result(report) if report and done else None,
-                capacity_cards.cards(report) if report else no_update,
-                capacity_cards.notes(report) if report else no_update,
-                False if report and report.figures else no_update,
+                None if done else capacity_cards.progress(result, ahead),
+                capacity_cards.verdict(result) if result and done else None,
+                capacity_cards.cards(result) if result else no_update,
+                capacity_cards.notes(result) if result else no_update,
+                False if result and result.figures else no_update,
                 *figures,
                 True,
                 False,
@@ -200,7 +200,7 @@ def _in_background(app: Dash, queries: Queries, name: str) -> None:
         *_SHARED,
         prevent_initial_call=True,
     )
-    def reported(query: object, theme: object, load: object) -> object:
+    def computed(query: object, theme: object, load: object) -> object:
         dark = theme == "dark"
 
         def views() -> tuple[object, ...]:
@@ -210,12 +210,12 @@ def _in_background(app: Dash, queries: Queries, name: str) -> None:
                 return f"?{replace(state, arguments={**state.arguments, **change}).query()}"
 
             # not in turn: another process computes it
-            report = queries.report(name, state.query(pins=False), _page(load))
+            panel = queries.panel(name, state.query(pins=False), _page(load))
             return (
-                style.on_page(report.figure, dark=dark),
-                report.verdict,
-                report_parts.tables(report, link),
-                report_parts.details(report, link),
+                style.on_page(panel.figure, dark=dark),
+                panel.verdict,
+                panel_parts.tables(panel, link),
+                panel_parts.details(panel, link),
                 VIEWS[name].command(state, queries.allowlist),
             )
 

@@ -9,25 +9,25 @@ from dash.development.base_component import Component
 from ladder_sim.explorer.controls import extra
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.headline import warnings
-from ladder_sim.explorer.serving import ServingReport
+from ladder_sim.explorer.serving import ServingResult
 from ladder_sim.graph.variants import parse
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.serve.requests.promise import METRICS
 from ladder_sim.units import format_seconds
 
 
-def progress(report: ServingReport | None, ahead: int) -> list[Component | str]:
+def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
     """How far the simulation is; `ahead`: questions of others that come first."""
-    doing = report.doing if report else "starting"
+    doing = result.doing if result else "starting"
     if ahead:
         doing = f"waits for {ahead} other question{'s' * (ahead > 1)}"
-    share = f"{report.share:.3f}" if report else "0"
+    share = f"{result.share:.3f}" if result else "0"
     return [html.Progress(value=share, max="1", **extra("aria-label", "Simulation of requests")), doing]
 
 
-def result(report: ServingReport) -> str:
+def verdict(result: ServingResult) -> str:
     """What ladder, or else the last variant, needs."""
-    rows = _rows(report)
+    rows = _rows(result)
     name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
     standard, other = rows["standard"]["gpus"], rows[name]["gpus"]
     if not standard and not other:
@@ -48,18 +48,18 @@ def _compared(gpus: int, others: int) -> str:
     return f"{abs(others - gpus)} {'fewer' if gpus < others else 'more'} than"
 
 
-def cards(report: ServingReport) -> list[html.Article]:
+def cards(result: ServingResult) -> list[html.Article]:
     """One for each variant that was simulated."""
-    rows = _rows(report)
+    rows = _rows(result)
     return [_card(row, rows.get("standard")) for row in rows.values()]
 
 
-def notes(report: ServingReport) -> list[Component]:
+def notes(result: ServingResult) -> list[Component]:
     """What was simulated, what was compared with runs, and how sure times are."""
     return [
-        html.P(report.label, className="summary"),
-        html.P(" ".join(report.compared)),
-        *([warnings(report.cautions)] if report.cautions else []),
+        html.P(result.label, className="summary"),
+        html.P(" ".join(result.compared)),
+        *([warnings(result.cautions)] if result.cautions else []),
     ]
 
 
@@ -118,5 +118,5 @@ def _meaning(title: str) -> dict[str, Any]:
     return {"title": GLOSSARY[title]} if title in GLOSSARY else {}
 
 
-def _rows(report: ServingReport) -> dict[str, Mapping[str, Any]]:
-    return {row["variant"]: {**row, "gpus": row["gpus"] and int(row["gpus"])} for row in report.needs.rows}
+def _rows(result: ServingResult) -> dict[str, Mapping[str, Any]]:
+    return {row["variant"]: {**row, "gpus": row["gpus"] and int(row["gpus"])} for row in result.needs.rows}

@@ -60,12 +60,12 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     return trace
 
 
-def _report_csv(name: str) -> Callable[[Queries, str], str]:
-    return lambda queries, query: queries.report(name, query).document.to_csv()
+def _panel_csv(name: str) -> Callable[[Queries, str], str]:
+    return lambda queries, query: queries.panel(name, query).document.to_csv()
 
 
-def _report_json(name: str) -> Callable[[Queries, str], str]:
-    return lambda queries, query: queries.report(name, query).document.to_json()
+def _panel_json(name: str) -> Callable[[Queries, str], str]:
+    return lambda queries, query: queries.panel(name, query).document.to_json()
 
 
 def _csv_of(grid: Grid, how: How) -> str:
@@ -75,12 +75,12 @@ def _csv_of(grid: Grid, how: How) -> str:
 def _page(queries: Queries, query: str) -> str:
     answer = queries.answer(query)
     served = None if answer.state.rate is None else queries.serving(query)
-    reports = {}
+    panels = {}
     for name in VIEWS:
         # one that has no answer is left out
         with suppress(LadderSimError):
-            reports[name] = queries.report(name, query)
-    return standalone_page(answer, queries.allowlist, served, reports)
+            panels[name] = queries.panel(name, query)
+    return standalone_page(answer, queries.allowlist, served, panels)
 
 
 _FILES: Mapping[str, Callable[[Queries, str], str]] = {
@@ -93,8 +93,8 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
-    **{f"{name}.csv": _report_csv(name) for name in VIEWS},
-    **{f"{name}.json": _report_json(name) for name in VIEWS},
+    **{f"{name}.csv": _panel_csv(name) for name in VIEWS},
+    **{f"{name}.json": _panel_json(name) for name in VIEWS},
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": _page,

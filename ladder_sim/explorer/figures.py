@@ -78,7 +78,7 @@ def _reported(name: str) -> Callable[[Queries, str], "go.Figure"]:
     def drawn(queries: Queries, query: str) -> "go.Figure":
         import plotly.graph_objects as go
 
-        return go.Figure(queries.report(name, query).figure)
+        return go.Figure(queries.panel(name, query).figure)
 
     return drawn
 

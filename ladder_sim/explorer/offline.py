@@ -17,9 +17,9 @@ from ladder_sim.display.labels import field_title, scenario_label, validated_lin
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS
+from ladder_sim.explorer.panel import Panel
 from ladder_sim.explorer.queries import Answer
-from ladder_sim.explorer.report import Report
-from ladder_sim.explorer.serving import ServingReport
+from ladder_sim.explorer.serving import ServingResult
 from ladder_sim.explorer.snippets import command_line
 from ladder_sim.explorer.style import on_page
 from ladder_sim.report.figures.style import variant_colour
@@ -38,8 +38,8 @@ _DIGITS = 6
 def standalone_page(
     answer: Answer,
     allowlist: Allowlist,
-    served: ServingReport | None = None,
-    reports: Mapping[str, Report] | None = None,
+    served: ServingResult | None = None,
+    panels: Mapping[str, Panel] | None = None,
 ) -> str:
     """One HTML document with everything in it.
 
@@ -51,7 +51,7 @@ def standalone_page(
         Of its explorer.
     served
         Requests under load, which stay as they are: no slider of the page moves them.
-    reports
+    panels
         Of the views in the background, by name; likewise.
 
     Raises
@@ -64,14 +64,14 @@ def standalone_page(
 
     figures = {
         name: {scheme: on_page(each.figure, dark=scheme == "dark") for scheme in ("light", "dark")}
-        for name, each in (reports or {}).items()
+        for name, each in (panels or {}).items()
     }
     data = {**_data(answer, allowlist), "figures": figures}
 
     parts = {
         "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
         "STYLE": _asset("assets/explorer.css") + _asset("pages/page.css"),
-        "REPORTS": "".join(_report(name, each) for name, each in (reports or {}).items()),
+        "PANELS": "".join(_panel(name, each) for name, each in (panels or {}).items()),
         "SERVING": _serving(served) if served else "",
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
@@ -84,29 +84,29 @@ def standalone_page(
     return page
 
 
-def _serving(report: ServingReport) -> str:
+def _serving(served: ServingResult) -> str:
     """What requests under load need, as a panel."""
     # imported here: dash is not needed to write a page
-    from ladder_sim.explorer.capacity_cards import cards, notes, result
+    from ladder_sim.explorer.capacity_cards import cards, notes, verdict
     from ladder_sim.explorer.markup import markup
 
     head = "<div class='head'><h2>Serving under load, as it was</h2></div>"
-    needs = f"<p id='load-result'>{markup(result(report))}</p><div class='cards'>{markup(cards(report))}</div>"
-    return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(report))}</div></section>"
+    needs = f"<p id='load-result'>{markup(verdict(served))}</p><div class='cards'>{markup(cards(served))}</div>"
+    return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(served))}</div></section>"
 
 
-def _report(name: str, report: Report) -> str:
-    """The answer of a view in the background, as a panel; the script draws its figure."""
+def _panel(name: str, panel: Panel) -> str:
+    """What a view in the background shows; the script draws its figure."""
     # imported here: as above
     from ladder_sim.explorer.markup import markup
-    from ladder_sim.explorer.report_parts import details, tables
+    from ladder_sim.explorer.panel_parts import details, tables
 
     title = html.escape(VIEWS[name].title)
     figure = f"<div class='graph {name}' id='{name}' role='img' aria-label='{title}'></div>"
     return (
         f"<section class='panel answer' id='{name}-view'><div class='head'><h2>{title}, as it was</h2></div>"
-        f"<p class='verdict'>{markup(report.verdict)}</p><div class='pair bare'>{figure}<div class='tables'>"
-        f"{markup(tables(report))}</div></div><div class='tables'>{markup(details(report))}</div>"
+        f"<p class='verdict'>{markup(panel.verdict)}</p><div class='pair bare'>{figure}<div class='tables'>"
+        f"{markup(tables(panel))}</div></div><div class='tables'>{markup(details(panel))}</div>"
         "</section>"
     )
 

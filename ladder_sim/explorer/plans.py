@@ -7,7 +7,7 @@ from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.plans import DEGREES
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.panel import Panel, Table
 from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.analysis import advice_document
@@ -49,7 +49,7 @@ def trained(state: State) -> tuple[str, ...]:
     return tuple(name for name in shown if name != "upper-bound") if state.variants else CANDIDATES
 
 
-def answer(state: State, allowlist: Allowlist) -> Report:
+def panel(state: State, allowlist: Allowlist) -> Panel:
     """Every plan with the page's requests, as of `ladder-sim advise`.
 
     Raises
@@ -74,7 +74,7 @@ def answer(state: State, allowlist: Allowlist) -> Report:
         profile=state.how(allowlist)["profile"],
     )
     plans = plan_cells(advice)
-    return Report(
+    return Panel(
         verdict=f"Best by {objective_title(advice)}: {advice_verdict(advice)}.",
         figure=pareto_figure(advice, advice_label(advice), compact=True).to_plotly_json(),
         tables=(_table(plans),),

@@ -15,8 +15,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS, Background
-from ladder_sim.explorer.report import Report
-from ladder_sim.explorer.serving import ServingReport, ServingView
+from ladder_sim.explorer.panel import Panel
+from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
@@ -102,10 +102,10 @@ class Queries:
 
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
-        self.worker: Worker[ServingReport] = Worker(ServingView(allowlist))
+        self.worker: Worker[ServingResult] = Worker(ServingView(allowlist))
 
         # another process: its answers take seconds, those under load half a minute
-        self.background: Worker[Report] = Worker(Background(allowlist=allowlist))
+        self.background: Worker[Panel] = Worker(Background(allowlist=allowlist))
 
         # by method
         self._caches: dict[str, Callable[[str], Any]] = {}
@@ -185,11 +185,11 @@ class Queries:
             raise UsageError("no requests arrive", hint="set 'Requests per second'")
         return state.under_load().query()
 
-    def serving(self, query: str) -> ServingReport:
+    def serving(self, query: str) -> ServingResult:
         """What requests under load need; it takes seconds."""
         return self.worker.answer(self.load_query(query))
 
-    def report(self, name: str, query: str, page: str | None = None) -> Report:
+    def panel(self, name: str, query: str, page: str | None = None) -> Panel:
         """The answer of a view in the background (`VIEWS`).
 
         Raises

@@ -35,7 +35,7 @@ _KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingReport:
+class ServingResult:
     """What is known so far."""
 
     label: str
@@ -98,7 +98,7 @@ class ServingView:
         # by what their simulations depend on
         self._services: OrderedDict[str, _CachedService] = OrderedDict()
 
-    def __call__(self, query: str, tell: Callable[[ServingReport], object]) -> None:
+    def __call__(self, query: str, tell: Callable[[ServingResult], object]) -> None:
         """Answer a query of `State.under_load`, piece by piece.
 
         Raises
@@ -123,7 +123,7 @@ class ServingView:
 class _Answer:
     """To one query."""
 
-    def __init__(self, view: ServingView, state: State, tell: Callable[[ServingReport], object]) -> None:
+    def __init__(self, view: ServingView, state: State, tell: Callable[[ServingResult], object]) -> None:
         self._tell = tell
         scenario = self._scenario = state.scenario(view.allowlist)
         self._traffic, self._promise = traffic_of(state, scenario), state.promise
@@ -143,7 +143,7 @@ class _Answer:
         self._times: dict[str, dict[str, Interval]] = {}
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
-        self._report = ServingReport(
+        self._result = ServingResult(
             label=f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {self._asked}",
             doing="times of steps",
             share=0.0,
@@ -263,8 +263,8 @@ class _Answer:
         self._put(doing=doing, share=1.0 - exp(-self._done / (_USUAL * len(self._shown))))
 
     def _put(self, **changed: Any) -> None:
-        self._report = replace(self._report, **changed)
-        self._tell(self._report)
+        self._result = replace(self._result, **changed)
+        self._tell(self._result)
 
 
 def traffic_of(state: State, scenario: Scenario) -> Traffic:

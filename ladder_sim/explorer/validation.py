@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ladder_sim.display.labels import load_label, scenario_label
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.panel import Panel, Table
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.validation import nearest_document
 from ladder_sim.report.figures.validation import nearest_figure
@@ -29,7 +29,7 @@ def question(state: State) -> State:
     return State(arguments=state.arguments, shape=state.shape, settings=state.settings)
 
 
-def answer(state: State, allowlist: Allowlist) -> Report:
+def panel(state: State, allowlist: Allowlist) -> Panel:
     """The nearest runs.
 
     Raises
@@ -40,7 +40,7 @@ def answer(state: State, allowlist: Allowlist) -> Report:
     scenario = state.scenario(allowlist)
     runs = nearest(scenario)
     near = runs[:SHOWN]
-    return Report(
+    return Panel(
         verdict=_verdict(near, len(runs)),
         figure=nearest_figure(runs, SHOWN, f"The nearest to {scenario_label(scenario)}").to_plotly_json(),
         tables=(

@@ -5,7 +5,7 @@ import shlex
 from ladder_sim.analysis.versus import versus
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.panel import Panel, Table
 from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
@@ -24,7 +24,7 @@ def question(state: State) -> State:
     )
 
 
-def answer(state: State, allowlist: Allowlist) -> Report:
+def panel(state: State, allowlist: Allowlist) -> Panel:
     """What each option gains, as of `ladder-sim versus`.
 
     Raises
@@ -35,7 +35,7 @@ def answer(state: State, allowlist: Allowlist) -> Report:
     result = versus(state.scenario(allowlist), **state.how(allowlist))
     document = versus_document(result)
     left_out = [f"left out: {name}: {reason}" for name, reason in document.content["left_out"].items()]
-    return Report(
+    return Panel(
         verdict=document.content["verdict"],
         figure=versus_figure(result).to_plotly_json(),
         tables=(Table(title="Gains", columns=("", "gain (90 %)", "prefill", "decode"), groups=gain_cells(document)),),

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.errors import LadderSimError
@@ -22,10 +23,12 @@ _KEPT = 32
 _GIVE_UP = None
 # for a process that has closed its end to be gone, seconds
 _EXIT_S = 5.0
+# for a process to start, or to report something new: far more than answers take on a busy machine
+SILENCE_S = 120.0
 
-Report = TypeVar("Report")
-# what a question is computed with: it reports what it has so far, the whole answer at last
-Compute = Callable[[Any, Callable[[Report], object]], object]
+Result = TypeVar("Result")
+# what a question is computed with: it passes on what it has so far, the whole answer at last
+Compute = Callable[[Any, Callable[[Result], object]], object]
 
 
 class _GivenUpError(Exception):
@@ -36,34 +39,41 @@ class _NotStartedError(Exception):
     """There is no process."""
 
 
+class _SilentError(Exception):
+    """Nothing came from the process for `SILENCE_S`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"nothing came from it for {SILENCE_S:g} seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """The worker is done with a question."""
 
     error: LadderSimError | None = None
     lost: bool = False
-    """It did not start, or died."""
+    """It did not start, died, or was ended because nothing came from it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job(Generic[Report]):
+class Job(Generic[Result]):
     """A question and what is known of its answer."""
 
     question: Hashable
     pages: set[Hashable] = field(default_factory=set)
     """That wait for it."""
-    reports: int = 0
+    updates: int = 0
     """How often something new was reported."""
-    report: Report | None = None
+    result: Result | None = None
     """The latest."""
     error: LadderSimError | None = None
     """Why there is no answer."""
     lost: bool = False
-    """The worker did not start, or died: who asks again has it tried again."""
+    """As `_End.lost`: who asks again has it tried again."""
     done: bool = False
 
 
-class Worker(Generic[Report]):
+class Worker(Generic[Result]):
     """A process that computes answers; it starts with the first question.
 
     Parameters
@@ -72,16 +82,17 @@ class Worker(Generic[Report]):
         A function of a module, or a value with ``__call__`` that can be pickled.
     """
 
-    def __init__(self, compute: Compute[Report]) -> None:
+    def __init__(self, compute: Compute[Result]) -> None:
         self._compute = compute
         self._changed = threading.Condition()
         # by question, oldest first
-        self._jobs: OrderedDict[Hashable, Job[Report]] = OrderedDict()
-        self._running: Job[Report] | None = None
+        self._jobs: OrderedDict[Hashable, Job[Result]] = OrderedDict()
+        self._running: Job[Result] | None = None
+        self._process: BaseProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._thread: threading.Thread | None = None
 
-    def ask(self, page: Hashable, question: Hashable) -> Job[Report]:
+    def ask(self, page: Hashable, question: Hashable) -> Job[Result]:
         """What is known of an answer by now; a page waits for the last question that it asked."""
         with self._changed:
             self._forget(page, question)
@@ -98,7 +109,7 @@ class Worker(Generic[Report]):
             self._changed.notify_all()
             return job
 
-    def answer(self, question: Hashable, page: Hashable = None) -> Report:
+    def answer(self, question: Hashable, page: Hashable = None) -> Result:
         """The whole answer, once it is there; of a page, unless that asks another question meanwhile.
 
         Raises
@@ -116,11 +127,11 @@ class Worker(Generic[Report]):
                 job.pages.discard(page)
         if not job.done:
             raise StaleError
-        if job.error is not None or job.report is None:
+        if job.error is not None or job.result is None:
             raise job.error or LadderSimError("the worker reported nothing", hint="a bug: the terminal shows where")
-        return job.report
+        return job.result
 
-    def ahead(self, job: Job[Report]) -> int:
+    def ahead(self, job: Job[Result]) -> int:
         """Questions that are answered before this one."""
         with self._changed:
             waiting = self._waiting()
@@ -143,7 +154,7 @@ class Worker(Generic[Report]):
                     with contextlib.suppress(OSError):
                         self._connection.send(_GIVE_UP)
 
-    def _waiting(self) -> list[Job[Report]]:
+    def _waiting(self) -> list[Job[Result]]:
         return [job for job in self._jobs.values() if not job.done and job is not self._running]
 
     def _start(self) -> None:
@@ -175,9 +186,11 @@ class Worker(Generic[Report]):
                 self._changed.notify_all()
 
     def _lose(self, fault: Exception) -> LadderSimError:
-        """Let the process go; the next question starts another."""
+        """End the process, if it is there still; the next question starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
         if self._connection is not None:
-            # it ends when it sees that nobody listens
             self._connection.close()
             self._connection = None
         again = "change a control or reload the page to try again"
@@ -185,11 +198,15 @@ class Worker(Generic[Report]):
             return LadderSimError(
                 f"the process that computes this did not start: {fault}", hint=f"the terminal may show why; {again}"
             )
+        if isinstance(fault, _SilentError):
+            return LadderSimError(
+                f"the process that computes this was ended: {fault}", hint=f"ask for less, or {again}"
+            )
         if not isinstance(fault, EOFError | OSError):
             traceback.print_exception(fault)
         return LadderSimError("the worker process died, possibly out of memory", hint=f"ask for less, or {again}")
 
-    def _listen(self, job: Job[Report]) -> _End:
+    def _listen(self, job: Job[Result]) -> _End:
         if self._connection is None:
             self._connection = self._spawn()
         connection = self._connection
@@ -198,12 +215,12 @@ class Worker(Generic[Report]):
             if self._jobs.get(job.question) is not job:
                 connection.send(_GIVE_UP)
         while True:
-            message = connection.recv()
+            message = _receive(connection)
             if isinstance(message, _End):
                 return message
             with self._changed:
-                job.report = message
-                job.reports += 1
+                job.result = message
+                job.updates += 1
                 self._changed.notify_all()
 
     def _spawn(self) -> "Connection[Any, Any]":
@@ -217,12 +234,22 @@ class Worker(Generic[Report]):
                 process.start()
         except Exception as fault:
             raise _NotStartedError(str(fault) or type(fault).__name__) from fault
+        self._process = process
         try:
-            ours.recv()
+            _receive(ours)
+        except _SilentError as fault:
+            raise _NotStartedError(str(fault)) from fault
         except (EOFError, OSError) as fault:
             process.join(_EXIT_S)
             raise _NotStartedError(f"it ended with exit code {process.exitcode}") from fault
         return ours
+
+
+def _receive(connection: "Connection[Any, Any]") -> Any:
+    """What comes next."""
+    if not connection.poll(SILENCE_S):
+        raise _SilentError
+    return connection.recv()
 
 
 def _work(connection: "Connection[Any, Any]", compute: Compute[Any]) -> None:
@@ -231,8 +258,8 @@ def _work(connection: "Connection[Any, Any]", compute: Compute[Any]) -> None:
     # it has started
     connection.send(None)
 
-    def tell(report: object) -> None:
-        connection.send(report)
+    def tell(result: object) -> None:
+        connection.send(result)
         if connection.poll():
             connection.recv()
             raise _GivenUpError

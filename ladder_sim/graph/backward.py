@@ -10,8 +10,9 @@ of a block's first layer runs next to the collective that its input's gradient g
 0.16.1, tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
 """
 
-from ladder_sim.graph.layout import Gradient, Layout, ResidualOp
+from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, OpKind
+from ladder_sim.graph.roles import Gradient, ResidualOp
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, steps_of
 
 _MIRRORED: dict[OpKind, OpKind] = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}

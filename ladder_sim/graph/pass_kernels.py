@@ -13,18 +13,7 @@ from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.layout import (
-    PART_NAMES,
-    BlockKey,
-    Gradient,
-    InChunks,
-    Layout,
-    PortionOf,
-    ResidualOp,
-    Role,
-    Structure,
-    lay_out,
-)
+from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import (
     AttentionShape,
     CollectiveShape,
@@ -37,6 +26,7 @@ from ladder_sim.graph.ops import (
     SampleShape,
     Shape,
 )
+from ladder_sim.graph.roles import BlockKey, Gradient, InChunks, PortionOf, ResidualOp, Role
 from ladder_sim.graph.techniques.forms import SPLITTING, rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.workload import FORMATS

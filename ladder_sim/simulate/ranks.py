@@ -5,8 +5,10 @@ replicate draws its own times. Like `passes.py` it simulates a few of a run of i
 are equal now, those left out are drawn from the periods that were simulated, of all replicates together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -51,6 +53,34 @@ class RankedStep:
     """95th percentile."""
     waiting_s: float
     """For ranks that arrive later at a collective, mean over ranks and replicates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unevenness:
+    """Spread of step times, and what ranks wait for each other; seconds."""
+
+    ttft_p50_s: float
+    """Median prefill."""
+    ttft_p95_s: float
+    """Its 95th percentile."""
+    tpot_p50_s: float | None
+    """Median decode step; None when only one token is asked for."""
+    tpot_p95_s: float | None
+    """Its 95th percentile."""
+    waiting_s: float
+    """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
+
+    @classmethod
+    def of(cls, ranked: Sequence[RankedStep], steps: int) -> Self:
+        """Of a request: its prefill, and a decode step of so many that it takes, if there is one."""
+        prefill, *decode = ranked
+        return cls(
+            ttft_p50_s=prefill.p50_s,
+            ttft_p95_s=prefill.p95_s,
+            tpot_p50_s=decode[0].p50_s if decode else None,
+            tpot_p95_s=decode[0].p95_s if decode else None,
+            waiting_s=prefill.waiting_s + (steps * decode[0].waiting_s if decode else 0.0),
+        )
 
 
 def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:

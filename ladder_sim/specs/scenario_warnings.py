@@ -11,6 +11,9 @@ from ladder_sim.specs.unused import unused
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import short_name
 
+# kind of a caution that a setting changes nothing
+UNUSED = "unused"
+
 
 class Caution(str):
     """A warning that names what it is about.
@@ -117,7 +120,7 @@ def _techniques(scenario: Scenario) -> Iterator[str]:
 def _settings(scenario: Scenario) -> Iterator[str]:
     for name in scenario.settings:
         if reason := unused(scenario, name):
-            yield f"{short_name(name)} changes nothing: {reason}"
+            yield Caution(f"{short_name(name)} changes nothing: {reason}", UNUSED, name)
 
 
 def _idle(scenario: Scenario) -> Iterator[str]:

@@ -102,6 +102,21 @@ def test_a_load_has_its_front_end_and_its_own_requests() -> None:
     assert "workload.prompt changes nothing here: requests arrive as --prompt" in ran.err
 
 
+@pytest.mark.slow
+def test_what_only_fleets_use_is_not_warned_of_where_they_are_sized() -> None:
+    command = ("versus", "--model", "8b", "--tp", "2", "--gen", "16", "--stack", "vllm", "--variant", "standard")
+    settings = ("--technique", "none", "--set", "stack.memory_fraction=0.3", "--set", "inter.latency=9us")
+    load = ("--slo", "tpot_p95=30ms", "--requests", "12", "--seeds", "1", "--rate", "4")
+
+    def unread(*more: str) -> list[str]:
+        ran = run(*command, *settings, *more, "--json")
+        assert ran.code == 0, ran.err
+        return [text.split()[0] for text in json.loads(ran.out)["warnings"] if "changes nothing" in text]
+
+    assert unread() == ["stack.memory_fraction", "inter.latency"]
+    assert unread(*load) == ["inter.latency"]
+
+
 def test_a_page_that_also_simulates_a_load_takes_a_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
     queries: list[str] = []
     monkeypatch.setattr("ladder_sim.cli.explore._serve", lambda _, query, **__: queries.append(query))

@@ -10,8 +10,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS, Background
 from ladder_sim.explorer.markup import markup
-from ladder_sim.explorer.report import Report
-from ladder_sim.explorer.report_parts import details, tables
+from ladder_sim.explorer.panel import Panel
+from ladder_sim.explorer.panel_parts import details, tables
 from ladder_sim.explorer.server import make_app
 from ladder_sim.explorer.state import State
 from ladder_sim.specs.plan import Plan
@@ -26,9 +26,9 @@ PLANS = "model=8b&gpus_per_node=4&tp=1&stack=vllm&concurrency=16&variants=ladder
 
 
 @cache
-def report(name: str, query: str) -> Report:
+def panel(name: str, query: str) -> Panel:
     """As the process tells it."""
-    told: list[Report] = []
+    told: list[Panel] = []
     question = VIEWS[name].question(State.parse(query, ALLOWLIST)).query()
     Background(allowlist=ALLOWLIST)((name, question), told.append)
     (only,) = told
@@ -45,11 +45,11 @@ def test_a_view_is_the_answer_of_its_command(name: str, query: str) -> None:
     printed = json.loads(run(*shlex.split(command)[1:], "--json").out)
     for notes in ("validated", "warnings"):
         printed.pop(notes)
-    assert report(name, query).document.to_dict() == printed
+    assert panel(name, query).document.to_dict() == printed
 
 
 def test_options_are_shown_with_intervals_and_needs() -> None:
-    versus = report("versus", VERSUS)
+    versus = panel("versus", VERSUS)
     gains, needs = shown(tables(versus)), shown(details(versus))
     for row in versus.document.rows:
         assert row["option"] in gains
@@ -64,7 +64,7 @@ def test_options_are_shown_with_intervals_and_needs() -> None:
 
 
 def test_every_plan_is_a_link_to_the_page_with_it() -> None:
-    plans = report("plans", PLANS)
+    plans = panel("plans", PLANS)
     assert plans.verdict.startswith("Best by tok/s: ladder, ")
     assert "with the weights of the model: standard, " in plans.verdict
     assert "$/Mtoken" in shown(details(plans))
@@ -79,20 +79,20 @@ def test_every_plan_is_a_link_to_the_page_with_it() -> None:
 
 def test_more_gpus_than_a_page_searches_are_refused() -> None:
     with pytest.raises(UsageError, match="72 GPUs: the page searches plans on at most 64"):
-        report("plans", "model=8b&nodes=9&concurrency=16")
+        panel("plans", "model=8b&nodes=9&concurrency=16")
 
 
 def test_measured_runs_of_the_scenario_itself_come_first() -> None:
-    served = report("validation", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
+    served = panel("validation", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
     assert "nearest of " in served.verdict
     first = served.document.rows[0]
     assert (first["model"], first["stack"].partition("@")[0], first["apart"]) == ("qwen3-32b", "vllm", "")
     assert first["figure"] == "tpot"
-    batches = report("validation", "model=70b&tp=8&batch=4")
+    batches = panel("validation", "model=70b&tp=8&batch=4")
     assert batches.document.rows[0]["error"] == pytest.approx(0.0, abs=0.05)
     assert {row["figure"] for row in batches.document.rows} == {"speedup"}
     assert "the same but for sizes" in shown(tables(batches))
-    other = report("validation", "model=8b&tp=2&cluster=l40s-pcie&stack=vllm&concurrency=8")
+    other = panel("validation", "model=8b&tp=2&cluster=l40s-pcie&stack=vllm&concurrency=8")
     assert "No measured run is alike in: GPU" in other.verdict
 
 
@@ -114,7 +114,7 @@ def test_the_page_shows_them_and_offers_them_as_files(page: Page) -> None:
         assert page.client.get(f"/download/{name}.html?{VERSUS}").status_code == 200
         assert markup(verdict) in kept
         assert f'"{name}":{{"light":' in kept
-    assert "<!-- REPORTS" not in kept
+    assert "<!-- PANELS" not in kept
     # a plan's link keeps what the page shows otherwise
     links = markup(page.ask("plans.figure", f"{VERSUS}&along=batch")["plans-tables"]["children"])
     assert "along=batch" in links

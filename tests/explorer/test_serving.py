@@ -13,10 +13,10 @@ from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer import capacity_cards, serving
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.capacity_cards import cards, progress, result
+from ladder_sim.explorer.capacity_cards import cards, progress, verdict
 from ladder_sim.explorer.markup import markup
 from ladder_sim.explorer.server import make_app
-from ladder_sim.explorer.serving import ServingReport, ServingView
+from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.snippets import capacity_code, capacity_command
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Job, Worker
@@ -41,20 +41,20 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 VIEW = ServingView(ALLOWLIST)
 
 
-def reports(query: str, view: ServingView = VIEW) -> list[ServingReport]:
+def results(query: str, view: ServingView = VIEW) -> list[ServingResult]:
     """All that is told."""
-    told: list[ServingReport] = []
+    told: list[ServingResult] = []
     view(State.parse(query, ALLOWLIST).under_load().query(), told.append)
     return told
 
 
-def rows(report: ServingReport) -> dict[str, Mapping[str, Any]]:
-    return {row["variant"]: row for row in report.needs.rows}
+def rows(result: ServingResult) -> dict[str, Mapping[str, Any]]:
+    return {row["variant"]: row for row in result.needs.rows}
 
 
 def test_needs_are_those_of_the_python_code_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     state = State.parse(QUERY, ALLOWLIST)
-    last = reports(QUERY)[-1]
+    last = results(QUERY)[-1]
     exec(capacity_code(state, ALLOWLIST), {})
     gpus = {name: (row["gpus_low"], row["gpus"], row["gpus_high"]) for name, row in rows(last).items()}
     none = {"inf": None}
@@ -65,16 +65,16 @@ def test_needs_are_those_of_the_python_code_on_the_page(capsys: pytest.CaptureFi
 
 
 def test_pieces_come_as_they_are_computed() -> None:
-    told = reports(QUERY)
-    assert [report.share for report in told] == sorted(report.share for report in told)
-    assert [bool(report.doing) for report in told] == [True] * (len(told) - 1) + [False]
-    seen = [len(report.needs.rows) for report in told]
+    told = results(QUERY)
+    assert [result.share for result in told] == sorted(result.share for result in told)
+    assert [bool(result.doing) for result in told] == [True] * (len(told) - 1) + [False]
+    seen = [len(result.needs.rows) for result in told]
     assert (seen[0], seen[-1], seen) == (0, 2, sorted(seen))
-    assert all(report.figures for report in told[-3:])
+    assert all(result.figures for result in told[-3:])
     assert "intervals (90 %) are over 3 seeds and the error of step times" in told[-1].cautions[-1]
     assert "were compared with" in told[-1].compared[0]
     # first what is needed, then how sure that is
-    assert ["gpus_low" in row for row in next(report for report in told if report.figures).needs.rows] == [False] * 2
+    assert ["gpus_low" in row for row in next(result for result in told if result.figures).needs.rows] == [False] * 2
     assert all(row["rate_limit_low"] < row["rate_limit"] < row["rate_limit_high"] for row in told[-1].needs.rows)
     for bound in ("ttft_p95_s", "tpot_p95_s"):
         assert all(row[f"{bound}_low"] < row[bound] < row[f"{bound}_high"] for row in told[-1].needs.rows)
@@ -82,7 +82,7 @@ def test_pieces_come_as_they_are_computed() -> None:
 
 
 def test_curves_break_where_the_promise_does() -> None:
-    last = reports(QUERY)[-1]
+    last = results(QUERY)[-1]
     for name, need in rows(last).items():
         curve = [row for row in last.curves.rows if row["variant"] == name]
         assert all(row["goodput"] <= row["rate"] for row in curve)
@@ -109,8 +109,8 @@ def test_no_load_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         before = len(simulated)
         answers = [0]
 
-        def tell(report: ServingReport) -> None:
-            if not any("gpus_low" in row for row in report.needs.rows):
+        def tell(result: ServingResult) -> None:
+            if not any("gpus_low" in row for row in result.needs.rows):
                 answers.append(len(simulated) - before)
 
         view(State.parse(query, ALLOWLIST).under_load().query(), tell)
@@ -140,8 +140,8 @@ def test_no_load_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cards_say_what_is_needed(change: str, says: str) -> None:
     key = change[1:].partition("=")[0]
     kept = "&".join(part for part in QUERY.split("&") if part.partition("=")[0] != key)
-    last = reports(kept + change)[-1]
-    assert says in result(last)
+    last = results(kept + change)[-1]
+    assert says in verdict(last)
     shown = texts(markup(cards(last)))
     for name, row in rows(last).items():
         assert name in shown
@@ -154,7 +154,7 @@ def test_cards_say_what_is_needed(change: str, says: str) -> None:
 
 
 def test_a_price_is_that_of_the_gpus_at_the_rate_that_is_served() -> None:
-    row = rows(reports(f"{QUERY}&price=3.6")[-1])["ladder"]
+    row = rows(results(f"{QUERY}&price=3.6")[-1])["ladder"]
     # a GPU-second costs 0.1 cents
     assert row["usd_per_Mtoken"] == pytest.approx(1e-3 * row["gpus"] / (150 * 32) * 1e6)
 
@@ -164,11 +164,11 @@ def test_a_card_has_intervals_once_they_are_there() -> None:
     row |= {"ttft_p95_s": 0.1, "tpot_p95_s": 0.02}
     ends = {"gpus_low": 8.0, "gpus_high": None, "rate_limit_low": 801.2, "rate_limit_high": 1320.4}
     ends |= {"ttft_p95_s_low": 0.08, "ttft_p95_s_high": 0.12}
-    report = ServingReport(
+    result = ServingResult(
         label="", doing="", share=1.0, needs=Document(content={}, rows=[row]), curves=Document(content={}), figures={}
     )
-    assert "limit of each 989 requests/s" in " ".join(texts(markup(cards(report))).split())
-    sure = replace(report, needs=Document(content={}, rows=[row | ends]))
+    assert "limit of each 989 requests/s" in " ".join(texts(markup(cards(result))).split())
+    sure = replace(result, needs=Document(content={}, rows=[row | ends]))
     shown = " ".join(texts(markup(cards(sure))).split())
     assert "90 % 8-none GPUs" in shown
     assert "limit of each 989 (801-1320) requests/s" in shown
@@ -189,7 +189,7 @@ def test_progress_names_questions_that_come_first() -> None:
 )
 def test_a_scenario_that_does_not_serve_is_refused(query: str, message: str) -> None:
     with pytest.raises(LadderSimError, match=message):
-        reports(query)
+        results(query)
 
 
 @pytest.fixture(scope="module")
@@ -228,16 +228,16 @@ def test_the_page_gets_pieces_until_all_is_there(page: Page) -> None:
     assert page.send(dark).status_code == 200
 
 
-def test_an_end_while_the_last_report_is_put_on_the_page_is_told_next_time(
+def test_an_end_while_the_last_result_is_put_on_the_page_is_told_next_time(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a page that stops asking before it has the result."""
-    job = Job(question=QUERY, reports=1, report=reports(QUERY)[-1])
+    job = Job(question=QUERY, updates=1, result=results(QUERY)[-1])
     show = capacity_cards.cards
 
-    def ended(report: ServingReport) -> Any:
+    def ended(result: ServingResult) -> Any:
         job.done = True
-        return show(report)
+        return show(result)
 
     monkeypatch.setattr(Worker, "ask", lambda self, page, question: job)
     monkeypatch.setattr(capacity_cards, "cards", ended)

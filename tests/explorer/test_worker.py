@@ -1,11 +1,13 @@
 """Answers that take long: in a process of their own, one after the other, and only while a page waits for them."""
 
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
 from ladder_sim.errors import LadderSimError
+from ladder_sim.explorer import worker as worker_module
 from ladder_sim.explorer.scheduler import StaleError
 from ladder_sim.explorer.worker import Worker
 from tests.support.gates import Absent, compute
@@ -17,10 +19,12 @@ def worker() -> Worker[str]:
     return Worker(compute)
 
 
-def test_a_question_reports_before_it_is_answered_and_is_computed_once(worker: Worker[str], tmp_path: Path) -> None:
+def test_a_question_has_a_result_before_it_is_answered_and_is_computed_once(
+    worker: Worker[str], tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     job = worker.ask("a", ("wait", str(gate)))
-    until(lambda: job.report == "waiting")
+    until(lambda: job.result == "waiting")
     assert not job.done
     gate.touch()
     assert worker.answer(("wait", str(gate))) == str(gate)
@@ -33,10 +37,10 @@ def test_a_question_reports_before_it_is_answered_and_is_computed_once(worker: W
 def test_a_newer_question_gives_the_older_up(worker: Worker[str], tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     older = worker.ask("a", ("wait", str(gate)))
-    until(lambda: older.reports)
+    until(lambda: older.updates)
     newer = worker.ask("a", ("say", "newer"))
     until(lambda: newer.done)
-    assert newer.report == "newer"
+    assert newer.result == "newer"
     # Regression: it was, with what it had reported by then as its answer
     assert not older.done
     gate.touch()
@@ -61,7 +65,7 @@ def test_what_another_page_waits_for_goes_on(worker: Worker[str], tmp_path: Path
     gate = tmp_path / "gate"
     shared = worker.ask("a", ("wait", str(gate)))
     worker.ask("b", ("wait", str(gate)))
-    until(lambda: shared.reports)
+    until(lambda: shared.updates)
     newer = worker.ask("a", ("say", "of a"))
     left = worker.ask("c", ("say", "of c"))
     assert [worker.ahead(job) for job in (shared, newer, left)] == [0, 1, 2]
@@ -69,7 +73,7 @@ def test_what_another_page_waits_for_goes_on(worker: Worker[str], tmp_path: Path
     gate.touch()
     until(lambda: newer.done)
     assert shared.done
-    assert (shared.report, newer.report, left.report) == (str(gate), "of a", None)
+    assert (shared.result, newer.result, left.result) == (str(gate), "of a", None)
 
 
 def test_errors_are_those_of_the_question_and_the_worker_goes_on(worker: Worker[str]) -> None:
@@ -98,6 +102,37 @@ def test_a_process_that_ends_while_it_starts_is_said_and_tried_again(tmp_path: P
     assert absent.answer(("say", "one")) == "one"
 
 
+def test_a_process_that_says_nothing_is_ended_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: its page waited for ever, and every later question behind it."""
+    hung: Worker[str] = Worker(compute)
+    others = set(active_children())
+    # it starts within the deadline that pages have
+    assert hung.answer(("say", "one")) == "one"
+    (process,) = set(active_children()) - others
+    monkeypatch.setattr(worker_module, "SILENCE_S", 0.0)
+    with pytest.raises(LadderSimError, match="was ended: nothing came from it for 0 seconds") as refused:
+        hung.answer(("hang", ""))
+    assert "to try again" in refused.value.hint
+    until(lambda: process not in active_children())
+    monkeypatch.undo()
+    assert hung.answer(("say", "two")) == "two"
+
+
+def test_a_process_that_hangs_while_it_starts_is_ended_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "there"
+    absent: Worker[str] = Worker(Absent(file, hangs=True))
+    others = set(active_children())
+    monkeypatch.setattr(worker_module, "SILENCE_S", 0.0)
+    with pytest.raises(LadderSimError, match="did not start: nothing came from it for 0 seconds"):
+        absent.answer(("say", "one"))
+    until(lambda: set(active_children()) <= others)
+    monkeypatch.undo()
+    file.touch()
+    assert absent.answer(("say", "one")) == "one"
+
+
 @pytest.mark.parametrize("fault", [RuntimeError("can't start new thread"), OSError(11, "Resource unavailable")])
 def test_a_process_that_cannot_be_made_is_said_and_tried_again(
     fault: Exception, monkeypatch: pytest.MonkeyPatch
@@ -119,4 +154,4 @@ def test_a_process_that_cannot_be_made_is_said_and_tried_again(
         assert job.error is not None
     assert refused.answer(("say", "now")) == "now"
     again = refused.ask("page", ("say", "now"))
-    assert (again.report, again.error) == ("now", None)
+    assert (again.result, again.error) == ("now", None)

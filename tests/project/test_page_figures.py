@@ -1,28 +1,42 @@
 """The figures of the pages draw what the code gives today, and a page shows each of them."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
 from benchmarks import evidence
-from benchmarks.page_figures import DOCS, FIGURES, SCHEMES, drawn_numbers, file_of, numbers
+from benchmarks.drawn import drawn_by, drawn_numbers, numbers
+from benchmarks.page_figures import COMMANDS, DOCS, FIGURES, SCHEMES, file_of
 
-# pages that show figures of another folder
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+# pages that show figures of another name
 PAGES = {
     "how/model": "model.md",
     "how/serving": "serving.md",
     "evidence-runs": "evidence.md",
     "evidence-servings": "evidence.md",
+    "accuracy": "accuracy-70b.md",
+    "versus-map": "versus.md",
 }
+
+
+def check(drawn: "go.Figure", file: Path) -> None:
+    """`python -m benchmarks.page_figures` draws them again."""
+    now, shown = numbers(drawn), drawn_numbers(file)
+    assert any(now)
+    assert [len(trace) for trace in shown] == [len(trace) for trace in now]
+    for trace, was in zip(now, shown, strict=True):
+        assert trace == pytest.approx(was, rel=5e-3, abs=1e-3), file.name
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_draws_what_the_code_gives(name: str) -> None:
-    """`python -m benchmarks.page_figures` draws them again."""
-    now = numbers(FIGURES[name]())
+    drawn = FIGURES[name]()
     for scheme in SCHEMES:
-        shown = drawn_numbers(file_of(name, scheme))
-        assert [len(trace) for trace in shown] == [len(trace) for trace in now]
-        for trace, was in zip(now, shown, strict=True):
-            assert trace == pytest.approx(was, rel=5e-3, abs=1e-3), scheme
+        check(drawn, file_of(name, scheme))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -31,6 +45,20 @@ def test_a_page_shows_it_in_both_schemes(name: str) -> None:
     for scheme in SCHEMES:
         link = file_of(name, scheme).relative_to(page.parent)
         assert f"]({link}#gh-{scheme}-mode-only)" in page.read_text("utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_figure_draws_what_its_commands_give(name: str) -> None:
+    check(drawn_by(COMMANDS[name]), file_of(name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_shows_it_with_its_commands(name: str) -> None:
+    page = (DOCS / PAGES.get(name, f"{name}.md")).read_text("utf-8")
+    assert f"]({file_of(name).name})" in page
+    for command in COMMANDS[name]:
+        assert command in page
 
 
 def test_the_evidence_is_that_of_the_data() -> None:

@@ -10,7 +10,7 @@ import pytest
 import calibration.__main__ as calibration
 import ladder_sim
 import ladder_sim.serve
-import runtime.commands as runtime
+import runtime.options as runtime
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO
 from tests.support.commands import run

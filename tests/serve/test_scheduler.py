@@ -1,7 +1,7 @@
 """The scheduler and its replica: what holds whatever arrives, and queues whose waiting times are known."""
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.replica import SimulatedReplica
+from ladder_sim.serve.engine.replica import Replica
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.requests.request import Request
@@ -127,23 +127,15 @@ def test_requests_there_are_as_many_as_arrive_in_the_time_of_one(rate: float, sp
         Request(arrival_s=at_s, prompt=random.randint(1, 300), gen=random.randint(1, 40))
         for at_s in itertools.accumulate(gaps)
     ]
-    steps = Steps()
-    env, answers = simpy.Environment(), list[Answer]()
-    steps.replica = replica = SimulatedReplica(env, steps, spec, answers.append)  # type: ignore[arg-type]
 
-    def arrive() -> Generator[simpy.Event, object, None]:
-        for number, request in enumerate(requests):
-            yield env.timeout(request.arrival_s - env.now)
-            replica.add(Answer(request=request, number=number))
-
-    def watch() -> Generator[simpy.Event, object, None]:
+    def watch(
+        env: simpy.Environment, replica: Replica, answers: Sequence[Answer]
+    ) -> Generator[simpy.Event, object, None]:
         while len(answers) < len(requests):
             seen.append(replica.load)
             yield env.timeout(random.expovariate(20.0 * rate))
 
-    env.process(arrive())
-    env.process(watch())
-    env.run()
+    answers = serve(requests, spec, Steps(), watch)
     mean_s = sum(answer.request_s for answer in answers) / len(answers)
     through = len(answers) / max(answer.last_s for answer in answers)
     assert sum(seen) / len(seen) == pytest.approx(through * mean_s, rel=0.05)

@@ -26,6 +26,7 @@ from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel
+from tests.support.imports import files_of, imports_in
 
 
 def scenario(**given: Any) -> Scenario:
@@ -228,6 +229,21 @@ def makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], bool]
         return bool(made)
 
     return ask
+
+
+def test_the_file_is_named_by_all_code_that_makes_times() -> None:
+    """What `Grids` imports, directly or through others; the rest checks, converts or writes what is given."""
+    modules, imports = files_of("ladder_sim"), imports_in("ladder_sim")
+    reached, left = set[str](), {Grids.__module__}
+    while left:
+        reached |= left
+        names = {each.name for each in imports if each.module in left}
+        # of a module, or of what one holds
+        left = (names | {name.rpartition(".")[0] for name in names}) & modules.keys() - reached
+    code = tuple(f"ladder_sim.{part.replace('/', '.')}" for part in cache_module.CODE)
+    others = {name.removeprefix("ladder_sim.") for name in reached if not name.startswith(code)}
+    assert others <= {"errors", "units", "system.files", "system.schema"}
+    assert len(reached - others) > 50
 
 
 @given(st.data())

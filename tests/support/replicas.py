@@ -1,6 +1,6 @@
 """A replica whose steps take known times, and times that a server might have logged."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import simpy
@@ -94,7 +94,13 @@ def steps_and_answers(
     )
 
 
-def serve(requests: Sequence[Request], spec: SchedulerSpec, steps: Steps) -> list[Answer]:
+def serve(
+    requests: Sequence[Request],
+    spec: SchedulerSpec,
+    steps: Steps,
+    watch: Callable[[simpy.Environment, Replica, Sequence[Answer]], Generator[simpy.Event, object, None]] | None = None,
+) -> list[Answer]:
+    """What becomes of requests in one replica; `watch` is given it, and the answers so far, and waits in its time."""
     env, answers = simpy.Environment(), list[Answer]()
     steps.replica = replica = SimulatedReplica(env, steps, spec, answers.append)  # type: ignore[arg-type]
 
@@ -104,5 +110,7 @@ def serve(requests: Sequence[Request], spec: SchedulerSpec, steps: Steps) -> lis
             replica.add(Answer(request=request, number=number))
 
     env.process(arrive())
+    if watch:
+        env.process(watch(env, replica, answers))
     env.run()
     return answers

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ladder_sim.graph.layout import Layout, PortionOf, ResidualOp, Role
+from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import OpKind
+from ladder_sim.graph.roles import PortionOf, ResidualOp, Role
 
 
 class Step(NamedTuple):

@@ -20,8 +20,8 @@ from ladder_sim.serve.steps.grids import Grids
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.system.files import replacing
 
-# packages whose code the times depend on
-_CODE = ("costs", "des", "graph", "serve", "simulate", "specs")
+# folders whose code the times depend on
+CODE = ("costs", "des", "graph", "serve/steps", "simulate", "specs")
 # the oldest files beyond so many are deleted: half a gigabyte
 MOST_FILES = 256
 _HASH_BYTES = hashlib.sha256().digest_size
@@ -51,7 +51,7 @@ def folder() -> Path:
 def _code() -> str:
     """A hash of the source files."""
     package = Path(__file__).parents[2]
-    return digest([path.read_bytes() for part in _CODE for path in sorted((package / part).rglob("*.py"))])
+    return digest([path.read_bytes() for part in CODE for path in sorted((package / part).rglob("*.py"))])
 
 
 def _write(path: Path, grids: Grids) -> None:

@@ -1,4 +1,4 @@
-"""The answer of a view in the background, as parts of the page."""
+"""A panel that another process has computed, as parts of the page."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,21 +8,21 @@ from dash.development.base_component import Component
 
 from ladder_sim.explorer.controls import extra
 from ladder_sim.explorer.headline import warnings
-from ladder_sim.explorer.report import Report, Table
+from ladder_sim.explorer.panel import Panel, Table
 
 # the address of the page's scenario with other arguments, where there is one
 Link = Callable[[Mapping[str, Any]], str] | None
 
 
-def tables(report: Report, link: Link = None) -> list[Component]:
+def tables(panel: Panel, link: Link = None) -> list[Component]:
     """What stands next to the figure."""
-    return [*(_table(table, link) for table in report.tables), html.P(report.note)]
+    return [*(_table(table, link) for table in panel.tables), html.P(panel.note)]
 
 
-def details(report: Report, link: Link = None) -> list[Component]:
+def details(panel: Panel, link: Link = None) -> list[Component]:
     """What is folded below, and what the reader should know."""
-    headed = [part for table in report.details for part in (html.H3(table.title), _table(table, link))]
-    return [*headed, *([warnings(report.cautions)] if report.cautions else [])]
+    headed = [part for table in panel.details for part in (html.H3(table.title), _table(table, link))]
+    return [*headed, *([warnings(panel.cautions)] if panel.cautions else [])]
 
 
 def _table(table: Table, link: Link) -> html.Div:

@@ -1,4 +1,4 @@
-"""What a view shows that another process has computed: a sentence, a figure, tables and a document, in plain values."""
+"""A panel that another process has computed: a sentence, a figure, tables and a document, in plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The answer of a view."""
+class Panel:
+    """What a view in the background shows."""
 
     verdict: str
     """In a few sentences."""
