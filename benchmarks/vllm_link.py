@@ -1,16 +1,20 @@
 """vLLM plug-in of a benchmark: all-reduces over a slow link.
 
 Where `LINK_MS` is set, one over two or more ranks ends no sooner than an emulated link would carry it, which takes one
-message at a time, each in so many milliseconds, gloo's own time included. Where `LINK_SPACES` is set, each rank works
-in its own of those network namespaces, which a link joins (`benchmarks/link_lab.py`), and reduces through gloo.
+message at a time, each in so many milliseconds, gloo's own time included; so do those of compiled models. Where
+`LINK_SPACES` is set, each rank works in its own of those network namespaces, which a link joins
+(`benchmarks/link_lab.py`), and reduces through gloo.
 """
 
 import ctypes
+import functools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from runtime.comm.base import Handle
@@ -18,6 +22,8 @@ from runtime.comm.process_group import ProcessGroup
 
 # of Linux's sched.h
 _CLONE_NEWNET = 0x40000000
+# what they register is gone when they are
+_LIBRARIES: list[torch.library.Library] = []
 
 
 class _Late(NamedTuple):
@@ -28,7 +34,7 @@ class _Late(NamedTuple):
 
     def wait(self) -> None:
         self.handle.wait()
-        time.sleep(max(0.0, self.arrives_s - time.perf_counter()))
+        _sleep_until(self.arrives_s)
 
 
 def register() -> None:
@@ -59,25 +65,59 @@ def _enter(spaces: list[str]) -> None:
 
 
 def _delay(message_s: float) -> None:
-    from vllm.distributed.parallel_state import GroupCoordinator
+    """Put the link under vLLM's own all-reduces, those of the plug-in, and those of a model that it compiles."""
+    # loads vLLM's kernels
+    import vllm._custom_ops  # noqa: F401
 
     free_s = 0.0
+    # of tensors that are reduced, by their memory
+    arrives_s: dict[int, float] = {}
 
     def send() -> float:
         nonlocal free_s
         free_s = max(time.perf_counter(), free_s) + message_s
         return free_s
 
-    ours, theirs = ProcessGroup.all_reduce, GroupCoordinator._all_reduce_out_place
+    def reduce(kernel: Callable[..., None], shared_memory: int, x: Tensor) -> None:
+        at_s = send()
+        kernel(shared_memory, x)
+        _sleep_until(at_s)
 
-    def all_reduce(self: ProcessGroup, x: Tensor, *, blocking: bool = False) -> Handle:
-        return _Late(ours(self, x, blocking=blocking), send())
-
-    def all_reduce_out_place(self: Any, x: Tensor) -> Tensor:
-        arrives_s = send()
-        output: Tensor = theirs(self, x)
-        time.sleep(max(0.0, arrives_s - time.perf_counter()))
+    def start(kernel: Callable[..., Tensor], x: Tensor, operation: str, group: Any) -> Tensor:
+        at_s = send()
+        output = kernel(x, operation, group)
+        arrives_s[output.data_ptr()] = at_s
         return output
 
-    ProcessGroup.all_reduce = all_reduce  # type: ignore[method-assign]
-    GroupCoordinator._all_reduce_out_place = all_reduce_out_place
+    def wait(kernel: Callable[..., Tensor], x: Tensor) -> Tensor:
+        output = kernel(x)
+        _sleep_until(arrives_s.pop(x.data_ptr()))
+        return output
+
+    _wrap("_C::shm_allreduce", reduce)
+    _wrap("_c10d_functional::all_reduce_", start)
+    _wrap("_c10d_functional::wait_tensor", wait)
+    all_reduce = ProcessGroup.all_reduce
+
+    def delayed(self: ProcessGroup, x: Tensor, *, blocking: bool = False) -> Handle:
+        return _Late(all_reduce(self, x, blocking=blocking), send())
+
+    ProcessGroup.all_reduce = delayed  # type: ignore[method-assign]
+
+
+def _wrap(name: str, around: Callable[..., Any]) -> None:
+    """Let a function that gets a kernel for CPUs and its arguments take the kernel's place, in compiled code too."""
+    namespace, operation = name.split("::")
+    kernel = torch.library.get_kernel(name, "CPU")
+    library = torch.library.Library(namespace, "IMPL")
+    library.impl(
+        operation,
+        lambda keys, *arguments: around(functools.partial(kernel.call_boxed, keys), *arguments),
+        "CPU",
+        with_keyset=True,
+    )
+    _LIBRARIES.append(library)
+
+
+def _sleep_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.perf_counter()))
