@@ -7,29 +7,29 @@ message at a time, each in so many milliseconds, gloo's own time included; so do
 """
 
 import ctypes
-import functools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.library import Library
 
 from runtime.comm.base import Handle
 from runtime.comm.process_group import ProcessGroup
 
 # of Linux's sched.h
 _CLONE_NEWNET = 0x40000000
-# what they register is gone when they are
-_LIBRARIES: list[torch.library.Library] = []
+# what they register lasts as long as they
+_LIBRARIES: list[Library] = []
 
 
 class _Late(NamedTuple):
     """A collective whose message is still on the link."""
 
-    handle: Handle
+    handle: Any
     arrives_s: float
 
     def wait(self) -> None:
@@ -66,57 +66,50 @@ def _enter(spaces: list[str]) -> None:
 
 def _delay(message_s: float) -> None:
     """Put the link under vLLM's own all-reduces, those of the plug-in, and those of a model that it compiles."""
-    # loads vLLM's kernels
-    import vllm._custom_ops  # noqa: F401
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+    from vllm.distributed.parallel_state import get_tp_group
 
     free_s = 0.0
-    # of tensors that are reduced, by their memory
-    arrives_s: dict[int, float] = {}
+    # by the memory of what is reduced
+    travelling: dict[int, _Late] = {}
 
     def send() -> float:
         nonlocal free_s
         free_s = max(time.perf_counter(), free_s) + message_s
         return free_s
 
-    def reduce(kernel: Callable[..., None], shared_memory: int, x: Tensor) -> None:
-        at_s = send()
-        kernel(shared_memory, x)
-        _sleep_until(at_s)
+    def through_memory(handle: int, x: Tensor) -> None:
+        arrives_s = send()
+        torch.ops._C.shm_allreduce(handle, x)
+        _sleep_until(arrives_s)
 
-    def start(kernel: Callable[..., Tensor], x: Tensor, operation: str, group: Any) -> Tensor:
-        at_s = send()
-        output = kernel(x, operation, group)
-        arrives_s[output.data_ptr()] = at_s
-        return output
+    def start(x: Tensor, operation: str, group: Any) -> Tensor:
+        handle = dist.all_reduce(x, group=get_tp_group().device_group, async_op=True)
+        travelling[x.data_ptr()] = _Late(handle, send())
+        return x
 
-    def wait(kernel: Callable[..., Tensor], x: Tensor) -> Tensor:
-        output = kernel(x)
-        _sleep_until(arrives_s.pop(x.data_ptr()))
-        return output
+    def wait(x: Tensor) -> Tensor:
+        travelling.pop(x.data_ptr()).wait()
+        return x
 
-    _wrap("_C::shm_allreduce", reduce)
-    _wrap("_c10d_functional::all_reduce_", start)
-    _wrap("_c10d_functional::wait_tensor", wait)
+    def shm_all_reduce(self: Any, x: Tensor, group: Any = None) -> None:
+        torch.ops.ladder_sim_link.all_reduce(self.handle, x)
+
     all_reduce = ProcessGroup.all_reduce
 
     def delayed(self: ProcessGroup, x: Tensor, *, blocking: bool = False) -> Handle:
         return _Late(all_reduce(self, x, blocking=blocking), send())
 
+    # compiled code calls operators alone
+    own, functional = Library("ladder_sim_link", "DEF"), Library("_c10d_functional", "IMPL")
+    own.define("all_reduce(int handle, Tensor(a!) x) -> ()")
+    own.impl("all_reduce", through_memory, "CPU")
+    own.impl("all_reduce", lambda handle, x: None, "Meta")
+    functional.impl("all_reduce_", start, "CPU")
+    functional.impl("wait_tensor", wait, "CPU")
+    _LIBRARIES.extend((own, functional))
+    _CPUSHMDistributed.all_reduce = shm_all_reduce
     ProcessGroup.all_reduce = delayed  # type: ignore[method-assign]
-
-
-def _wrap(name: str, around: Callable[..., Any]) -> None:
-    """Let a function that gets a kernel for CPUs and its arguments take the kernel's place, in compiled code too."""
-    namespace, operation = name.split("::")
-    kernel = torch.library.get_kernel(name, "CPU")
-    library = torch.library.Library(namespace, "IMPL")
-    library.impl(
-        operation,
-        lambda keys, *arguments: around(functools.partial(kernel.call_boxed, keys), *arguments),
-        "CPU",
-        with_keyset=True,
-    )
-    _LIBRARIES.append(library)
 
 
 def _sleep_until(at_s: float) -> None:
