@@ -278,11 +278,11 @@ def _cross_checks() -> str:
         for row in table_of("traces.md", "Ask", number):
             where = f"[trace of {of}, {row[column]}](traces.md#ask)"
             rows.append((where, "a rewired step", *_spread([_number(row["error"])])))
-    served = table_of("load.md", "Held against a real server")
+    served = table_of("load.md", "Compared with a real server")
     for tp in ("1", "2"):
         for percentile in ("p50", "p95"):
             errors = [_number(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
-            where = f"[`vllm serve` on two CPU cores, TP {tp}](load.md#held-against-a-real-server)"
+            where = f"[`vllm serve` on two CPU cores, TP {tp}](load.md#compared-with-a-real-server)"
             rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)))
     return (
         "## Cross-checks\n\n"
@@ -342,7 +342,7 @@ def _misses() -> str:
     lines += [
         "Times to first token with requests in flight, everywhere: the last column of the table.",
         "Ladder under load, where it was measured: vLLM on two CPU cores ([adopt](adopt.md#measured-ladder-in-vllm)).",
-        "Tails (p95) of a server whose processes share too few cores ([load](load.md#held-against-a-real-server)).",
+        "Tails (p95) of a server whose processes share too few cores ([load](load.md#compared-with-a-real-server)).",
         "Ladder rewired from traces on CPUs whose cores cut messages into packets: gains far too high "
         "([traces](traces.md#ask)).",
         "What ladder gains in training: published are 5 to 7 % of plans that are not stated, predicted by plan "

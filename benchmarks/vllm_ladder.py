@@ -2,13 +2,15 @@
 
     python benchmarks/vllm_ladder.py --python vllm-env/bin/python     80 minutes on two cores
     python benchmarks/vllm_ladder.py --seconds 3 --rounds 1 --links 1ms --out FOLDER     a short run
+    python benchmarks/vllm_ladder.py --compiled --links 3ms           a series with compiled models next to eager ones
     python benchmarks/vllm_ladder.py --page                           only docs/adopt.md's section
 
 docs/load.md says how to make the environment. At TP 2, each all-reduce takes an emulated link for some milliseconds, or
 goes over one of limited rate between two network namespaces, which needs root. For each link two servers are started,
-one of either wiring, and get the same requests in turns, at three rates; who waits stands still. Times of steps are
+one of either wiring, and get the same requests in turns, at each rate; who waits stands still. Times of steps are
 fitted to every second run of each server, and the fits serve the requests of the others. Links that are measured are
-kept: the same command goes on after them.
+kept: the same command goes on after them. With `--compiled` two more servers take part, of models that torch.compile
+makes kernels of; that series has a folder of its own.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,13 +27,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.link_lab import DEVICE, LARGE_FRAME_BYTES, laboratory
-from benchmarks.serve_vllm import (
+from benchmarks.vllm_campaign import (
     Campaign,
     campaign_options,
     check_environment,
     conditions,
     filled,
+    in_ms,
     predict,
+    to_range,
     to_text,
     with_section,
 )
@@ -45,6 +49,8 @@ REPO = Path(__file__).parents[1]
 RECORDED = REPO / "tests" / "data" / "vllm_ladder"
 PAGE = REPO / "docs" / "adopt.md"
 RUNS = "runs.json"
+# folder of the series with compiled models
+COMPILED = "compiled"
 VARIANTS = ("standard", "ladder")
 LINKS = ("0ms", "1ms", "3ms", "6ms", "200mbit")
 FIGURES = {"tpot_p50_s": "TPOT p50", "ttft_p50_s": "TTFT p50"}
@@ -58,26 +64,28 @@ def main() -> int:
     parser.add_argument(
         "--links", nargs="+", default=LINKS, help="times of an all-reduce, such as 1ms, or rates, such as 200mbit"
     )
+    parser.add_argument("--compiled", action="store_true", help="compiled models as well as eager ones")
     arguments = parser.parse_args()
     recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
-    recorded.mkdir(parents=True, exist_ok=True)
     if not arguments.page:
         check_environment(arguments.python)
+        series = recorded / COMPILED if arguments.compiled else recorded
+        series.mkdir(parents=True, exist_ok=True)
         with ending_children(), tempfile.TemporaryDirectory() as temporary:
             place = arguments.out or Path(temporary)
-            campaign = Campaign(place, recorded, arguments.python, arguments.seconds, arguments.rounds)
+            campaign = Campaign.of(arguments, place, series)
             for link in arguments.links:
-                measure(campaign, link)
-    elif not (recorded / RUNS).exists():
-        raise UsageError(f"{recorded / RUNS}: no measurement is recorded there", hint="measure first, without --page")
+                measure(campaign, link, ("eager", "compiled") if arguments.compiled else ("eager",))
+    elif not list(recorded.rglob(RUNS)):
+        raise UsageError(f"{recorded}: no measurement is recorded there", hint="measure first, without --page")
     section = to_section(recorded)
     page.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
     print(section)
     return 0
 
 
-def measure(campaign: Campaign, link: str) -> None:
-    """Measure over one link, and add it to the results, unless it is there."""
+def measure(campaign: Campaign, link: str, modes: Sequence[str]) -> None:
+    """Measure over one link, and add it to the results, unless it is there; modes are `eager` and `compiled`."""
     file = campaign.recorded / RUNS
     results = json.loads(file.read_text("utf-8")) if file.exists() else {**conditions(campaign.python), "runs": []}
     if any(run["link"] == link for run in results["runs"]):
@@ -85,18 +93,19 @@ def measure(campaign: Campaign, link: str) -> None:
         return
     path = _install(campaign.place)
     with _joined(link) as environment:
+        servers = {_name(link, mode, variant): (mode, variant) for mode in modes for variant in VARIANTS}
         settings = {
-            _name(link, variant): Setting(
+            name: Setting(
                 tp=2,
+                compiled=mode == "compiled",
                 config={"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": variant},
                 environment={"PYTHONPATH": path, **environment},
             )
-            for variant in VARIANTS
+            for name, (mode, variant) in servers.items()
         }
-        variants = dict(zip(settings, VARIANTS, strict=True))
-        results["runs"] += [
-            {"link": link, "variant": variants[run.pop("name")], **run} for run in campaign.runs(settings)
-        ]
+        for run in campaign.runs(settings):
+            mode, variant = servers[run.pop("name")]
+            results["runs"].append({"link": link, "mode": mode, "variant": variant, **run})
     write_file(file, to_text(results))
 
 
@@ -126,8 +135,8 @@ def _install(place: Path) -> str:
     return os.pathsep.join([str(installed.parent), str(REPO)])
 
 
-def _name(link: str, variant: str) -> str:
-    return f"link-{link}-{variant}"
+def _name(link: str, mode: str, variant: str) -> str:
+    return f"link-{link}-{mode}-{variant}"
 
 
 # results and page
@@ -138,6 +147,8 @@ class Row(NamedTuple):
 
     link: str
     """As in `LINKS`."""
+    mode: str
+    """`eager` or `compiled`."""
     rate: float
     """Requests per second."""
     figure: str
@@ -157,6 +168,11 @@ class Row(NamedTuple):
         return tuple(np.divide(*(self.measured_s[variant] for variant in VARIANTS)).tolist())
 
     @property
+    def gain(self) -> float:
+        """Their median."""
+        return float(np.median(self.gains))
+
+    @property
     def predicted_gain(self) -> float:
         """The same of the predictions."""
         standard, ladder = (self.predicted_s[variant] for variant in VARIANTS)
@@ -166,14 +182,13 @@ class Row(NamedTuple):
 def compare(recorded: Path) -> Iterator[Row]:
     """Predict every recorded run."""
     every = json.loads((recorded / RUNS).read_text("utf-8"))["runs"]
-    for link, rate in dict.fromkeys((run["link"], run["rate"]) for run in every):
-        runs = {
-            variant: [run for run in every if (run["link"], run["rate"], run["variant"]) == (link, rate, variant)]
-            for variant in VARIANTS
-        }
+    for kind in dict.fromkeys((run["link"], run["mode"], run["rate"]) for run in every):
+        link, mode, rate = kind
+        same = [run for run in every if (run["link"], run["mode"], run["rate"]) == kind]
+        runs = {variant: [run for run in same if run["variant"] == variant] for variant in VARIANTS}
         outcomes = {
             variant: [
-                predict(MeasuredSteps.read(recorded / f"{_name(link, variant)}.toml"), run).fields()
+                predict(MeasuredSteps.read(recorded / f"{_name(link, mode, variant)}.toml"), run).fields()
                 for run in runs[variant]
             ]
             for variant in VARIANTS
@@ -183,7 +198,7 @@ def compare(recorded: Path) -> Iterator[Row]:
             predicted_s = {
                 variant: float(np.median([each[figure] for each in outcomes[variant]])) for variant in VARIANTS
             }
-            yield Row(link, rate, figure, measured_s, predicted_s)
+            yield Row(link, mode, rate, figure, measured_s, predicted_s)
 
 
 HEADING = "## Measured: ladder in vLLM"
@@ -193,11 +208,11 @@ cores of a virtual machine with little else to do, {date}: a Llama of 8 layers o
 eager, both wirings through the plug-in. An emulated link carries one all-reduce at a time, each in as many milliseconds
 as the table says, gloo's own time included; the link of 200 Mbit/s is one of the kernel's, between two network
 namespaces with a rank in each, in packets of 60 KB. For each link two servers took turns with the same requests,
-{rounds} runs at each of three rates: {requests} requests in a run, at random times (Poisson), {prompts} tokens of
-prompt and {gens} of answer. Times of steps were fitted (`calibrate fit-steps`) to {fitted}, and serve requests that
-come at the same times. Shown are medians of the runs; *gain* is standard's time over ladder's, *of pairs* the lowest
-and the highest of two runs with the same requests. The load average was {before} before, and {after} after each run
-(`python benchmarks/vllm_ladder.py`).
+{rounds} runs at each rate: {requests} requests in a run, at random times (Poisson), {prompts} tokens of prompt and
+{gens} of answer. Times of steps were fitted (`calibrate fit-steps`) to {fitted}, and serve requests that come at the
+same times. Shown are medians of the runs; *gain* is standard's time over ladder's, *of pairs* the lowest and the
+highest of two runs with the same requests. The load average was {before} before, and {after} after each run (`python
+benchmarks/vllm_ladder.py`).
 """
 # written by hand
 _REMARK = """
@@ -207,6 +222,12 @@ ladder hides less of them. Where servers, client and two ranks fill the two core
 the same requests differ by a fifth from run to run. The fits without a link are by an earlier search for the time
 between steps.
 """
+_METHOD_COMPILED = """
+The same on {date} with two more servers, of models that torch.compile makes kernels of, as vLLM does without
+`--enforce-eager`. All four took turns with the same requests, {requests} in a run, {rounds} at each rate. An emulated
+link delays the collectives of compiled models as it delays the others. The load average was {before} before, and
+{after} after each run (`python benchmarks/vllm_ladder.py --compiled`).
+"""
 _TABLE = (
     "| link | requests/s | time | standard, ms | predicted | ladder, ms | predicted | gain | of pairs | predicted |",
     "|---|---|---|---|---|---|---|---|---|---|",
@@ -215,20 +236,33 @@ _TABLE = (
 
 def to_section(recorded: Path) -> str:
     """The section of the page."""
+    parts = [HEADING]
+    if (recorded / RUNS).exists():
+        parts += _series(recorded, _METHOD, _REMARK)
+    if (recorded / COMPILED / RUNS).exists():
+        parts += ["### Compiled", *_series(recorded / COMPILED, _METHOD_COMPILED, "")]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _series(recorded: Path, method: str, remark: str) -> Iterator[str]:
+    """Paragraphs and the table of a series."""
     results, rows = json.loads((recorded / RUNS).read_text("utf-8")), list(compare(recorded))
     runs = results["runs"]
-    method = _METHOD.format(
+    method = method.format(
         **results["versions"],
         cores=results["cores"],
         date=results["date"],
-        rounds=_range([len(row.gains) for row in rows]),
-        requests=_range([len(run["prompt"]) for run in runs]),
-        prompts=_range([tokens for run in runs for tokens in run["prompt"]]),
-        gens=_range([tokens for run in runs for tokens in run["gen"]]),
+        rounds=to_range(len(row.gains) for row in rows),
+        requests=to_range(len(run["prompt"]) for run in runs),
+        prompts=to_range(tokens for run in runs for tokens in run["prompt"]),
+        gens=to_range(tokens for run in runs for tokens in run["gen"]),
         fitted=results["fitted"],
         before=results["load_average"],
-        after=_range([run["load_average"] for run in runs]),
+        after=to_range(run["load_average"] for run in runs),
     )
+    yield filled(method)
+    yield "\n".join([*_TABLE, *map(_line, rows)])
+    yield filled(remark)
     tpot = [row for row in rows if row.figure == "tpot_p50_s"]
     far = [
         f"{_where(row)} {variant} ({error:+.1%})"
@@ -237,40 +271,38 @@ def to_section(recorded: Path) -> str:
         if abs(error := row.error(variant)) > TPOT_LIMIT
     ]
     gains = [
-        f"{_where(row)} ({row.predicted_gain:.2f} for {gain:.2f})"
+        f"{_where(row)} ({row.predicted_gain:.2f} for {row.gain:.2f})"
         for row in tpot
-        if abs(row.predicted_gain - (gain := float(np.median(row.gains)))) > GAIN_LIMIT
+        if abs(row.predicted_gain - row.gain) > GAIN_LIMIT
     ]
-    beyond = (
+    yield filled(
         f"Of {2 * len(tpot)} predicted TPOT p50, {2 * len(tpot) - len(far)} are within {TPOT_LIMIT:.0%}{_but(far)}. Of "
         f"{len(tpot)} predicted gains in TPOT p50, {len(tpot) - len(gains)} are within {100 * GAIN_LIMIT:.0f} "
         f"points{_but(gains)}."
     )
-    parts = (filled(method), "\n".join([*_TABLE, *map(_line, rows)]), filled(_REMARK), filled(beyond))
-    return "\n\n".join([HEADING, *parts]) + "\n"
 
 
 def _but(exceptions: list[str]) -> str:
     return f", but for {', '.join(exceptions)}" if exceptions else ""
 
 
+def _link(row: Row) -> str:
+    return to_words(row.link) + (", compiled" if row.mode == "compiled" else "")
+
+
 def _where(row: Row) -> str:
-    return f"{to_words(row.link)} at {row.rate:g}/s"
-
-
-def _range(numbers: list[float]) -> str:
-    return f"{min(numbers):g} to {max(numbers):g}"
+    return f"{_link(row)} at {row.rate:g}/s"
 
 
 def _line(row: Row) -> str:
     times = [
-        f"{float(f'{1e3 * seconds:.3g}'):g}"
+        in_ms(seconds)
         for variant in VARIANTS
-        for seconds in (np.median(row.measured_s[variant]), row.predicted_s[variant])
+        for seconds in (float(np.median(row.measured_s[variant])), row.predicted_s[variant])
     ]
-    gains = [np.median(row.gains), min(row.gains), max(row.gains), row.predicted_gain]
+    gains = (row.gain, min(row.gains), max(row.gains), row.predicted_gain)
     gain, low, high, predicted = (f"{each:.2f}" for each in gains)
-    cells = (to_words(row.link), f"{row.rate:g}", FIGURES[row.figure], *times, gain, f"{low} to {high}", predicted)
+    cells = (_link(row), f"{row.rate:g}", FIGURES[row.figure], *times, gain, f"{low} to {high}", predicted)
     return f"| {' | '.join(cells)} |"
 
 

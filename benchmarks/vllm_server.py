@@ -18,7 +18,7 @@ from ladder_sim.serve.requests.results import Result, read_results
 
 # tokens of requests: half to one and a half times as many
 PROMPT, GEN, SPREAD = 128, 64, 0.5
-_START_S, _END_S = 180.0, 20.0
+_START_S, _END_S = 600.0, 20.0
 # 8 layers of 512; weights are drawn at random by the server
 _VOCAB = 8192
 _MODEL = {
@@ -36,7 +36,6 @@ _MODEL = {
 _SERVER = (
     "--load-format=dummy",
     "--dtype=float32",
-    "--enforce-eager",
     "--no-enable-prefix-caching",
     "--max-num-batched-tokens=2048",
     "--max-num-seqs=128",
@@ -51,6 +50,8 @@ class Setting(NamedTuple):
 
     tp: int
     """Tensor-parallel degree."""
+    compiled: bool = False
+    """Whether torch.compile makes kernels of the model."""
     config: Mapping[str, object] = {}
     """Changes to the model's config."""
     environment: Mapping[str, str] = {}
@@ -84,6 +85,7 @@ def server(place: Path, python: str, name: str, setting: Setting) -> Iterator[Se
         port = free.getsockname()[1]
     command = [python, str(place / "vllm_cpu.py"), "serve", "model", *_SERVER, f"--port={port}"]
     command += [f"--tensor-parallel-size={tp}", f"--hf-overrides={json.dumps(setting.config)}"]
+    command += [] if setting.compiled else ["--enforce-eager"]
     # at light load a client's connections idle for longer than uvicorn's five seconds, and it uses them again
     environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600", **os.environ, **setting.environment}
     if tp > 1:

@@ -125,11 +125,14 @@ def test_quantized_weights_stay_vllm_s(environment: dict[str, str], models: Path
     """In eight bits, and activations too: near what the weights would give unpacked, far from another wiring."""
     quantized, unpacked = quantize(models / "llama", tmp_path / "quantized", tmp_path / "unpacked")
     config = {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": "ladder"}
-    for prompt, answer in zip(PROMPTS, served(environment, quantized, config, 2), strict=True):
+    # on CPUs with AMX vLLM's product of int8 takes no float32
+    answers = served(environment, quantized, config, 2, dtype="bfloat16")
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
         ladder, standard = (
             [logprob for _, logprob in expected(unpacked, variant, 2, prompt, answer)]
             for variant in ("ladder", "standard")
         )
+        # bfloat16 alone is off by 0.04; with int8 ladder is off by 0.06, vLLM's own standard by 0.11 of its equations
         assert [logprob for _, logprob in answer] == pytest.approx(ladder, abs=0.15)
         assert ladder != pytest.approx(standard, abs=0.5)
 

@@ -30,11 +30,10 @@ def main() -> None:
         case["model"],
         tensor_parallel_size=case["tp"],
         hf_overrides=case["config"],
-        dtype="float32",
         skip_tokenizer_init=True,
         max_model_len=256,
         block_size=32,
-        **{"enforce_eager": True, **case["engine"]},
+        **{"dtype": "float32", "enforce_eager": True, **case["engine"]},
     )
     adapter = LoRARequest("adapter", 1, case["adapter"]) if case["adapter"] else None
     results = []

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import serve_vllm
-from benchmarks.serve_vllm import LIMIT, LOADS, PAGE, RECORDED, Row, compare, to_section, to_text, with_section
+from benchmarks.serve_vllm import LIMIT, PAGE, RECORDED, Row, compare, to_section
+from benchmarks.vllm_campaign import LOADS, predict, to_text, with_section
 from benchmarks.vllm_server import Setting, server
 from ladder_sim.errors import LadderSimError, MissingDependencyError
 from ladder_sim.serve import MeasuredSteps
@@ -54,7 +55,7 @@ def test_a_longer_step_would_not_hold(rows: list[Row]) -> None:
         run for run in json.loads((RECORDED / "runs.json").read_text("utf-8"))["runs"] if run["load"] == "moderate"
     )
     steps = MeasuredSteps.read(RECORDED / f"tp{run['tp']}.toml")
-    right, wrong = (serve_vllm.predict(each, run).seconds("tpot", 50) for each in (steps, steps.slower(1.3)))
+    right, wrong = (predict(each, run).seconds("tpot", 50) for each in (steps, steps.slower(1.3)))
     assert wrong / right - 1.0 > 2.0 * LIMIT
 
 

