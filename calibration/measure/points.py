@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from calibration.fit.samples import BESIDE, CURVES, ELEMENTWISE, HELD, SUSTAINED, Sample
@@ -92,6 +93,8 @@ def ops_of(
         *(op for shard in shards for op in _gemms(shard.heads, ROWS)),
         *(_longest(shard) for shard in shards if cuda),
         *_gemms(_grid_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
+        # each is compiled first, for seconds
+        *(op for shard in shards for op in _math_attention(shard)),
     ]
     return list({op.key: op for op in every if _size(op) <= largest}.values())
 
@@ -138,8 +141,12 @@ def _attention(shard: Shard) -> Iterator[Sample]:
             shape = {"batch_kv_heads": pairs, "group": shard.group, "head_dim": shard.head_dim}
             yield _op("attention_prefill", q_len=length, **shape)
             yield _op("attention_decode", kv_len=length, **shape)
-            if length in MATH_CONTEXTS:
-                yield _op("math_attention_decode", kv_len=length, **shape)
+
+
+def _math_attention(shard: Shard) -> Iterator[Sample]:
+    for op in _attention(shard):
+        if op.op == "attention_decode" and op.point["kv_len"] in MATH_CONTEXTS:
+            yield replace(op, op="math_attention_decode")
 
 
 def _sampling(model: ModelSpec) -> Iterator[Sample]:
