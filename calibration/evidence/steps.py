@@ -49,6 +49,11 @@ VARIANTS = "standard,parallel,ladder,upper-bound"
 FIGURES = ("ttft_s", "tpot_s", "speedup")
 
 
+Kernel = Literal["own", "nccl", "one-shot", "multimem"]
+# that are measured; multimem needs NVSwitch
+BETWEEN_GPUS: tuple[Kernel, ...] = ("nccl", "one-shot", "multimem")
+
+
 class Run(NamedTuple):
     """A `run --bench`."""
 
@@ -57,7 +62,7 @@ class Run(NamedTuple):
     stack: str
     """As which it runs."""
     batch: int
-    allreduce: Literal["own", "nccl", "one-shot"] = "own"
+    allreduce: Kernel = "own"
     """Kernel of all-reduces; own: the stack's, which an emulated link takes the time of."""
 
 
@@ -156,7 +161,7 @@ class Evidence:
             flags = [f"--tp={self._tp}", f"--batch={run.batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
             flags += [f"--prompt={self._options.prompt}", f"--gen={self._options.gen}", "--warmups=2"]
             flags += ["--backend=emulate", f"--emulate={self._table(run.stack)}"] if self._ranks == 1 else []
-            flags += ["--allreduce=one-shot"] if run.allreduce == "one-shot" else []
+            flags += [f"--allreduce={run.allreduce}"] if run.allreduce not in ("own", "nccl") else []
             flags += [] if number else [f"--trace={self._folder / TRACES}"]
             try:
                 measure(self._model, [VARIANTS], run.stack, None, True, path, flags)
@@ -165,7 +170,7 @@ class Evidence:
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
 
     def _runs(self) -> Iterator[Run]:
-        """Between GPUs NCCL, and a one-shot kernel, stand for the kernels that an engine has of its own."""
+        """Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own."""
         between_gpus = self._ranks > 1 and "gpu" in self._store.environment
         for stack in self._options.stack:
             for text in self._options.batch:
@@ -173,8 +178,8 @@ class Evidence:
                 if not between_gpus or catalog.stack(stack).allreduce == "nccl":
                     yield Run(name, stack, batch)
                 else:
-                    yield Run(f"{name}-nccl", stack, batch, "nccl")
-                    yield Run(f"{name}-one-shot", stack, batch, "one-shot")
+                    for kernel in BETWEEN_GPUS:
+                        yield Run(f"{name}-{kernel}", stack, batch, kernel)
 
     def _check(self) -> Iterator[str]:
         """What only GPUs can show; yields what is not as expected."""

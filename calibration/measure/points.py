@@ -19,8 +19,6 @@ GRID_ROWS = (1, 16, 256, 4096)
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 # of attention, with all KV heads of a rank each
 SEQUENCES = (1, 4, 16)
-# of math attention, in which little but the traffic grows with the context
-MATH_CONTEXTS = (128, 512, 2048, 8192)
 # whose next tokens are chosen
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # bytes of elementwise kernels: 4 KB to 256 MB
@@ -145,7 +143,7 @@ def _attention(shard: Shard) -> Iterator[Sample]:
 
 def _math_attention(shard: Shard) -> Iterator[Sample]:
     for op in _attention(shard):
-        if op.op == "attention_decode" and op.point["kv_len"] in MATH_CONTEXTS:
+        if op.op == "attention_decode":
             yield replace(op, op="math_attention_decode")
 
 

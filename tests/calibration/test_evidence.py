@@ -130,8 +130,10 @@ def test_engines_run_with_each_all_reduce_between_gpus(
     out = tmp_path / "evidence"
     # no communication was measured, and nothing captured
     assert main(["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--prompt=8", "--gen=4"]) == 1
-    engines = [(words[0], "--allreduce=one-shot" in words) for words in ran if words[0] in ("gpt-fast", "vllm")]
-    assert engines == [("gpt-fast", False)] * 2 + [("vllm", False), ("vllm", True)] * 2
+    runs = [words for words in ran if words[0] in ("gpt-fast", "vllm")]
+    engines = [(words[0], *(word for word in words if word.startswith("--allreduce"))) for words in runs]
+    own = [("vllm",), ("vllm", "--allreduce=one-shot"), ("vllm", "--allreduce=multimem")]
+    assert engines == [("gpt-fast",)] * 2 + own * 2
     assert not any("emulate" in word for words in ran for word in words)
     predicted = {
         row["run"]: row["tpot_s"]["predicted"]

@@ -1,9 +1,9 @@
-"""What one H100 measured, and what its own profile predicts: a 70B's rank of eight, all-reduces emulated."""
+"""What two H100s measured, and what the profile of the first predicts: a 70B's rank of eight, all-reduces emulated."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,10 @@ from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.conftest import DATA, REPO
 
-RUNS: dict[str, dict[str, dict[str, float]]] = json.loads(Path(DATA / "h100" / "runs.json").read_text("utf-8"))
+Runs = dict[str, dict[str, dict[str, float]]]
+RUNS, SECOND = (
+    cast(Runs, json.loads(Path(DATA / "h100" / name).read_text("utf-8"))) for name in ("runs.json", "second_runs.json")
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +50,22 @@ def test_decode_steps_and_speedups_come_out(profile: CalibrationProfile) -> None
     assert max(map(abs, speedups.values())) < 0.04, speedups
 
 
+def test_the_runs_of_another_h100_come_out(profile: CalibrationProfile) -> None:
+    for run, variant, _, now in rows(profile):
+        was = SECOND[run][variant]
+        assert now.tpot_s == pytest.approx(was["tpot_s"], rel=0.06), (run, variant)
+        assert now.speedup.value == pytest.approx(was["speedup"], rel=0.08), (run, variant)
+
+
 def test_the_page_shows_them(profile: CalibrationProfile) -> None:
     lines = []
     for run, variant, was, now in rows(profile):
         stack, batch = run.split("-batch-")
-        times = (
-            f"{1e3 * was[name]:.{digits}f} | {1e3 * value:.{digits}f}"
-            for name, value, digits in (("ttft_s", now.ttft_s, 0), ("tpot_s", now.tpot_s, 2))
-        )
-        speedup = f"{was['speedup']:.2f} | {now.speedup.value:.2f}" if variant != "standard" else "|"
-        lines.append(f"| {stack}, {batch} | {variant} | {' | '.join(times)} | {speedup} |")
+        second = SECOND[run][variant]
+        cells = [f"{1e3 * was['ttft_s']:.0f}", f"{1e3 * now.ttft_s:.0f}"]
+        cells += [f"{1e3 * value:.2f}" for value in (was["tpot_s"], second["tpot_s"], now.tpot_s)]
+        speedups = (was["speedup"], second["speedup"], now.speedup.value)
+        cells += ["" if variant == "standard" else f"{value:.2f}" for value in speedups]
+        lines.append(f"| {stack}, {batch} | {variant} | {' | '.join(cells)} |")
     table = "\n".join(lines)
     assert table in (REPO / "docs" / "crosscheck.md").read_text("utf-8"), table
