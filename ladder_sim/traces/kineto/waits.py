@@ -166,9 +166,9 @@ class Waits:
     def _infer(self, unseen: Sequence[Call]) -> None:
         """Infer the waits of collectives from the calls around them on the same thread."""
         waits = {id(call) for call in unseen}
-        threads: dict[tuple[Any, Any], list[Call]] = defaultdict(list)
         # streams that compute wait for collectives on others, also before a collective of their own
         computing = {draft.lane for call in self.calls for draft in call.enqueued if draft.collective is None}
+        threads: dict[tuple[Any, Any], list[Call]] = defaultdict(list)
         for call in self.calls:
             if call.enqueued or id(call) in waits:
                 threads[call.event.process, call.event.thread].append(call)
