@@ -7,6 +7,7 @@ tables of their pages. What was never checked is what the catalog has and no run
 """
 
 import csv
+import itertools
 import re
 import statistics
 import textwrap
@@ -280,11 +281,11 @@ def _cross_checks() -> str:
         for row in table_of("traces.md", "Ask", number):
             where = f"[trace of {of}, {row[column]}](traces.md#ask)"
             rows.append((where, "a rewired step", *_spread([_number(row["error"])])))
-    served = table_of("load.md", "Compared with a real server")
-    for tp in ("1", "2"):
-        for percentile in ("p50", "p95"):
+    for number, series in enumerate(("", ", repeated")):
+        served = table_of("load.md", "Compared with a real server", number)
+        for tp, percentile in itertools.product("12", ("p50", "p95")):
             errors = [_number(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
-            where = f"[`vllm serve` on two CPU cores, TP {tp}](load.md#compared-with-a-real-server)"
+            where = f"[`vllm serve` on two CPU cores, TP {tp}{series}](load.md#compared-with-a-real-server)"
             rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)))
     return (
         "## Cross-checks\n\n"
