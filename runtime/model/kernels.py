@@ -374,7 +374,9 @@ def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     if not gated:
         return function(x_BTN)
     gate_BTI, up_BTI = x_BTN.chunk(2, dim=-1)
-    return function(gate_BTI) * up_BTI
+    active_BTI = function(gate_BTI)
+    # in place where autograd needs no copy: few tensors of a prefill are as large
+    return active_BTI * up_BTI if active_BTI.requires_grad else active_BTI.mul_(up_BTI)
 
 
 @_kernel("router")
