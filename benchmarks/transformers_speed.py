@@ -1,6 +1,6 @@
-"""The runtime next to transformers on one CPU thread: a prompt, and a decode step, of one model with random weights.
+"""The runtime next to transformers on a CPU: a prompt, and a decode step, of one model with random weights.
 
-    python benchmarks/transformers_speed.py [--rounds 15]
+    python benchmarks/transformers_speed.py [--rounds 15] [--dtype bf16] [--threads 2]
 
 Both take turns. transformers runs its own Llama with its default attention and cache, and computes the logits of the
 last position alone, as the runtime does. Shown are medians, and the median of the ratios of the rounds with the
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from runtime.assemble import assemble
+from runtime.assemble import TORCH_DTYPES, assemble
 from runtime.bench import median_interval
 from runtime.comm.base import Alone
 from runtime.config import EngineConfig, ModelConfig
@@ -29,12 +29,15 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Compare the runtime's speed with that of transformers.")
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
+    parser.add_argument("--dtype", choices=TORCH_DTYPES, default="fp32", help="of weights and activations")
+    parser.add_argument("--threads", type=int, default=1, help="of either")
+    arguments = parser.parse_args()
+    rounds, dtype = arguments.rounds, TORCH_DTYPES[arguments.dtype]
+    torch.set_num_threads(arguments.threads)
     print("| prompt | pass | transformers | runtime | runtime's time over transformers' (95 %) |")
     print("|---|---|---|---|---|", flush=True)
     for prompt in PROMPTS:
-        passes = {"transformers": theirs(prompt), "runtime": ours(prompt)}
+        passes = {"transformers": theirs(prompt, dtype), "runtime": ours(prompt, dtype)}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
         for number in range(1 + rounds):
             for name, run in passes.items():
@@ -53,10 +56,10 @@ def main() -> None:
             )
 
 
-def theirs(prompt: int) -> Callable[[], tuple[float, float]]:
+def theirs(prompt: int, dtype: torch.dtype) -> Callable[[], tuple[float, float]]:
     """Serves one request; returns the seconds of its prefill, and of a decode step."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**_config())).eval()
+    model = LlamaForCausalLM(LlamaConfig(**_config())).to(dtype).eval()
     tokens_BT = torch.randint(_config()["vocab_size"], (BATCH, prompt))
 
     @torch.inference_mode()
@@ -76,14 +79,14 @@ def theirs(prompt: int) -> Callable[[], tuple[float, float]]:
     return run
 
 
-def ours(prompt: int) -> Callable[[], tuple[float, float]]:
+def ours(prompt: int, dtype: torch.dtype) -> Callable[[], tuple[float, float]]:
     """The same of the runtime."""
     generator = assemble(
         ModelConfig.from_hf(_config()),
         EngineConfig(),
         Alone(),
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        dtype=dtype,
         batch=BATCH,
         prompt=prompt,
         gen=1 + STEPS,

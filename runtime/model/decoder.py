@@ -186,8 +186,7 @@ class Decoder(nn.Module):
 
     def _logits(self, n_BTD: Tensor) -> Tensor:
         if self.engine.prefill_logits == "last":
-            # contiguous: one GEMM over the batch, not one per sequence
-            n_BTD = n_BTD[:, -1:].contiguous()
+            n_BTD = n_BTD[:, -1:]
         if not self.engine.sharded_lm_head or self.comm.size == 1:
             return kernels.lm_head(repeated(n_BTD, self.comm), self.lm_head_VD)
         shard_BTV = kernels.lm_head(n_BTD, self.lm_head_VD)

@@ -156,7 +156,8 @@ def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
 @_kernel("lm_head")
 def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
     """Logits of this rank's rows of the vocabulary."""
-    return nn.functional.linear(x_BTD, weight_VD)
+    # as one matrix: for a slice of each sequence torch multiplies batch by batch, and may copy all weights for that
+    return nn.functional.linear(x_BTD.flatten(0, 1), weight_VD).unflatten(0, x_BTD.shape[:2])
 
 
 @_kernel("rope")
@@ -373,7 +374,9 @@ def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     if not gated:
         return function(x_BTN)
     gate_BTI, up_BTI = x_BTN.chunk(2, dim=-1)
-    return function(gate_BTI) * up_BTI
+    active_BTI = function(gate_BTI)
+    # in place where autograd needs no copy: few tensors of a prefill are as large
+    return active_BTI * up_BTI if active_BTI.requires_grad else active_BTI.mul_(up_BTI)
 
 
 @_kernel("router")

@@ -110,6 +110,16 @@ def test_a_decode_step_launches_few_kernels_in_order(
     assert graphs[-1] == captured
 
 
+def test_logits_of_last_tokens_are_one_product_that_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one sequence it was a batched product, for which torch copies weights of bf16 on CPUs."""
+    cuda, launches, _ = install(monkeypatch)
+    last_tokens, weight_VD = [torch.zeros(batch, 5, 8)[:, -1:] for batch in (1, 2)], torch.zeros(16, 8)
+    with launches, torch.inference_mode():
+        shapes = [kernels.lm_head(last_B1D, weight_VD).shape for last_B1D in last_tokens]
+    assert shapes == [(1, 1, 16), (2, 1, 16)]
+    assert cuda.ran == [("compute", "mm")] * 2
+
+
 def test_graphs_that_have_not_ended_are_counted(monkeypatch: pytest.MonkeyPatch, group: Any) -> None:
     cuda, launches, _ = install(monkeypatch)
     run, wiring = generator(group, EngineConfig(), GRAPHS), lay_out("ladder", LAYERS)

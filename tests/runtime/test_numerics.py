@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone
 from runtime.kinds import Experts
+from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.reference import full_weights, reference_logits
@@ -145,6 +146,23 @@ def test_a_decode_step_of_latent_attention_is_a_prefill_s_last_token(model: str,
         step = decoder(tokens_BT[:, -1:], wiring, cache=absorbed, **now)
     torch.testing.assert_close(step, logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(absorbed, expanded, rtol=1e-5, atol=1e-5)
+
+
+def test_gated_activations_work_in_place_unless_gradients_need_their_outputs() -> None:
+    torch.manual_seed(0)
+    features_BTN = torch.randn(2, 3, 8)
+    for name, function in kernels.ACTIVATIONS.items():
+        given_BTN = features_BTN.clone().requires_grad_()
+        learning_BTI = kernels.activate(given_BTN, name, True)
+        learning_BTI.sum().backward()
+        gate_BTI, up_BTI = features_BTN.chunk(2, dim=-1)
+        assert torch.equal(learning_BTI, function(gate_BTI) * up_BTI)
+        assert given_BTN.grad is not None
+        assert torch.equal(given_BTN.grad[..., 4:], function(gate_BTI))
+        read_BTN = features_BTN.clone()
+        assert torch.equal(kernels.activate(read_BTN, name, True), learning_BTI)
+        # what it reads stays
+        assert torch.equal(read_BTN, features_BTN)
 
 
 def test_math_attention_masks_the_rest_of_the_cache() -> None:
