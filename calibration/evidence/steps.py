@@ -29,6 +29,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
 from ladder_sim.system.files import read_bytes, replacing, write_file
@@ -47,11 +48,8 @@ OPS_SHARE = 0.5
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 VARIANTS = "standard,parallel,ladder,upper-bound"
 FIGURES = ("ttft_s", "tpot_s", "speedup")
-
-
-Kernel = Literal["own", "nccl", "one-shot", "multimem"]
-# that are measured; multimem needs NVSwitch
-BETWEEN_GPUS: tuple[Kernel, ...] = ("nccl", "one-shot", "multimem")
+# all-reduces between GPUs that stand for an engine's own; the last needs NVSwitch
+BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
 
 
 class Run(NamedTuple):
@@ -62,7 +60,7 @@ class Run(NamedTuple):
     stack: str
     """As which it runs."""
     batch: int
-    allreduce: Kernel = "own"
+    allreduce: AllReduce | Literal["own"] = "own"
     """Kernel of all-reduces; own: the stack's, which an emulated link takes the time of."""
 
 
@@ -178,8 +176,8 @@ class Evidence:
                 if not between_gpus or catalog.stack(stack).allreduce == "nccl":
                     yield Run(name, stack, batch)
                 else:
-                    for kernel in BETWEEN_GPUS:
-                        yield Run(f"{name}-{kernel}", stack, batch, kernel)
+                    for allreduce in BETWEEN_GPUS:
+                        yield Run(f"{name}-{allreduce}", stack, batch, allreduce)
 
     def _check(self) -> Iterator[str]:
         """What only GPUs can show; yields what is not as expected."""

@@ -145,7 +145,7 @@ class Run:
     def held_out(self) -> dict[str, float]:
         """Of held-out text, nats per token: the mean of -log p, and how far the model is from its teacher, if any."""
         windows_BT = self.batches.held_out(self.config.eval_windows).to(self.device)
-        totals = dict.fromkeys(EVALUATED[: 2 if self._teacher else 1], 0.0)
+        totals = {name: 0.0 for name in EVALUATED if name == "held_out" or self._teacher}
         for part_BT in windows_BT.split(max(1, self.config.batch // self.config.accumulate)):
             logits_BTV = self._logits(part_BT)
             totals["held_out"] += next_token(logits_BTV, part_BT[:, 1:]).item() * len(part_BT)
