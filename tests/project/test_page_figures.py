@@ -1,6 +1,5 @@
 """The figures of the pages draw what the code gives today, and a page shows each of them."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
