@@ -157,7 +157,8 @@ def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
 def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
     """Logits of this rank's rows of the vocabulary."""
     # as one matrix: for a slice of each sequence torch multiplies batch by batch, and may copy all weights for that
-    return nn.functional.linear(x_BTD.flatten(0, 1), weight_VD).unflatten(0, x_BTD.shape[:2])
+    logits_BTV: Tensor = nn.functional.linear(x_BTD.flatten(0, 1), weight_VD).unflatten(0, x_BTD.shape[:2])
+    return logits_BTV
 
 
 @_kernel("rope")
