@@ -281,12 +281,16 @@ def _cross_checks() -> str:
         for row in table_of("traces.md", "Ask", number):
             where = f"[trace of {of}, {row[column]}](traces.md#ask)"
             rows.append((where, "a rewired step", *_spread([_number(row["error"])])))
-    for number, series in enumerate(("", ", repeated")):
-        served = table_of("load.md", "Compared with a real server", number)
-        for tp, percentile in itertools.product("12", ("p50", "p95")):
-            errors = [_number(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
-            where = f"[`vllm serve` on two CPU cores, TP {tp}{series}](load.md#compared-with-a-real-server)"
-            rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)))
+    served, others = (table_of("load.md", "Compared with a real server", number) for number in (0, 1))
+    for tp, percentile in itertools.product("12", ("p50", "p95")):
+        where = f"[`vllm serve` on two CPU cores, TP {tp}](load.md#compared-with-a-real-server)"
+        errors = [_number(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
+        rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)))
+    for tp, percentile in itertools.product("12", ("p50", "p95")):
+        where = f"[the same in two other hours, TP {tp}](load.md#in-other-hours)"
+        figures = (f"TTFT {percentile}", f"TPOT {percentile}")
+        errors = [_number(row[figure]) for row in others if row["TP"] == tp for figure in figures]
+        rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)))
     return (
         "## Cross-checks\n\n"
         + _prose(

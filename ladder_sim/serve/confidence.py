@@ -16,7 +16,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_seconds
 
-# what predictions of a server at moderate load kept in two series, TP 1, by steps that were fitted to its log
+# what predictions of a server at moderate load kept in three series, TP 1, by steps that were fitted to its log
 # (docs/load.md)
 MEASURED = math.log(1.4)
 

@@ -103,15 +103,14 @@ def spans(position_1: Tensor, pad_B: Tensor | None, batch: int, positions: int) 
 @fused
 def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """RMSNorm."""
-    return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
+    return _norm(x_BTD, weight_D, eps)
 
 
 @_kernel("norm")
 @fused
 def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """RMSNorms of two tensors, each by itself."""
-    n_BTD = nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
-    return n_BTD, nn.functional.rms_norm(y_BTF, weight_F.shape, weight_F, eps)
+    return _norm(x_BTD, weight_D, eps), _norm(y_BTF, weight_F, eps)
 
 
 @_kernel("norm")
@@ -119,7 +118,18 @@ def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, 
 def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The sum and its RMSNorm."""
     sum_BTD = x_BTD + y_BTD
-    return sum_BTD, nn.functional.rms_norm(sum_BTD, weight_D.shape, weight_D, eps)
+    return sum_BTD, _norm(sum_BTD, weight_D, eps)
+
+
+def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    if not x_BTD.is_cpu or torch.is_grad_enabled():
+        return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
+    # torch's own squares and averages in passes over memory of their own on CPUs
+    x = x_BTD.float()
+    length_BT1 = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale_BT1 = length_BT1.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    n_BTD: Tensor = (x * scale_BT1).mul_(weight_D).to(x_BTD.dtype)
+    return n_BTD
 
 
 @_kernel("add")
@@ -186,7 +196,7 @@ def rope(
 
 @fused
 def _rotated(q_BTHK: Tensor, k_BTGK: Tensor, turn_2TK: Tensor) -> tuple[Tensor, Tensor]:
-    cos_TK, sin_TK = turn_2TK
+    cos_TK, sin_TK = turn_2TK.to(q_BTHK.dtype)
     return _rotate(q_BTHK.transpose(1, 2), cos_TK, sin_TK), _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK)
 
 
@@ -200,7 +210,7 @@ def _rotated_and_kept(
     k_BGSK: Tensor,
     v_BGSK: Tensor,
 ) -> Tensor:
-    cos_TK, sin_TK = turn_2TK
+    cos_TK, sin_TK = turn_2TK.to(q_BTHK.dtype)
     k_BGSK.index_copy_(2, position_T, _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK))
     v_BGSK.index_copy_(2, position_T, v_BTGK.transpose(1, 2))
     return _rotate(q_BTHK.transpose(1, 2), cos_TK, sin_TK)
@@ -224,7 +234,7 @@ def rope_latent(
     tuple
         q_BHTP, c_BSC: the whole cache, or without one the new tokens' alone.
     """
-    cos_TP, sin_TP = turn_2TP
+    cos_TP, sin_TP = turn_2TP.to(q_BTHP.dtype)
     q_BHTP, k_B1TP = q_BTHP.transpose(1, 2), k_BTP.unsqueeze(1)
     if interleaved:
         q_BHTP, k_B1TP = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q_BHTP, k_B1TP))
@@ -236,10 +246,9 @@ def rope_latent(
 
 
 def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    x = x_BHTK.float()
     # each channel's pair; the sign of what it adds is in the sines
-    pair = x.roll(x.shape[-1] // 2, -1)
-    return (x * cos_TK).add_(pair.mul_(sin_TK)).to(x_BHTK.dtype)
+    pair_BHTK = x_BHTK.roll(x_BHTK.shape[-1] // 2, -1)
+    return pair_BHTK.mul_(sin_TK).addcmul_(x_BHTK, cos_TK)
 
 
 @_kernel("expand")
