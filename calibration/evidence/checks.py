@@ -4,16 +4,20 @@ What a CPU can show of it is in the tests: launches, streams and waits of a fake
 `test_streams.py`).
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from calibration.fit.samples import SampleStore
 from ladder_sim.errors import LadderSimError
 from ladder_sim.traces.graph import REDUCES, TraceGraph
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
+from runtime.comm.launch import launch
+from runtime.config import AllReduce
 
 # kernels of a layer of a replayed decode step, at most, by stack: what torch.compile would not fuse, or combo_kernels
 # not join, exceeds them
@@ -65,6 +69,19 @@ def of_device(name: str = "cuda") -> Iterator[Check]:
     yield Check("graphs: their end", not before and after, says)
 
 
+def of_ranks(ranks: int, kinds: Sequence[AllReduce] = get_args(AllReduce)) -> Iterator[Check]:
+    """Of ranks with real links between them: that with every kind of all-reduce they compute what one does alone."""
+    for kind in kinds:
+        name = f"tokens of {ranks} ranks, all-reduces by {kind}"
+        with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
+            result = Path(folder, "tokens.json")
+            if launch([kind, str(result)], ranks, "calibration.measure.together"):
+                yield Check(name, False, "it ended with an error")
+                continue
+            equal, tokens = json.loads(result.read_text("utf-8"))
+        yield Check(name, equal == tokens, f"{equal} of {tokens} tokens are those of one rank")
+
+
 def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
     """Of a result of `run --bench` on GPUs: that what its stack says was done, and that ladder hides communication."""
     done = result["execution"]
@@ -87,10 +104,13 @@ def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def of_captures(folder: Path, stack: str, layers: int) -> Iterator[Check]:
-    """Of the captures of standard and ladder: a prefill, launched one by one, and then decode steps."""
+    """Of the captures of standard and ladder: a prefill, launched one by one, and then decode steps.
+
+    Of the first rank: the others run the same.
+    """
     for variant in ("standard", "ladder"):
         try:
-            graph = load([folder / variant])
+            graph = load([folder / variant / "rank0.json.gz"])
         except LadderSimError as error:
             yield Check(f"{variant}: capture", False, error.message)
             continue

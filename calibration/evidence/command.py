@@ -61,5 +61,8 @@ def _gpus() -> int:
 
     count = torch.cuda.device_count()
     if not count:
-        raise UsageError("there is no GPU here", hint="--ranks 2 measures CPUs, with gloo between the ranks")
+        raise UsageError(
+            f"torch {torch.__version__} finds no GPU here",
+            hint="is it for this driver? nvidia-smi shows its CUDA version; --ranks 2 measures CPUs, with gloo",
+        )
     return count

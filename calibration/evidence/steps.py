@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import typer
 
-from calibration.evidence.checks import Check, of_captures, of_device, of_run, of_samples
+from calibration.evidence.checks import Check, of_captures, of_device, of_ranks, of_run, of_samples
 from calibration.evidence.faults import cause, faults
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
@@ -39,7 +39,7 @@ from ladder_sim.system.schema import Schema
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
 RUNS, COMPARED, TRACES = "runs.csv", "compared.json", "traces"
-FAULTS, CHECKS = "faults.json", "checks.json"
+TOKENS, FAULTS, CHECKS = "tokens.json", "faults.json", "checks.json"
 # of settings, comparison and checks
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
@@ -184,7 +184,11 @@ class Evidence:
         environment = self._store.environment
         if "gpu" not in environment:
             return
-        checks = [*of_samples(self._store), *of_device(), *self._faults(int(environment.get("gpus", 1)))]
+        checks = [*of_samples(self._store), *of_device()]
+        if self._ranks > 1:
+            checks += self._once(TOKENS, of_ranks(self._ranks))
+        causes = faults(self._ranks, int(environment.get("gpus", 1)))
+        checks += self._once(FAULTS, (cause(fault, self._model) for fault in causes))
         for number, run in enumerate(self._runs()):
             path = self._folder / f"{run.name}.json"
             if not path.exists():
@@ -198,12 +202,12 @@ class Evidence:
             if not check.holds:
                 yield f"not as expected: {check.name}: {check.says}"
 
-    def _faults(self, gpus: int) -> list[Check]:
-        """Runs that have to fail, each once."""
-        path = self._folder / FAULTS
+    def _once(self, name: str, checks: Iterator[Check]) -> list[Check]:
+        """Those of a file if it is there; else they are made now, which takes minutes, and written to it."""
+        path = self._folder / name
         if not path.exists():
-            print("causing faults", file=sys.stderr)
-            write_file(path, _rows(cause(fault, self._model)._asdict() for fault in faults(self._ranks, gpus)))
+            print(f"checking {path.stem}", file=sys.stderr)
+            write_file(path, _rows(check._asdict() for check in checks))
         return [Check(**row) for row in json.loads(path.read_text("utf-8"))["rows"]]
 
     def _table(self, stack: str) -> Path:

@@ -118,6 +118,8 @@ class SampleStore:
         The file; created if it is missing.
     environment
         The machine that measures; None to read only.
+    conditions
+        What else the header says when it is begun: samples of other conditions may follow.
 
     Raises
     ------
@@ -125,16 +127,18 @@ class SampleStore:
         The file is of another machine or schema, or holds a malformed line.
     """
 
-    def __init__(self, path: Path, environment: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, environment: Mapping[str, Any] | None = None, conditions: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = path
         # bytes of an incomplete last line
         self.dropped = 0
         with nullcontext() if environment is None else self._writable():
-            self._open(environment)
+            self._open(environment, conditions or {})
 
-    def _open(self, environment: Mapping[str, Any] | None) -> None:
+    def _open(self, environment: Mapping[str, Any] | None, conditions: Mapping[str, Any]) -> None:
         if environment is not None:
-            self._begin(SCHEMA.marked(environment=dict(environment)))
+            self._begin(SCHEMA.marked(environment=dict(environment), **conditions))
         whole, _, rest = self._content().rpartition(b"\n")
         lines = whole.split(b"\n")
         self.environment = self._header(lines[0], environment)

@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
     import torch
 
     from calibration.measure.ranks import Ranks
-    from runtime.environment import environment
+    from runtime.environment import environment, gpu_links, gpu_states, variables
 
     cuda = torch.cuda.is_available()
     if not cuda:
@@ -100,7 +100,10 @@ def _run(options: argparse.Namespace) -> int:
     ops = ops_of(models, degrees, ranks.world, cuda=cuda, overlap=options.overlap, largest=options.most)
     machine = environment()
     ranks.check_alike(machine)
-    store = SampleStore(options.samples, machine) if ranks.rank == 0 else None
+    store = None
+    if ranks.rank == 0:
+        conditions = {"variables": variables(), "links": gpu_links(), "gpus": gpu_states()}
+        store = SampleStore(options.samples, machine, conditions)
     for line in skipped if store else ():
         print(f"not measured: {line}", file=sys.stderr)
     if store and store.dropped:

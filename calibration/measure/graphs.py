@@ -1,47 +1,64 @@
-"""What recorded steps of the runtime are like on a device: what they compute, and whether it is seen when one ends."""
+"""What a tiny model of the runtime computes on a device: in recorded steps, on ranks together, and when it ends."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
-from runtime.assemble import assemble
-from runtime.comm.base import Alone
-from runtime.config import EngineConfig, ExecutionConfig
+from runtime.assemble import assemble, device_of
+from runtime.comm.base import Alone, Communicator
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import DEVICES
 from runtime.model.wiring import lay_out
 
 BATCH = 2
 # a second, at 2 GHz
 SLEEP_CYCLES = 2_000_000_000
+# wirings that compute the same on any number of ranks: they wait for every sum, for one of two, and for those of the
+# block before the last
+TOGETHER = ("standard", "parallel", "ladder")
 
 
 def equal_tokens(device: str) -> tuple[int, int]:
     """How many tokens of replayed steps are those of eager ones, and how many there are."""
-    eager = _tokens(device, ExecutionConfig())
-    replayed = _tokens(device, ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs="on"))
+    where = {"device": torch.device(device), "dtype": torch.bfloat16}
+    recorded = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs="on")
+    eager = _tokens(TINY_MODEL, EngineConfig(), Alone(), ["ladder"], **where)
+    replayed = _tokens(TINY_MODEL, EngineConfig(), Alone(), ["ladder"], execution=recorded, **where)
     return int((eager == replayed).sum()), eager.numel()
 
 
-def _tokens(device: str, execution: ExecutionConfig) -> Tensor:
-    generator = assemble(
-        TINY_MODEL,
-        EngineConfig(),
-        Alone(),
-        device=torch.device(device),
-        dtype=torch.bfloat16,
-        batch=BATCH,
-        prompt=PROMPT,
-        gen=1 + STEPS,
-        seed=0,
-        execution=execution,
+def equal_together(comm: Communicator) -> tuple[int, int]:
+    """How many tokens of all ranks together are those of one alone, and how many there are.
+
+    In float32, so that the order of a sum chooses no token; steps are replayed where there are graphs.
+    """
+    shape = replace(TINY_MODEL, heads=2 * comm.size, kv_heads=comm.size, intermediate=64 * comm.size)
+    recorded = ExecutionConfig(cuda_graphs="auto", prefill_cuda_graphs="auto")
+    how = {"device": device_of(comm), "dtype": torch.float32, "execution": recorded}
+    alone, together = (
+        _tokens(shape, EngineConfig(attention="math"), each, TOGETHER, **how) for each in (Alone(), comm)
     )
-    wiring = lay_out("ladder", TINY_MODEL.layers)
-    generator.prefill(wiring)
-    for step in range(1, 1 + STEPS):
-        generator.decode(wiring, step)
-    return generator.tokens()
+    return int((alone == together).sum()), alone.numel()
+
+
+def _tokens(
+    shape: ModelConfig, engine: EngineConfig, comm: Communicator, variants: Sequence[str], **how: Any
+) -> Tensor:
+    """New tokens of a request in every wiring."""
+    generator = assemble(shape, engine, comm, batch=BATCH, prompt=PROMPT, gen=1 + STEPS, seed=0, **how)
+    tokens = []
+    for variant in variants:
+        wiring = lay_out(variant, shape.layers)
+        generator.prefill(wiring)
+        for step in range(1, 1 + STEPS):
+            generator.decode(wiring, step)
+        tokens.append(generator.tokens().clone())
+    return torch.stack(tokens)
 
 
 def end_seen(device: str) -> tuple[bool, bool]:

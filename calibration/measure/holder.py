@@ -59,8 +59,9 @@ def _held_sms(count: int, device: torch.device) -> Iterator[None]:
 
 @cache
 def _hold_kernel() -> Any:
-    # NVRTC, which torch has with it: no compiler is needed
-    return torch.cuda._compile_kernel(HOLD_SOURCE, "hold")
+    # NVRTC, which torch has with it: no compiler is needed; an older torch does not pass it on
+    compiled = getattr(torch.cuda, "_compile_kernel", None)
+    return compiled and compiled(HOLD_SOURCE, "hold")
 
 
 @contextmanager

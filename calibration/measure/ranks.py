@@ -11,38 +11,59 @@ from calibration.fit.samples import Sample
 from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
 from ladder_sim.errors import LadderSimError
-from runtime.comm.launch import FOLDER
+from runtime.comm.heartbeat import Heartbeat
+from runtime.comm.process_group import check_variables
+from runtime.comm.rendezvous import CommConfig, Place, agree, common_store
 
 _T = TypeVar("_T")
 
 
 class Ranks:
-    """One process per GPU, or several on a CPU, as torchrun starts them; a single process without torchrun."""
+    """One process per GPU, or several on a CPU, as torchrun starts them; a single process without torchrun.
+
+    Raises
+    ------
+    UsageError
+        A variable makes a GPU run one thing after the other, or the port at which ranks meet is in use.
+    MissingDependencyError
+        There are GPUs, but not one for each rank.
+    RankError
+        Another rank did not come.
+    """
 
     def __init__(self) -> None:
-        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        place = Place.from_environment()
+        self.rank, self.size = place.rank, place.size
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         self.world = Layout(self.size // per_node, per_node)
+        self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
         self.device = torch.device("cpu")
         if torch.cuda.is_available():
-            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(self.device)
+            check_variables(os.environ)
+            self.device = torch.device("cuda", 0)
+        if self.size > 1:
+            self._connect(place)
         self.weights = WeightPool(self.device)
-        self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
-        if self.size == 1:
-            return
-        folder = os.environ.get(FOLDER)
-        how: dict[str, Any] = {"init_method": f"file://{folder}/calibration" if folder else "env://"}
-        how |= {"rank": self.rank, "world_size": self.size}
-        if self.device.type == "cuda":
-            dist.init_process_group("nccl", device_id=self.device, **how)
-        else:
-            dist.init_process_group("gloo", **how)
-        self._vote = torch.ones(1, device=self.device)
-        for layout in layouts(self.world):
-            # every rank has to make every group, in the same order
-            own = [(members, dist.new_group(members)) for members in groups(layout, self.world)]
-            self._groups[layout.nodes, layout.ranks] = next(group for members, group in own if self.rank in members)
+
+    def _connect(self, place: Place) -> None:
+        """Take a GPU of its own, and make the groups, once all ranks have come."""
+        patience_s = CommConfig().timeout_s
+        store = common_store(patience_s, place)
+        heartbeat = Heartbeat(store, self.rank, self.size)
+        try:
+            backend, gpu = agree(store, place, "auto")
+            how: dict[str, Any] = {"store": store, "rank": self.rank, "world_size": self.size}
+            if backend == "nccl":
+                how["device_id"] = self.device = torch.device("cuda", gpu)
+                torch.cuda.set_device(self.device)
+                heartbeat.end_if_stuck(patience_s)
+            dist.init_process_group(backend, **how)
+            for layout in layouts(self.world):
+                # every rank has to make every group, in the same order
+                own = [(members, dist.new_group(members)) for members in groups(layout, self.world)]
+                self._groups[layout.nodes, layout.ranks] = next(group for members, group in own if self.rank in members)
+        except RuntimeError as error:
+            raise heartbeat.blame(error) from error
 
     def group(self, op: Sample) -> dist.ProcessGroup:
         """The group of this rank that has the size an op needs."""
@@ -68,9 +89,9 @@ class Ranks:
         """Whether all ranks are fine; returns when the last has answered."""
         if self.size == 1:
             return fine
-        self._vote.fill_(float(fine))
-        dist.all_reduce(self._vote, dist.ReduceOp.MIN)
-        return bool(self._vote.item())
+        vote = torch.tensor([float(fine)], device=self.device)
+        dist.all_reduce(vote, dist.ReduceOp.MIN)
+        return bool(vote.item())
 
     def check_alike(self, machine: Mapping[str, Any]) -> None:
         """Raise LadderSimError if some rank's machine differs from rank 0's."""

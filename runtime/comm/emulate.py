@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ladder_sim.errors import MissingDependencyError
 from runtime.comm.base import Alone, AloneInExchange, Handle, Times
 from runtime.comm.streams import SideStream
 from runtime.comm.table import LatencyTable
@@ -132,9 +133,19 @@ class _Deadline:
 
 
 class EmulatedGpuLink(_Link):
-    """GPU: collectives are kernels that sleep, on the streams that NCCL's would be on."""
+    """GPU: collectives are kernels that sleep, on the streams that NCCL's would be on.
+
+    Raises
+    ------
+    MissingDependencyError
+        This torch is too old to compile them.
+    """
 
     def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:
+        if not hasattr(torch.cuda, "_compile_kernel"):
+            raise MissingDependencyError(
+                f"torch {torch.__version__} cannot compile the kernels of an emulated link", hint="a newer one can"
+            )
         super().__init__(size, table, groups)
         self._stream = SideStream()
         self._kernels: dict[str, Callable[..., object]] = {}

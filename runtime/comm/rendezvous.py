@@ -15,7 +15,7 @@ from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator, P
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat, Progress
 from runtime.comm.launch import FOLDER
-from runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups, nccl_groups
+from runtime.comm.process_group import Degrees, ProcessGroup, Stages, check_variables, gloo_groups, nccl_groups
 from runtime.comm.streams import SideStream
 from runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
 from runtime.comm.table import LatencyTable
@@ -98,7 +98,7 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
         options = {"--tp": degrees.tp, "--attention-dp": degrees.attention_dp, "--pp": degrees.pp}
         ranks = " ".join(f"{option} {degree}" for option, degree in options.items() if degree > 1 or option == "--tp")
         raise UsageError(f"{ranks}, but {place.size} processes were started", hint="start one for each rank")
-    store = _store(config, place)
+    store = common_store(config.timeout_s, place)
     heartbeat = Heartbeat(store, place.rank, place.size)
     settings: dict[str, object] = {"allreduce": config.allreduce}
     try:
@@ -171,7 +171,7 @@ def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
     if taken and len(taken) < place.size:
         raise MissingDependencyError(
             f"{place.size} ranks have {len(taken)} GPU{'s' * (len(taken) > 1)}: NCCL needs one for each",
-            hint="start fewer ranks or use more nodes; --backend gloo runs on CPUs",
+            hint="start fewer ranks or use more nodes; with CUDA_VISIBLE_DEVICES= they run on CPUs",
         )
     return "nccl", own
 
@@ -188,13 +188,24 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees) -> Communicator:
     if config.table is None:
         raise UsageError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
     table = LatencyTable.from_file(config.table)
-    link = EmulatedGpuLink if torch.cuda.is_available() else EmulatedLink
-    return link(tp, table, groups)
+    if not torch.cuda.is_available():
+        return EmulatedLink(tp, table, groups)
+    check_variables(os.environ)
+    return EmulatedGpuLink(tp, table, groups)
 
 
-def _store(config: CommConfig, place: Place) -> Store:
+def common_store(timeout_s: float, place: Place) -> Store:
+    """Where all ranks meet: in the launcher's folder, or at the address that torchrun gave them.
+
+    Raises
+    ------
+    UsageError
+        There is no address, or its port is in use.
+    RankError
+        Rank 0 does not answer.
+    """
     folder = os.environ.get(FOLDER)
-    timeout = timedelta(seconds=config.timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     if folder is not None:
         store: Store = FileStore(str(Path(folder, "store")), place.size)
         store.set_timeout(timeout)

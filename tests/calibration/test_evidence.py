@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(["fault", fault.name])
         return Check(fault.name, True, "code 3")
 
+    def of_ranks(ranks: int) -> Iterator[Check]:
+        commands.append(["tokens", str(ranks)])
+        yield Check("tokens", False, "17 of 18")
+
     monkeypatch.setattr(steps, "cause", cause)
+    monkeypatch.setattr(steps, "of_ranks", of_ranks)
     monkeypatch.setattr(steps, "of_device", lambda: [Check("graphs", True, "")])
     monkeypatch.setattr(steps.processes, "run", calibrate)
     monkeypatch.setattr(steps, "measure", bench)
@@ -125,11 +130,18 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_engines_run_with_each_all_reduce_between_gpus(
-    config: Path, tmp_path: Path, ran: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    config: Path,
+    tmp_path: Path,
+    ran: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "evidence"
     # no communication was measured, and nothing captured
-    assert main(["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--prompt=8", "--gen=4"]) == 1
+    for _ in range(2):
+        assert main(["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--prompt=8", "--gen=4"]) == 1
+        assert "not as expected: tokens: 17 of 18" in capsys.readouterr().err
+    assert ran.count(["tokens", "2"]) == 1
     runs = [words for words in ran if words[0] in ("gpt-fast", "vllm")]
     engines = [(words[0], *(word for word in words if word.startswith("--allreduce"))) for words in runs]
     own = [("vllm",), ("vllm", "--allreduce=one-shot"), ("vllm", "--allreduce=multimem")]

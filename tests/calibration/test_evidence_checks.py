@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibration.evidence import checks
-from calibration.evidence.checks import kernels_per_layer, of_captures, of_device, of_run, of_samples
+from calibration.evidence.checks import kernels_per_layer, of_captures, of_device, of_ranks, of_run, of_samples
 from calibration.evidence.faults import Fault, cause, faults
 from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.traces.iterations import choose_step
@@ -55,7 +55,10 @@ def judged(folder: Path, *traces: TraceFile, stack: str = "gpt-fast") -> dict[st
     """Whether checks of captures of standard and ladder hold."""
     for variant, trace in zip(("standard", "ladder"), traces, strict=False):
         (folder / variant).mkdir(parents=True, exist_ok=True)
-        trace.write(folder / variant / "rank0.json.gz")
+        # kernels and waits of several ranks do not add up
+        for rank in range(2):
+            trace.metadata["distributedInfo"]["rank"] = rank
+            trace.write(folder / variant / f"rank{rank}.json.gz")
     return {check.name: check.holds for check in of_captures(folder, stack, LAYERS)}
 
 
@@ -102,6 +105,29 @@ def test_graphs_are_seen_to_end_and_compute_what_eager_steps_do(monkeypatch: pyt
     with launches:
         _, end = of_device("cpu")
     assert not end.holds
+
+
+@pytest.mark.torch
+def test_ranks_that_do_not_sum_are_seen(tmp_path: Path) -> None:
+    """Two that do compute what one does, in every wiring."""
+    from calibration.measure.graphs import equal_together
+    from runtime.comm.base import Alone
+    from tests.support.ranks import on_ranks
+
+    for equal, tokens in on_ranks(2, tmp_path, equal_together):
+        assert equal == tokens == 2 * 9 * 3
+    equal, tokens = equal_together(Alone(2))
+    assert equal < tokens
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_ranks_are_started_and_judged(capfd: pytest.CaptureFixture[str]) -> None:
+    """On CPUs, which have no memory in common."""
+    backend, one_shot = of_ranks(2, ("backend", "one-shot"))
+    assert backend == ("tokens of 2 ranks, all-reduces by backend", True, "54 of 54 tokens are those of one rank")
+    assert not one_shot.holds
+    assert "the backend is gloo" in capfd.readouterr().err
 
 
 def test_a_run_does_what_its_stack_says_and_ladder_waits_less() -> None:

@@ -24,7 +24,7 @@ from calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sam
 from calibration.measure.clock import DEPTH, QUEUE, timed
 from calibration.measure.collectives import UNSUPPORTED, collective
 from calibration.measure.command import budget_s, undivided
-from calibration.measure.holder import _held_sms
+from calibration.measure.holder import _held_sms, _hold_kernel
 from calibration.measure.kernels import DRAWS, WeightPool, _draw, kernel, launches_of
 from calibration.measure.layouts import Layout, groups, layouts
 from calibration.measure.numbers import DRAWN, normal
@@ -500,3 +500,5 @@ def test_held_sms_are_taken_before_the_kernels_and_given_back_after_them(monkeyp
     monkeypatch.delattr(Hold, "set_shared_memory_config")
     with pytest.raises(RuntimeError, match=UNSUPPORTED), _held_sms(16, torch.device("cpu")):
         """Not reached."""
+    monkeypatch.delattr("torch.cuda._compile_kernel")
+    assert _hold_kernel.__wrapped__() is None

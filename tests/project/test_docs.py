@@ -1,11 +1,15 @@
 """The README and the pages of the documentation show what their commands print."""
 
 import re
+import shlex
+from collections.abc import Iterator
 
 import pytest
 
+import calibration.__main__
+import runtime.options
 from tests.conftest import REPO
-from tests.support.shown import PAGES, PYTHON_PAGES, blocks, output, with_outputs
+from tests.support.shown import MEASURED, PAGES, PYTHON_PAGES, blocks, output, with_outputs
 
 SHOWN = [(page, *block) for page in PAGES for block in blocks(page)]
 
@@ -31,6 +35,40 @@ def test_the_pages_show_every_command() -> None:
 def test_the_output_is_what_the_command_prints(page: str, command: str, shown: str) -> None:
     """`python -m tests.support.shown` refreshes the pages."""
     assert shown == output(command, shown)
+
+
+# commands that the tests have no machine for
+_TYPED = re.compile(r"^    (?:\$ )?(?:ladder-sim (?:run|calibrate)|.*-m (?:runtime|calibration)) .*", re.MULTILINE)
+
+
+def typed(page: str) -> Iterator[list[str]]:
+    """Commands of the runtime and of calibration on a page, each from that name on."""
+    for line in _TYPED.findall((REPO / page).read_text("utf-8").replace("\\\n", " ")):
+        # the last word of a batch job ends its quotation
+        words = shlex.split(line.replace("'", ""), comments=True)
+        yield words[
+            next(at for at, word in enumerate(words) if word in ("run", "calibrate", "runtime", "calibration")) :
+        ]
+
+
+def of_runtime(words: list[str]) -> list[str]:
+    """The command of the runtime that `ladder-sim run` makes of its own, without what it resolves itself."""
+    given = [at for at, word in enumerate(words) if word in ("--stack", "--set")]
+    left = [
+        word
+        for at, word in enumerate(words)
+        if at not in given and at - 1 not in given and word not in ("--bench", "--json")
+    ]
+    return ["bench", "--variant=ladder", *left] if "--bench" in words else ["complete", *left]
+
+
+@pytest.mark.parametrize("page", MEASURED)
+def test_commands_that_need_other_machines_have_the_options_that_they_show(page: str) -> None:
+    for command, *words in typed(page):
+        if command.startswith("calibrat"):
+            calibration.__main__.argument_parser().parse_args(words)
+        else:
+            runtime.options.parse(words if command == "runtime" else of_runtime(words))
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)

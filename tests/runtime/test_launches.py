@@ -65,6 +65,8 @@ VLLM = """mm, fused activate, mm, all-reduce,
         # its adds are kernels of their own
         ("gpt-fast", "ladder", GPT_FAST.replace("fused add_norm", "add, fused norm"), 14),
         ("vllm", "ladder", VLLM, 9),
+        ("sglang", "ladder", VLLM, 9),
+        ("trtllm", "standard", VLLM, 9),
     ],
 )
 def test_a_decode_step_launches_few_kernels_in_order(

@@ -135,6 +135,7 @@ def test_what_did_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InfeasibleError, match=r"rank 0 ran out of memory for lm_head.weight: .*2.00 GiB") as refused:
         fill(model, source)
     assert "use more ranks" in refused.value.hint
+    assert refused.value.exit_code == 3
     # a CPU's memory
     with pytest.raises(InfeasibleError, match="rank 3 ran out of memory for its cache"), enough_memory("its cache", 3):
         torch.empty(10**15)

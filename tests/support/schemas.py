@@ -55,7 +55,9 @@ def made() -> dict[str, dict[str, Any]]:
     count = {"type": "integer", "minimum": 1}
     fabric = {"cluster": text, "nodes": count, "ranks_per_node": count, "bytes": numbers, "time_us": numbers}
     link = table(LinkTier, given=("name",))
-    header = {"type": "object", "required": [KEY, "environment"], "properties": {"environment": {"type": "object"}}}
+    entries = {"type": "object"}
+    said = {"environment": entries, "variables": entries, "links": text, "gpus": {"type": "array", "items": entries}}
+    header = {"type": "object", "required": [KEY, "environment"], "properties": said}
     return {
         "profile": _of(
             "A profile (.json.gz): what was measured on a machine",
