@@ -7,7 +7,7 @@ from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.plans import DEGREES
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.panel import Panel, Table
+from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.analysis import advice_document
@@ -81,7 +81,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
         note=f"{plans.title}: {advice_label(advice)}; {advice_search(advice)}. A plan is a link to this page with it.",
         details=tuple(_table(cells(advice)) for cells in (best_cells, front_cells, loser_cells)),
         document=advice_document(advice),
-        cautions=tuple(advice.notes.warnings),
+        cautions=tuple(page_notes(advice.notes).warnings),
     )
 
 

@@ -5,7 +5,7 @@ import shlex
 from ladder_sim.analysis.versus import versus
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.panel import Panel, Table
+from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
@@ -42,7 +42,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
         note=f"{TIED} Not told apart from the first of its group: the 90 % interval of their ratio holds 1.",
         details=_needs(document),
         document=document,
-        cautions=(*result.notes.warnings, *left_out),
+        cautions=(*page_notes(result.notes).warnings, *left_out),
     )
 
 

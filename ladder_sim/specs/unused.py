@@ -97,3 +97,8 @@ def unused(scenario: Scenario, name: str) -> str:
     if name in {f"stack.{each}" for each in _BY_SIZE_OF_GPU} - {f"stack.{own}"}:
         return f"steps on {scenario.cluster.gpu.name} have the tokens of stack.{own}; set that"
     return ""
+
+
+def used_settings(scenario: Scenario) -> frozenset[str]:
+    """Return the settings of a scenario that may change something in it."""
+    return frozenset(name for name in scenario.settings if not unused(scenario, name))
