@@ -38,10 +38,15 @@ _FAR_OFF, _FEW_INSIDE, _LEAST_ROWS = 0.1, 0.9, 10
 Row = Mapping[str, str]
 
 
+def rows_of(file: Path) -> list[Row]:
+    """Of a CSV file."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
 def servings(models: str, by: str) -> list[Row]:
     """Errors of measured servings by one of their parts."""
-    with SERVINGS.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if (row["models"], row["by"]) == (models, by)]
+    return [row for row in rows_of(SERVINGS) if (row["models"], row["by"]) == (models, by)]
 
 
 def table_of(page: str, heading: str, number: int = 0) -> list[Row]:
@@ -248,9 +253,8 @@ def _cross_checks() -> str:
         ("crosscheck-emulated.csv", "two CPU cores, emulated links, TP 8"),
         ("crosscheck-gloo.csv", "two CPU cores, 200 Mbit/s between two ranks"),
     ):
-        with (DOCS / file).open(encoding="utf-8", newline="") as lines:
-            # those of the run that was calibrated have no bound
-            judged = [row for row in csv.DictReader(lines) if row["bound"]]
+        # those of the run that was calibrated have no bound
+        judged = [row for row in rows_of(DOCS / file) if row["bound"]]
         for what, own in (
             ("prefill and decode", [row for row in judged if row["what"] != "speedup"]),
             ("ladder's speedup", [row for row in judged if row["what"] == "speedup"]),

@@ -1,7 +1,7 @@
 """Draws figures of the pages.
 
-Those of the pages on how it works and of the evidence are docs/NAME-light.svg and docs/NAME-dark.svg; one that commands
-of its page draw is docs/NAME.svg.
+Those in two schemes are docs/NAME-light.svg and docs/NAME-dark.svg; one that commands of its page draw is
+docs/NAME.svg.
 
     python -m benchmarks.page_figures
     python -m benchmarks.page_figures how/contention
@@ -9,6 +9,7 @@ of its page draw is docs/NAME.svg.
 Each file also holds the numbers that it draws: tests/project/test_page_figures.py compares them with the code's.
 """
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.drawn import drawn_by, save
-from benchmarks.evidence import ENGINES, LEVEL, servings
+from benchmarks.evidence import ENGINES, LEVEL, rows_of, servings
+from benchmarks.recovery import RESULTS, recovery_figure
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
 from ladder_sim.costs.kernels import KernelCosts
@@ -25,6 +27,7 @@ from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Shape
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.report.figures.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.figures.prediction import timeline_figure
 from ladder_sim.report.figures.style import (
     GRID_COLOUR,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 DOCS = Path(__file__).parents[1] / "docs"
+TRAINING = DOCS.parent / "tests" / "data" / "training"
 SCHEMES = ("light", "dark")
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
@@ -303,6 +307,32 @@ def measured_servings() -> "go.Figure":
     )
 
 
+def cross_check() -> "go.Figure":
+    """Latencies on emulated links, predicted over measured, and below them speedups by link."""
+    rows = []
+    for row in rows_of(DOCS / "crosscheck-emulated.csv"):
+        if row["link"] != "calibration":
+            scale = 1e-3 if row["unit"] == "ms" else 1.0
+            values = {name: scale * float(row[name]) for name in ("predicted", "measured", "low", "high")}
+            rows.append({**row, **values, "quantity": row["what"], "error": float(row["error"])})
+    drawn = cross_check_figure({"rows": rows})
+    # dashes as wide as the bars
+    drawn.update_traces(marker_size=9, selector={"type": "scatter", "xaxis": "x2"})
+    return drawn.update_layout(
+        height=860,
+        xaxis={"domain": [0.0, 1.0]},
+        yaxis={"domain": [0.56, 1.0]},
+        xaxis2={"domain": [0.0, 1.0]},
+        yaxis2={"domain": [0.0, 0.44], "title": {"text": "speedup over standard"}},
+    )
+
+
+def recovery() -> "go.Figure":
+    """Perplexity of a model while it is adapted to ladder."""
+    held = json.loads((TRAINING / RESULTS).read_text("utf-8"))
+    return recovery_figure(held).update_layout(height=520)
+
+
 FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
     "how/model": timeline,
     "how/collectives": all_reduces,
@@ -311,6 +341,8 @@ FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
     "how/intervals": intervals,
     "evidence-runs": static_runs,
     "evidence-servings": measured_servings,
+    "crosscheck": cross_check,
+    "recovery": recovery,
 }
 # commands of a page, the last of which draws the figure
 COMMANDS: Mapping[str, Sequence[str]] = {

@@ -3,7 +3,7 @@
     python benchmarks/smollm2.py FILE.gguf smollm2
     python benchmarks/corpus.py corpus
     python benchmarks/recovery.py --model smollm2 --text corpus/*.txt --out recovery
-    python benchmarks/recovery.py --out recovery --plot recovery.png
+    python benchmarks/recovery.py --out recovery --plot recovery.svg
 
 First the perplexity of held-out text under numbers and places of ladder layers, without training; then each hybrid is
 trained by self-distillation and, next to it, on the text itself, as is the standard model: what it gains by the text is
@@ -18,9 +18,12 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ladder_sim.system.files import write_file
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # wired as ladder, without training: the last K layers, and the first
 LAST, FIRST = (4, 8, 15, 19, 30), (8,)
@@ -50,7 +53,9 @@ def main() -> None:
     add("--compile", action="store_true", help="fuse kernels through torch.compile; on GPUs alone")
     arguments = parser.parse_args()
     if arguments.plot:
-        draw(json.loads((arguments.out / RESULTS).read_text()), arguments.plot)
+        from ladder_sim.report.figures.style import save_figure
+
+        save_figure(recovery_figure(json.loads((arguments.out / RESULTS).read_text())), arguments.plot)
         return
     import torch
 
@@ -156,11 +161,11 @@ def untrained(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     return sums
 
 
-def draw(held: dict[str, Any], plot: Path) -> None:
+def recovery_figure(held: dict[str, Any]) -> "go.Figure":
     """Held-out perplexity over tokens, a line for each run, and that of the model that was rewired."""
     import plotly.graph_objects as go
 
-    from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, log_axis, save_figure
+    from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, log_axis
 
     drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
     before = math.exp(held["untrained"]["standard"]["held_out"])
@@ -183,7 +188,7 @@ def draw(held: dict[str, Any], plot: Path) -> None:
     last = max(point["tokens"] for run in held["runs"].values() for point in run["curve"])
     line = {"color": TEXT_COLOUR, "dash": "dash"}
     drawn.add_trace(go.Scatter(x=[0, last], y=[before] * 2, mode="lines", line=line, name="before it was rewired"))
-    save_figure(drawn, plot)
+    return drawn
 
 
 def on_gpu() -> bool:

@@ -6,14 +6,15 @@ Each command sets `run`, what a rank does, and `check`, which refuses bad input 
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from ladder_sim.errors import UsageError
 from runtime import commands
-from runtime.config import AllReduce, Dispatch, Wish, read_time
-from runtime.training.config import Objective, Place, Trained
+from runtime.config import AllReduce, Dispatch, EngineConfig, ExecutionConfig, Wish, read_time
+from runtime.training.config import Objective, Place, Trained, TrainingConfig
 
 _DTYPES = "fp32, bf16 or fp16"
 
@@ -40,11 +41,11 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults other than None, False and an empty list."""
+    """Shows defaults other than None, False and an empty list, of options that may be left out."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shows = action.default is not None and action.default is not False and action.default != []
-        return super()._get_help_string(action) if shows else action.help
+        return super()._get_help_string(action) if shows and not action.required else action.help
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,7 +56,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_bench(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "bench", "Measure residual wirings with random weights, taking turns.")
+    purpose = "Measure residual wirings with random weights, taking turns."
+    parser = _add_command(subcommands, "bench", purpose, EngineConfig, ExecutionConfig)
     parser.set_defaults(check=commands.check_bench, run=commands.run_bench)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="config.json of a decoder")
@@ -81,8 +83,8 @@ def _add_bench(subcommands: Any) -> None:
     add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
 
     add = parser.add_argument_group("engine").add_argument
-    add("--attention", choices=("flash", "math"), default="flash", help="math: over the whole static cache")
-    add("--prefill-logits", choices=("all", "last"), default="last", help="positions with logits")
+    add("--attention", choices=("flash", "math"), help="math: over the whole static cache")
+    add("--prefill-logits", choices=("all", "last"), help="positions with logits")
     add("--sharded-lm-head", action="store_true", help="split the LM head over the vocabulary")
     add("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
     add("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
@@ -101,14 +103,7 @@ def _add_bench(subcommands: Any) -> None:
         ("--prefill-cuda-graphs", "replay the prefill"),
         ("--compile", "run blocks through torch.compile"),
     ):
-        add(
-            flag,
-            nargs="?",
-            choices=get_args(Wish),
-            const="on",
-            default="off",
-            help=f"{purpose}; auto: on GPUs, if possible",
-        )
+        add(flag, nargs="?", choices=get_args(Wish), const="on", help=f"{purpose}; auto: on GPUs, if possible")
 
     add = _add_ranks(
         parser,
@@ -117,7 +112,7 @@ def _add_bench(subcommands: Any) -> None:
     )
     _add_stages(add)
     add("--attention-dp", type=int, default=1, metavar="N", help="groups of --tp ranks with a part of the batch each")
-    add("--dispatch", choices=get_args(Dispatch), default="allgather", help="how tokens reach experts of other groups")
+    add("--dispatch", choices=get_args(Dispatch), help="how tokens reach experts of other groups")
     add("--allreduce", choices=get_args(AllReduce), default="backend", help="others: in a node's symmetric memory")
     add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
 
@@ -167,25 +162,26 @@ def _add_convert(subcommands: Any) -> None:
 
 
 def _add_train(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "train", "Train a model in any wiring from scratch.")
+    parser = _add_command(subcommands, "train", "Train a model in any wiring from scratch.", TrainingConfig)
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="FILE", help="config.json of a decoder")
-    add("--variant", default="standard", help="residual wiring")
-    _add_training(parser, lr=1e-3, pretrained=False)
+    add("--variant", help="residual wiring")
+    _add_training(parser, pretrained=False)
 
 
 def _add_adapt(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "adapt", "Train a checkpoint on in another wiring.")
+    parser = _add_command(subcommands, "adapt", "Train a checkpoint on in another wiring.", TrainingConfig)
+    parser.set_defaults(objective="distill", lr=2e-4)
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="folder of a checkpoint")
     add("--variant", required=True, help="residual wiring, for example hybrid-ladder:K for the last K layers")
-    add("--objective", choices=get_args(Objective), default="distill", help="learn from a teacher, or from the text")
+    add("--objective", choices=get_args(Objective), help="learn from a teacher, or from the text")
     add("--teacher", type=Path, metavar="DIR", help="checkpoint to learn from; by default --model as it is")
-    add("--trained", choices=get_args(Trained), default="all", help="layers that learn; rewired: from the first one on")
-    _add_training(parser, lr=2e-4, pretrained=True)
+    add("--trained", choices=get_args(Trained), help="layers that learn; rewired: from the first one on")
+    _add_training(parser, pretrained=True)
 
 
-def _add_training(parser: argparse.ArgumentParser, *, lr: float, pretrained: bool) -> None:
+def _add_training(parser: argparse.ArgumentParser, *, pretrained: bool) -> None:
     """Add what both have in common."""
     parser.set_defaults(check=commands.check_train, run=commands.run_train, pretrained=pretrained)
     add = parser.add_argument
@@ -206,29 +202,32 @@ def _add_training(parser: argparse.ArgumentParser, *, lr: float, pretrained: boo
     add("--tokenizer", type=Path, metavar="DIR", help="folder with a tokenizer.json; by default --model's, else bytes")
 
     add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int, default=1000, metavar="N", help="of the optimiser")
-    add("--batch", type=int, default=16, metavar="N", help="sequences of a step")
-    add("--accumulate", type=int, default=1, metavar="N", help="parts in which these are computed one after the other")
-    add("--context", type=_tokens, default=256, metavar="N", help="tokens of a sequence")
-    add("--lr", type=float, default=lr, metavar="X", help="highest learning rate, before a cosine to a tenth")
-    add("--warmup", type=int, default=100, metavar="N", help="steps in which the learning rate rises")
-    add("--weight-decay", type=float, default=0.1, metavar="X", help="of matrices")
-    add("--clip", type=float, default=1.0, metavar="X", help="longest gradient")
-    add("--seed", type=_seed, default=0, metavar="N", help="of the order of the text, and of random weights")
-    add("--eval-every", type=int, default=100, metavar="N", help="steps between losses on held-out text")
-    add("--eval-windows", type=int, default=64, metavar="N", help="sequences of held-out text")
-    add("--save-every", type=int, default=200, metavar="N", help="steps between states to resume from")
-    add("--device", choices=get_args(Place), default="auto", help="auto: a GPU if there is one")
-    add("--compile", nargs="?", choices=get_args(Wish), const="on", default="off", help="blocks through torch.compile")
+    add("--steps", type=int, metavar="N", help="of the optimiser")
+    add("--batch", type=int, metavar="N", help="sequences of a step")
+    add("--accumulate", type=int, metavar="N", help="parts in which these are computed one after the other")
+    add("--context", type=_tokens, metavar="N", help="tokens of a sequence")
+    add("--lr", type=float, metavar="X", help="highest learning rate, before a cosine to a tenth")
+    add("--warmup", type=int, metavar="N", help="steps in which the learning rate rises")
+    add("--weight-decay", type=float, metavar="X", help="of matrices")
+    add("--clip", type=float, metavar="X", help="longest gradient")
+    add("--seed", type=_seed, metavar="N", help="of the order of the text, and of random weights")
+    add("--eval-every", type=int, metavar="N", help="steps between losses on held-out text")
+    add("--eval-windows", type=int, metavar="N", help="sequences of held-out text")
+    add("--save-every", type=int, metavar="N", help="steps between states to resume from")
+    add("--device", choices=get_args(Place), help="auto: a GPU if there is one")
+    add("--compile", nargs="?", choices=get_args(Wish), const="on", help="blocks through torch.compile")
     _add_ranks(parser, dtype="of products, fp32 or bf16; weights are fp32", experts=False)
     parser.set_defaults(dtype="fp32")
 
 
-def _add_command(subcommands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+def _add_command(subcommands: Any, name: str, purpose: str, *configs: type) -> argparse.ArgumentParser:
+    """Add a command; fields of `configs` have the defaults of options that say none."""
     parser: argparse.ArgumentParser = subcommands.add_parser(
         name, help=purpose, description=purpose, formatter_class=_Help
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    for config in configs:
+        parser.set_defaults(**{each.name: each.default for each in fields(config) if each.default is not MISSING})
     return parser
 
 

@@ -19,7 +19,7 @@ from calibration.importers.grids import Grid, Series, dense, distinct, envelope,
 from calibration.importers.thin import predicted_s
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, MoeTables, ProfileSource
+from ladder_sim.costs.profile import CalibrationProfile, MoeTables
 from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Experts, Gpu, Kind
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.des.shared import Floats
@@ -239,7 +239,14 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
         experts={**experts, **_factors(measured.experts)},
         tables=tables,
         left_out=left_out,
-        sources=(_source(measured, "medians of experts' times; latent attention of one engine", measured.notes),),
+        sources=(
+            parquet.source(
+                measured.system,
+                "medians of experts' times; latent attention of one engine",
+                measured.files,
+                notes=measured.notes,
+            ),
+        ),
     )
 
 
@@ -258,7 +265,11 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
     for (op, kernel, ranks), series in sorted(measured.dispatches.get(engine, {}).items()):
         if len(series.seconds) > 1:
             collectives[op][kernel][ranks] = _curve(_rising(series))
-    source = _source(measured, f"experts, latent attention, dispatch and combine of {engine}", (), engine)
+    source = parquet.source(
+        measured.system,
+        f"experts, latent attention, dispatch and combine of {engine}",
+        tuple(file for file in measured.files if f"/{engine}" in file),
+    )
     return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
 
 
@@ -390,14 +401,3 @@ def _curve(series: Series) -> Curve:
     curve = Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
     errors = ErrorStats.of(curve.seconds_at(size_bytes[~kept])[0], seconds[~kept])
     return replace(curve, left_out={"aggregated": errors})
-
-
-def _source(measured: MoeMeasurements, what: str, notes: tuple[str, ...], engine: str = "") -> ProfileSource:
-    return ProfileSource(
-        what=f"system {measured.system}: {what}",
-        version=parquet.VERSION,
-        licence="Apache-2.0",
-        files=tuple(file for file in measured.files if f"/{engine}" in file),
-        citation=f"https://pypi.org/project/{parquet.PACKAGE}/{parquet.VERSION}/, (c) NVIDIA and affiliates",
-        notes=notes,
-    )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
+from ladder_sim.costs.profile import ProfileSource
 from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.graph.ops import AttentionShape, MlaShape
@@ -78,6 +79,18 @@ def find_systems(source: Path | None) -> Path:
     raise MissingDependencyError(
         f"package {PACKAGE}, which holds the measurements, is not installed",
         hint=f"pip install {PACKAGE}=={VERSION}, or name an unpacked copy with --source DIR",
+    )
+
+
+def source(system: str, what: str, files: tuple[str, ...], *, notes: tuple[str, ...] = ()) -> ProfileSource:
+    """Where figures of a system come from, by files of the package."""
+    return ProfileSource(
+        what=f"system {system}: {what}",
+        version=VERSION,
+        licence="Apache-2.0",
+        files=files,
+        citation=f"https://pypi.org/project/{PACKAGE}/{VERSION}/, (c) NVIDIA and affiliates",
+        notes=notes,
     )
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import integrations.vllm.cpu  # noqa: F401
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.replica import Replica
 from ladder_sim.serve.engine.scheduler import SchedulerSpec, Step
-from ladder_sim.serve.steps.mix import Mix, MixTimes
+from ladder_sim.serve.steps.mix import Mix
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
@@ -52,24 +52,16 @@ class _Run(NamedTuple):
 class EngineReplica(Replica):
     """One that vLLM's engine core schedules, over a model that only takes time."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        times: MixTimes,
-        spec: SchedulerSpec,
-        answered: Callable[[Answer], object],
-        *,
-        record: bool = False,
-    ) -> None:
-        super().__init__(env, times, spec, answered, record=record)
+    def _make_scheduler(self) -> None:
         self._clock = VirtualClock()
         self._started = deque[_Run]()
         self._open: dict[str, tuple[Answer, VllmRequest]] = {}
         self._gains: dict[str, list[int]] = {}
         # equal names of parts of prompts are equal tokens
         self._tokens: dict[object, int] = {}
+        spec = self.spec
         self._core = EngineCore(
-            _config(spec, min(times.limits.context, spec.kv_blocks * spec.block_tokens)),
+            _config(spec, min(self.times.limits.context, spec.kv_blocks * spec.block_tokens)),
             functools.partial(
                 TimedExecutor,
                 spec=spec,
@@ -138,9 +130,8 @@ class EngineReplica(Replica):
         return self._started[-1].seconds
 
     def _run(self) -> Generator[simpy.Event, object, None]:
-        # the engine is made after this has been handed to simpy, and before it begins
+        core = self._core
         while True:
-            core = self._core
             if not core.scheduler.has_requests() and not core.batch_queue:
                 yield self._next_arrival()
                 continue

@@ -10,7 +10,7 @@ from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.unused import unused
+from ladder_sim.specs.unused import used_settings
 
 
 def fleets_of(
@@ -52,8 +52,7 @@ def fleets_of(
 
 def notes_of(result: Versus) -> Notes:
     """What the reader should know about a comparison with fleets: these use settings that a static batch does not."""
-    scenario = _under_load(result.scenario)
-    return replace(result.notes, used=frozenset(name for name in scenario.settings if not unused(scenario, name)))
+    return replace(result.notes, used=used_settings(_under_load(result.scenario)))
 
 
 def _under_load(scenario: Scenario) -> Scenario:

@@ -6,8 +6,9 @@ from typing import Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import ONE_BY_ONE, MemoryFlags, SearchFlags, check_read, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, SearchFlags, check_read, split_names, with_options
 from ladder_sim.cli.output import Output
+from ladder_sim.specs.unused import ONE_BY_ONE
 from ladder_sim.units import parse_quantity
 
 

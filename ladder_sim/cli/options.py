@@ -14,16 +14,12 @@ from ladder_sim.graph.families import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settings
+from ladder_sim.specs.unused import ONE_BY_ONE
 
 ENGINES = ("fast", "des")
 # context of a command whose arguments, --help among them, are read by the package that it runs
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _HOW = "Stack and costs"
-# settings that only requests read that arrive one by one, and their way out
-ONE_BY_ONE = {
-    f"stack.frontend_{name}": "only requests that arrive one by one wait for a front end; `ladder-sim serve` uses it"
-    for name in ("s", "steps", "token_s")
-}
 
 
 class OptionGroup:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from ladder_sim.cli.options import (
-    ONE_BY_ONE,
     OptionGroup,
     option,
     range_option,
@@ -22,6 +21,7 @@ from ladder_sim.cli.options import (
 from ladder_sim.cli.output import check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.unused import ONE_BY_ONE
 from ladder_sim.system.progress import Progress
 
 if TYPE_CHECKING:

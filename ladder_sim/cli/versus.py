@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ladder_sim.cli.options import ONE_BY_ONE, MemoryFlags, check_read, completion, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, check_read, completion, split_names, with_options
 from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.unused import ONE_BY_ONE
 
 _LOAD = "Load"
 

@@ -24,7 +24,7 @@ class Notes:
     about: tuple[str, ...] = ()
     """Warnings about the answer as a whole."""
     used: frozenset[str] = frozenset()
-    """Settings that other figures of the answer depend on: no warning says that they change nothing."""
+    """Settings that something else next to it depends on: no warning says that they change nothing."""
 
     @property
     def warnings(self) -> list[str]:

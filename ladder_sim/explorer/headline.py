@@ -22,6 +22,7 @@ from ladder_sim.display.labels import (
 )
 from ladder_sim.explorer.controls import RATE, SLIDERS, extra, page_words
 from ladder_sim.explorer.glossary import GLOSSARY
+from ladder_sim.explorer.panel import page_notes
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
@@ -109,7 +110,7 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
         *_shares(sources),
         _runs(confidence),
         html.P(accuracy),
-        warnings(confidence.warnings),
+        warnings(answer.notes.warnings),
     ]
 
 
@@ -157,7 +158,7 @@ def comparison(candidates: Sequence[Candidate]) -> list[Component]:
     ]
     head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
     table = html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
-    notes = comparison_notes(candidates)
+    notes = page_notes(comparison_notes(candidates))
     return [table, _runs(*notes.confidences.values()), warnings(notes.warnings)]
 
 

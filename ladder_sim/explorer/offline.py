@@ -152,7 +152,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
             }
             for name, prediction in answer.predictions.items()
         ],
-        "notes": list(confidence.warnings),
+        "notes": answer.notes.warnings,
         "measured": confidence.measured_fraction,
         "validated": " ".join(validated_lines(confidence)),
     }

@@ -1,10 +1,11 @@
 """A panel that another process has computed: a sentence, a figure, tables and a document, in plain values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder_sim.display.document import Document
+from ladder_sim.display.notes import Notes
 
 Rows = Sequence[Sequence[str]]
 
@@ -39,3 +40,9 @@ class Panel:
     """As of the command."""
     cautions: tuple[str, ...] = ()
     """What the reader should know."""
+
+
+def page_notes(notes: Notes) -> Notes:
+    """The same below a view: which settings the page does not use is said once, with the sources of its numbers."""
+    settings = (name for confidence in notes.confidences.values() for name in confidence.scenario.settings)
+    return replace(notes, used=frozenset(settings))

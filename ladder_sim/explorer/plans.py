@@ -7,7 +7,7 @@ from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.plans import DEGREES
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.panel import Panel, Table
+from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.analysis import advice_document
@@ -24,6 +24,7 @@ from ladder_sim.report.tables.analysis import (
     plan_cells,
 )
 from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.unused import ONE_BY_ONE
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64
@@ -81,7 +82,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
         note=f"{plans.title}: {advice_label(advice)}; {advice_search(advice)}. A plan is a link to this page with it.",
         details=tuple(_table(cells(advice)) for cells in (best_cells, front_cells, loser_cells)),
         document=advice_document(advice),
-        cautions=tuple(advice.notes.warnings),
+        cautions=tuple(page_notes(advice.notes).warnings),
     )
 
 
@@ -93,7 +94,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     >>> command(State.parse("model=405b&nodes=2&pp=2&batch=8&max_tpot=30ms", Allowlist.of()), Allowlist.of())
     'ladder-sim advise --model 405b --nodes 2 --batches 8 --max-tpot 30ms'
     """
-    words = ["ladder-sim", "advise", *flags(state, allowlist, *DEGREES, "batch")]
+    words = ["ladder-sim", "advise", *flags(state, allowlist, *DEGREES, "batch", *ONE_BY_ONE)]
     if state.arguments["concurrency"] is None:
         words += ["--batches", str(state.arguments["batch"])]
     if state.variants:

@@ -11,7 +11,8 @@ from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
-from ladder_sim.errors import UsageError
+from ladder_sim.display.notes import Notes
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS, Background
@@ -21,6 +22,7 @@ from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.unused import used_settings
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -44,6 +46,8 @@ class Setup:
     scenario: Scenario
     profile: CalibrationProfile | None
     """That predictions are based on."""
+    used: frozenset[str]
+    """Settings that requests under load depend on."""
 
     @property
     def along(self) -> str:
@@ -76,6 +80,11 @@ class Answer(Setup):
     def chosen(self) -> Prediction:
         """The variant that the state is about; the last one if that is not shown."""
         return self.predictions.get(self.state.variant) or list(self.predictions.values())[-1]
+
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know about the predictions, on a page that also has requests under load."""
+        return Notes(confidences={"": self.predictions.confidence}, used=self.used)
 
 
 def _cached(method: "Callable[[Queries, str], _Result]") -> "Callable[[Queries, str], _Result]":
@@ -120,7 +129,7 @@ class Queries:
         state = self.state(query)
         scenario = state.scenario(self.allowlist)
         profile = resolve_profile(scenario, state.how(self.allowlist)["profile"])
-        return Setup(state=state, scenario=scenario, profile=profile)
+        return Setup(state=state, scenario=scenario, profile=profile, used=self._used(state))
 
     @_cached
     def answer(self, query: str) -> Answer:
@@ -128,7 +137,7 @@ class Queries:
         setup = self.setup(query)
         state, scenario = setup.state, setup.scenario
         predictions = predict(scenario, state.names(scenario), **state.how(self.allowlist))
-        return Answer(state=state, scenario=scenario, profile=setup.profile, predictions=predictions)
+        return Answer(state=state, scenario=scenario, profile=setup.profile, used=setup.used, predictions=predictions)
 
     @_cached
     def curve(self, query: str) -> SweepTable:
@@ -226,6 +235,15 @@ class Queries:
         if min(map(len, axes.values())) < 2:
             raise UsageError("one axis of the map has one value", hint="choose another field, or more GPUs")
         return self._grid(answer, tuple(dict.fromkeys((answer.state.variant, answer.state.over))), axes)
+
+    def _used(self, state: State) -> frozenset[str]:
+        if state.rate is None:
+            return frozenset()
+        try:
+            return used_settings(state.under_load().scenario(self.allowlist))
+        except LadderSimError:
+            # the view of requests under load says why it has no answer
+            return frozenset()
 
     def _grid(
         self, answer: Answer, variants: tuple[str, ...], axes: Mapping[str, list[float] | list[int]]

@@ -8,9 +8,12 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.serving import traffic_of
 from ladder_sim.explorer.state import State, model_fields
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.unused import ONE_BY_ONE
+from ladder_sim.sweeps.axes import resolve
 
-# arguments that arrivals, the promise and the search for replicas replace
+# arguments that arrivals, the promise and the search for replicas replace, and the settings of the same
 _REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
+_OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
 
 
 def command_line(state: State, allowlist: Allowlist) -> str:
@@ -22,7 +25,7 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     >>> command_line(state, Allowlist.of())
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
-    words = ["ladder-sim", "predict", *flags(state, allowlist)]
+    words = ["ladder-sim", "predict", *flags(state, allowlist, *ONE_BY_ONE)]
     if state.variants:
         words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
     if state.ignore_memory:
@@ -40,7 +43,7 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     ladder-sim capacity --model 8b --prompt 1024 --gen 512 --rate 4 --requests 500 ...
     --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder
     """
-    words = ["ladder-sim", "capacity", *flags(state, allowlist, *_REQUESTS)]
+    words = ["ladder-sim", "capacity", *flags(state, allowlist, *_OF_REQUESTS)]
     served = state.under_load()
     traffic = traffic_of(served, served.scenario(allowlist))
     for name in ("prompt", "gen", "rate", "requests"):
@@ -52,7 +55,7 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
 
 
 def flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
-    """Those of the page's scenario, without some arguments."""
+    """Those of the page's scenario, without some arguments and settings."""
     words = []
     if state.shape is not None:
         words += ["--model", "config.json"]
@@ -66,7 +69,8 @@ def flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
     if state.profile is not None:
         words += ["--profile", allowlist.given("profile", state.profile)]
     for key, text in state.settings.items():
-        words += ["--set", f"{key}={text}"]
+        if resolve(key)[0] not in left_out:
+            words += ["--set", f"{key}={text}"]
     return words
 
 

@@ -5,12 +5,13 @@ import shlex
 from ladder_sim.analysis.versus import versus
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.panel import Panel, Table
+from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.figures.versus import versus_figure
 from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.unused import ONE_BY_ONE
 
 
 def question(state: State) -> State:
@@ -42,7 +43,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
         note=f"{TIED} Not told apart from the first of its group: the 90 % interval of their ratio holds 1.",
         details=_needs(document),
         document=document,
-        cautions=(*result.notes.warnings, *left_out),
+        cautions=(*page_notes(result.notes).warnings, *left_out),
     )
 
 
@@ -54,7 +55,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     >>> command(State.parse("model=405b&technique=fused-norm&variants=ladder", Allowlist.of()), Allowlist.of())
     'ladder-sim versus --model 405b'
     """
-    words = ["ladder-sim", "versus", *flags(state, allowlist, "technique")]
+    words = ["ladder-sim", "versus", *flags(state, allowlist, "technique", *ONE_BY_ONE)]
     return shlex.join([*words, *(["--ignore-memory"] if state.ignore_memory else [])])
 
 

@@ -1,6 +1,6 @@
 """Settings that change nothing in a scenario, and what would use them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ladder_sim.specs.scenario import Scenario
@@ -16,6 +16,12 @@ class _Rule(NamedTuple):
     reason: str
     """Why they are not, and what uses them."""
 
+
+# settings that only requests read that arrive one by one, and their way out
+ONE_BY_ONE: Mapping[str, str] = {
+    f"stack.frontend_{name}": "only requests that arrive one by one wait for a front end; `ladder-sim serve` uses it"
+    for name in ("s", "steps", "token_s")
+}
 
 _BY_SIZE_OF_GPU = ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens")
 # what continuous batching alone reads
@@ -97,3 +103,8 @@ def unused(scenario: Scenario, name: str) -> str:
     if name in {f"stack.{each}" for each in _BY_SIZE_OF_GPU} - {f"stack.{own}"}:
         return f"steps on {scenario.cluster.gpu.name} have the tokens of stack.{own}; set that"
     return ""
+
+
+def used_settings(scenario: Scenario) -> frozenset[str]:
+    """Return the settings of a scenario that may change something in it."""
+    return frozenset(name for name in scenario.settings if not unused(scenario, name))

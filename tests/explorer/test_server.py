@@ -3,7 +3,9 @@
 import base64
 import csv
 import json
+import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -15,9 +17,11 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_label, field_title
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.clientside import CONTROLS
 from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS, models
 from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
+from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from tests.support.configs import LLAMA_8B
@@ -222,6 +226,33 @@ def test_the_page_names_its_controls_and_no_flags(page: Page) -> None:
     assert "engines with an all-reduce of their own gain less: 'Engine' vllm." in evidence
     compared = page.ask("compared.children", "model=8b&pin=model%3D70b")["compared"]["children"]
     assert not any("--" in shown for shown in (error, evidence, texts(compared)))
+
+
+def test_no_warning_denies_what_requests_under_load_use(page: Page) -> None:
+    """Regression: a page with a rate said that the memory of its own replicas changes nothing."""
+    static = "model=8b&tp=2&stack.memory_fraction=0.3&stack.allreduce_copies=1&inter.latency=9us"
+    both = ["stack.memory_fraction", "stack.allreduce_copies", "inter.latency"]
+    # gpt-fast has NCCL and no requests in flight; what takes requests under load is vLLM
+    assert unused(page.views(static)["evidence"]) == both
+    assert unused(page.views(f"{static}&rate=4")["evidence"]) == ["inter.latency"]
+    # an engine that takes none has no view of them that could use a setting
+    assert unused(page.views(f"{static}&rate=4&stack=gpt-fast")["evidence"]) == both
+
+
+def test_that_a_setting_changes_nothing_is_said_once(page: Page) -> None:
+    query = "model=8b&tp=2&stack.memory_fraction=0.3"
+    pinned = page.ask("compared.children", f"{query}&rate=4&pin={quote(query)}")["compared"]["children"]
+    assert unused(pinned) == []
+    assert "gpt-fast" in texts(pinned)
+    state, allowlist = State.parse(query, Allowlist.of()), Allowlist.of()
+    for name in ("versus", "plans"):
+        panel = VIEWS[name].panel(VIEWS[name].question(state), allowlist)
+        assert unused(" ".join(panel.cautions)) == []
+
+
+def unused(shown: Any) -> list[str]:
+    """Settings of which a part of the page says that they change nothing."""
+    return re.findall(r"(\S+) changes nothing", texts(shown))
 
 
 def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """A link says what a page shows, and nothing that it must not."""
 
+import shlex
 from dataclasses import replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -11,14 +13,16 @@ from hypothesis import strategies as st
 
 from ladder_sim import predict
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.explorer import plans, versus
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.snippets import command_line, python_code
+from ladder_sim.explorer.snippets import capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import PRICE_HINT
 from tests.conftest import DATA
+from tests.support.commands import run
 
 ALLOWLIST = Allowlist.of()
 FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
@@ -209,6 +213,23 @@ def test_names_of_the_catalog_in_any_case_are_no_files() -> None:
     allowlist = Allowlist.of(cluster=" H100-PCIe", stack="VLLM")
     assert not allowlist.files
     assert (allowlist.name_of("cluster", " H100-PCIe"), allowlist.name_of("stack", "VLLM")) == ("h100-pcie", "vllm")
+
+
+def test_commands_of_a_page_are_given_no_setting_that_they_refuse() -> None:
+    """Regression: a front end is for requests under load alone, and their lengths are flags."""
+    allowlist = Allowlist.of()
+    state = State.parse("model=8b&rate=4&stack.frontend=20ms&workload.prompt=64&gpu.hbm_bandwidth=3TB/s", allowlist)
+    for command in (command_line, versus.command, plans.command):
+        assert settings_of(command(state, allowlist)) == ["workload.prompt=64", "gpu.hbm_bandwidth=3TB/s"]
+    assert run(*shlex.split(command_line(state, allowlist))[1:]).code == 0
+    served = capacity_command(state, allowlist)
+    assert settings_of(served) == ["stack.frontend=20ms", "gpu.hbm_bandwidth=3TB/s"]
+    assert "--prompt 64 " in served
+
+
+def settings_of(command: str) -> list[str]:
+    words = shlex.split(command)
+    return [value for flag, value in pairwise(words) if flag == "--set"]
 
 
 def test_requests_under_load_depend_on_no_other_view() -> None:

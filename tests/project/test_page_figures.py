@@ -17,6 +17,7 @@ PAGES = {
     "how/serving": "serving.md",
     "evidence-runs": "evidence.md",
     "evidence-servings": "evidence.md",
+    "recovery": "adopt.md",
     "accuracy": "accuracy-70b.md",
     "versus-map": "versus.md",
 }

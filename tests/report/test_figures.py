@@ -23,7 +23,7 @@ from ladder_sim.graph.families import FAMILIES
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
-from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
+from ladder_sim.report.figures.style import VARIANT_COLOURS, log_axis, save_figure, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
 from ladder_sim.report.figures.versus import versus_figure, winners_figure
 from ladder_sim.specs import catalog
@@ -45,6 +45,12 @@ def test_speedup_lines_hold_every_variants_speedup() -> None:
         assert np.array_equal(trace.y, table[f"{name}.speedup"])
         assert trace.x.tolist() == [50.0, 100.0, 200.0, 400.0]
         assert trace.line.color == VARIANT_COLOURS[name]
+
+
+def test_large_numbers_of_an_axis_are_written_out() -> None:
+    assert log_axis("perplexity", [6.5, 20_760.0])["ticktext"][-2:] == ["10000", "20000"]
+    prompts = sweep_figure(sweep({**SMALL, "prompt": "8192:32768:x2"}))
+    assert list(prompts.layout.xaxis.ticktext) == ["8192", "16384", "32768"]
 
 
 def test_axes_keep_the_unit_that_was_typed() -> None:

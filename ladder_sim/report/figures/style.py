@@ -176,7 +176,8 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def _ticks_at(values: Sequence[float]) -> dict[str, Any]:
-    return {"tickmode": "array", "tickvals": list(values), "ticktext": [f"{value:.4g}" for value in values]}
+    texts = [f"{value:.4g}" if value < 1e4 else f"{value:.0f}" for value in values]
+    return {"tickmode": "array", "tickvals": list(values), "ticktext": texts}
 
 
 def check_plot_path(path: Path) -> None:

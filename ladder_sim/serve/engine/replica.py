@@ -117,7 +117,12 @@ class Replica(ABC):
         self._record = record
         self._pace = Pace(times, spec.speculation)
         self._arrival = env.event()
+        self._make_scheduler()
         env.process(self._run())
+
+    @abstractmethod
+    def _make_scheduler(self) -> None:
+        """Make what decides on its steps, as `spec` says."""
 
     @property
     @abstractmethod
@@ -185,17 +190,8 @@ class Replica(ABC):
 class SimulatedReplica(Replica):
     """One whose scheduler is simulated: `ladder_sim.serve.engine.scheduler`."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        times: MixTimes,
-        spec: SchedulerSpec,
-        answered: Callable[[Answer], object],
-        *,
-        record: bool = False,
-    ) -> None:
-        super().__init__(env, times, spec, answered, record=record)
-        self.scheduler = Scheduler(spec)
+    def _make_scheduler(self) -> None:
+        self.scheduler = Scheduler(self.spec)
 
     @property
     def running(self) -> int:
