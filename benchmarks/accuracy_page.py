@@ -14,7 +14,8 @@ import numpy as np
 
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.graph.ops import CollectiveShape, Op, OpKind
+from ladder_sim.graph.ops import Op, OpKind
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.report.documents.validation import validation_document
 from ladder_sim.report.tables.validation import (

@@ -23,7 +23,8 @@ from ladder_sim.costs.contention import OverlapParameters, collective_sms, kerne
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape, Shape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.report.figures.prediction import timeline_figure
 from ladder_sim.report.figures.style import (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from calibration.importers.grids import Series
 from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
-from ladder_sim.graph.ops import AttentionShape, MlaShape
+from ladder_sim.graph.shapes import AttentionShape, MlaShape
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.system.files import read_text
 

@@ -12,7 +12,8 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import Floats, Number, maximum
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import CollectiveShape, Op, Phase
+from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.lower import op_times
@@ -90,7 +91,7 @@ class StepModel:
         steps
             Their requests.
         duty
-            Of each step, the share of the time that prompts take (`ladder_sim.graph.ops.GemmShape.duty`); none by
+            Of each step, the share of the time that prompts take (`ladder_sim.graph.shapes.GemmShape.duty`); none by
             default.
         attention
             Other attention than that of these requests.
