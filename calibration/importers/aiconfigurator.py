@@ -20,7 +20,7 @@ from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, ProfileSource
+from ladder_sim.costs.profile import CalibrationProfile, CollectiveName
 from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -212,13 +212,14 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
     collectives: dict[str, dict[str, dict[int, Curve]]] = {
         ours: {"nccl": collective_curves(measured.nccl, op)} for op, ours in OPS.items()
     }
+    what = "medians of GEMM, attention, NCCL and all-reduce times"
     return CalibrationProfile(
         name=name,
         cluster=catalog.cluster(cluster),
         cluster_name=cluster,
         created=created,
         environment=measured.environment,
-        sources=(_source(measured, "medians of GEMM, attention, NCCL and all-reduce times", measured.files),),
+        sources=(parquet.source_of(measured.system, what, measured.files, measured.notes),),
         reference=reference,
         gemm=_tables("gemm", measured.tables, reference),
         attention_prefill={"flash": _tables("attention_prefill", measured.tables, reference)},
@@ -249,10 +250,7 @@ def make_engine_profile(
             "attention": measured.kernels[engine],
             "all-reduce": version,
         },
-        sources=(
-            *base.sources,
-            replace(_source(measured, f"attention and all-reduce of {engine}", files), notes=()),
-        ),
+        sources=(*base.sources, parquet.source_of(measured.system, f"attention and all-reduce of {engine}", files)),
         attention_prefill={"flash": _tables("attention_prefill", own, reference)},
         attention_decode={"flash": _tables("attention_decode", own, reference)},
         collectives={
@@ -265,17 +263,6 @@ def make_engine_profile(
 def of_engine(tables: Mapping[Key, list[Series]], engine: str) -> dict[Key, list[Series]]:
     """One engine's series of each table."""
     return _nonempty({key: [s for s in many if s.label.split()[0] == engine] for key, many in tables.items()})
-
-
-def _source(measured: Measurements, what: str, files: tuple[str, ...]) -> ProfileSource:
-    return ProfileSource(
-        what=f"system {measured.system}: {what}",
-        version=parquet.VERSION,
-        licence="Apache-2.0",
-        files=files,
-        citation=f"https://pypi.org/project/{parquet.PACKAGE}/{parquet.VERSION}/, (c) NVIDIA and affiliates",
-        notes=measured.notes,
-    )
 
 
 def _tables(kind: Kind, measured: Mapping[tuple[Kind, str], list[Series]], reference: Gpu) -> dict[str, RatioTable]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
+from ladder_sim.costs.profile import ProfileSource
 from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.graph.shapes import AttentionShape, MlaShape
@@ -78,6 +79,18 @@ def find_systems(source: Path | None) -> Path:
     raise MissingDependencyError(
         f"package {PACKAGE}, which holds the measurements, is not installed",
         hint=f"pip install {PACKAGE}=={VERSION}, or name an unpacked copy with --source DIR",
+    )
+
+
+def source_of(system: str, what: str, files: tuple[str, ...], notes: tuple[str, ...] = ()) -> ProfileSource:
+    """Where entries of a profile come from: files of the package, and what was left out or changed of them."""
+    return ProfileSource(
+        what=f"system {system}: {what}",
+        version=VERSION,
+        licence="Apache-2.0",
+        files=files,
+        citation=f"https://pypi.org/project/{PACKAGE}/{VERSION}/, (c) NVIDIA and affiliates",
+        notes=notes,
     )
 
 
