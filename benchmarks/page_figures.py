@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.checked_parts import ENGINES
 from benchmarks.drawn import drawn_by, save
-from benchmarks.evidence import ENGINES, LEVEL, servings
+from benchmarks.evidence import LEVEL, servings
+from benchmarks.pages import DOCS, SCHEMES
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
 from ladder_sim.costs.kernels import KernelCosts
@@ -41,8 +43,6 @@ from ladder_sim.validation.dataset import read_dataset
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-DOCS = Path(__file__).parents[1] / "docs"
-SCHEMES = ("light", "dark")
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
 _FONT_PX = 13
