@@ -1,4 +1,4 @@
-"""What recorded steps of the runtime are like on a device: what they compute, and whether it is seen when one ends."""
+"""Steps of the runtime as CUDA graphs on a device: whether tokens are those of eager steps, and their end is seen."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,9 +45,9 @@ def _tokens(device: str, execution: ExecutionConfig) -> Tensor:
 
 
 def end_seen(device: str) -> tuple[bool, bool]:
-    """Whether another thread takes a replayed graph to have ended while it runs, and after it.
+    """Whether another thread sees a replayed graph as ended: while it runs, and after it.
 
-    By that ranks end that hang in one.
+    A rank that hangs in a graph is ended by that.
     """
     here = DEVICES[device]
     here.recorded(lambda: torch.cuda._sleep(SLEEP_CYCLES), lambda: None)()
