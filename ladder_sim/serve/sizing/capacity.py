@@ -6,6 +6,7 @@ replicas run prompts only, both numbers are searched: as many of either kind, th
 other, in both orders. Of R equal groups of both, one is simulated.
 """
 
+import copy
 import json
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,16 +168,9 @@ class Search:
 
     def of_group(self, group: Sizes) -> Self:
         """The same search with limits of another group."""
-        return type(self)(
-            self.service,
-            self.variant,
-            self.traffic,
-            self.promise,
-            seeds=self.seeds,
-            points=self.points,
-            group=group,
-            watch=self.watch,
-        )
+        other = copy.copy(self)
+        other.group = group
+        return other
 
     def capacity(self) -> Capacity:
         """Search."""
@@ -271,7 +265,7 @@ class Search:
     def seconds(
         self, rate: float, sizes: Sizes | None = None, *, seed: int = 0, slower: float = 1.0
     ) -> Sequence[float]:
-        """What each bound bounds, of one group or of so many replicas, with one seed."""
+        """The times that the promise bounds, in its order, of one group or of so many replicas, with one seed."""
         return self._point(rate, sizes or self.group, seed, slower)[0]
 
     def possible(self, case: Case) -> bool:
@@ -286,7 +280,7 @@ class Search:
         return self.promise.broken(values_s) or (() if stable else (ENDLESS,))
 
     def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
-        """What each bound bounds, and whether the queue has an end; of the first seeds that decide."""
+        """The times that the promise bounds, seconds, and whether the queue ends; of the first seeds that decide."""
         bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
         later = np.array([case.later if bound.metric == "ttft" else 1.0 for bound in self.promise.bounds])
         rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
