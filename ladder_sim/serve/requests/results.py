@@ -103,18 +103,18 @@ def _documents(text: str, name: str) -> list[tuple[str, _JSON]]:
     """The JSON objects of a file, each with where it stands."""
     try:
         content = json.loads(text)
-        whole = [(name, content)]
+        documents = [(name, content)]
         if isinstance(content, list):
-            whole = [(f"{name}, entry {number}", each) for number, each in enumerate(content, 1)]
+            documents = [(f"{name}, entry {number}", each) for number, each in enumerate(content, 1)]
     except (ValueError, RecursionError) as fault:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         # an object on lines of its own is damaged; one a line may be
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
             raise UsageError(f"{name}: no JSON ({_reason(fault)})", hint=_AGAIN) from None
-        whole = [(f"{name}, line {number}", _line(name, number, line)) for number, line in lines]
-    if not whole or not all(isinstance(each, dict) for _, each in whole):
+        documents = [(f"{name}, line {number}", _line(name, number, line)) for number, line in lines]
+    if not documents or not all(isinstance(each, dict) for _, each in documents):
         raise UsageError(f"{name}: holds no results", hint=f"give results of {KINDS}")
-    return whole
+    return documents
 
 
 def _line(name: str, number: int, line: str) -> Any:
@@ -163,7 +163,7 @@ def _of_vllm(document: _JSON) -> Result:
         rate, concurrency = 0.0, concurrency or _count(document, "num_prompts")
     requests: Traffic | Sequence[Request]
     if "start_times" in document:
-        requests = _recorded(
+        requests = _answered(
             (_positive(at_s, "a start time"), _whole(prompt), _whole(gen))
             for at_s, prompt, gen in zip(
                 *(document[each] for each in ("start_times", "input_lens", "output_lens")), strict=True
@@ -202,7 +202,7 @@ def _of_vllm(document: _JSON) -> Result:
     )
 
 
-def _recorded(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
+def _answered(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
     """Requests in order of arrival, from the first on; those that failed have no answer and are left out."""
     answered = sorted(row for row in rows if row[2])
     if not answered:
@@ -268,7 +268,7 @@ def _spread(figures: _JSON) -> Lengths:
 
 def _of_records(documents: Sequence[_JSON]) -> Result:
     rows = [read_record(document) for document in documents]
-    requests = _recorded(rows)
+    requests = _answered(rows)
     metrics = [document["metrics"] for document, row in zip(documents, rows, strict=True) if row[2]]
     ends_s = [
         1e-9 * document["metadata"]["request_end_ns"] for document, row in zip(documents, rows, strict=True) if row[2]
