@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,6 @@ class Mixes(NamedTuple):
     chunk: Floats
     pairs: Floats
 
-    def of(self, chosen: NDArray[np.int_]) -> Self:
-        """Some of the steps."""
-        return type(self)(*(values[chosen] for values in self))
-
 
 class Attention(NamedTuple):
     """Attention of many steps as it is wanted, relative to that of their requests: arrays of one value each."""
@@ -48,9 +44,8 @@ class Attention(NamedTuple):
     tiles: Floats
     """Thread blocks of the latter."""
 
-    def of(self, chosen: NDArray[np.int_]) -> Self:
-        """That of some of the steps."""
-        return type(self)(*(values[chosen] for values in self))
+
+_Columns = TypeVar("_Columns", Mixes, Attention)
 
 
 class StepKernels(NamedTuple):
@@ -127,13 +122,18 @@ class StepModel:
         measured: dict[int, Floats] = defaultdict(lambda: np.empty(count))
         for alike in np.unique(forms):
             rows = np.flatnonzero(forms == alike)
-            phase, sizes = _sizes(self.scenario, steps.of(rows), 0.0 if duty is None else duty[rows])
-            costs = self.costs if attention is None else _Given(self.costs, attention.of(rows))
+            phase, sizes = _sizes(self.scenario, rows_of(steps, rows), 0.0 if duty is None else duty[rows])
+            costs = self.costs if attention is None else _WithAttention(self.costs, rows_of(attention, rows))
             passes = forward_passes(self.scenario, [self.variant], costs, [(phase, sizes)], keep=PERIODS)
             (forward,) = passes[self.variant]
             for number, values in enumerate(measure(forward)):
                 measured[number][rows] = values
         return list(measured.values())
+
+
+def rows_of(columns: _Columns, rows: NDArray[np.int_]) -> _Columns:
+    """Some of the steps."""
+    return type(columns)(*(values[rows] for values in columns))
 
 
 def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phase, Sizes]:
@@ -180,7 +180,7 @@ def _per_sequence(op: Op) -> bool:
     return op.kind in ("lm_head", "sample") or (isinstance(shape, CollectiveShape) and shape.per_sequence)
 
 
-class _Given:
+class _WithAttention:
     """Costs with other attention."""
 
     def __init__(self, costs: CostModel, attention: Attention) -> None:
