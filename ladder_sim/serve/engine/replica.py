@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import cached_property
 from typing import NamedTuple
 
 import simpy
@@ -185,17 +186,10 @@ class Replica(ABC):
 class SimulatedReplica(Replica):
     """One whose scheduler is simulated: `ladder_sim.serve.engine.scheduler`."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        times: MixTimes,
-        spec: SchedulerSpec,
-        answered: Callable[[Answer], object],
-        *,
-        record: bool = False,
-    ) -> None:
-        super().__init__(env, times, spec, answered, record=record)
-        self.scheduler = Scheduler(spec)
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What decides on its steps."""
+        return Scheduler(self.spec)
 
     @property
     def running(self) -> int:

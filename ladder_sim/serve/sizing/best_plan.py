@@ -15,7 +15,6 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.load import Service
-from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.capacity import Capacity, Points, Search
@@ -163,7 +162,7 @@ def _least_gpus(service: Service, variant: str, context: Context) -> float:
     """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps or service.prefill:
-        return service.gpus(Sizes(1, int(service.prefill is not None)))
+        return service.gpus(service.alike(1))
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     groups = scenario.plan.groups
     loads = groups * _LOADS[spec.step_requests >= _LOADS]

@@ -164,7 +164,7 @@ class Search:
     ) -> None:
         self.service, self.variant, self.traffic, self.promise = service, variant, traffic, promise
         self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
-        self.group = group or Sizes(1, 1 if service.prefill else 0)
+        self.group = group or service.alike(1)
 
     def of_group(self, group: Sizes) -> Self:
         """The same search with limits of another group."""
@@ -181,7 +181,7 @@ class Search:
             return self._none(self._alone, self.group, (0,))
         sizes = self.fewest(limit)
         if sizes is None:
-            return self._none(self.traffic.rate, self._alike(_ENOUGH * self._near(limit)), range(self.seeds))
+            return self._none(self.traffic.rate, self.service.alike(_ENOUGH * self._near(limit)), range(self.seeds))
         if sizes.group != self.group:
             limit, breaks = self.of_group(sizes.group).limit(near=self.traffic.rate / sizes.groups)
         return Capacity(
@@ -237,15 +237,15 @@ class Search:
         if not self.possible(case):
             return None
         near = self._near(limit)
-        enough = self._smallest(near, self._alike, case)
+        enough = self._smallest(near, self.service.alike, case)
         if not enough:
             return None
         if not self.service.prefill:
-            return self._alike(enough)
+            return self.service.alike(enough)
         # more of one kind may do with fewer of the other
         ends = []
         for order in (Sizes._fields, Sizes._fields[::-1]):
-            sizes = self._alike(enough)
+            sizes = self.service.alike(enough)
             for kind in order:
                 sizes = self._with_fewest(kind, sizes, case)
             ends.append(sizes)
@@ -253,7 +253,7 @@ class Search:
 
     def most(self, gpus: int) -> Sizes | None:
         """So many of each kind that no fleet of so many GPUs has more; None: not even one of each fits."""
-        smallest = Sizes(1, int(self.service.prefill is not None))
+        smallest = self.service.alike(1)
         left = gpus - self.service.gpus(smallest)
         if left < 0:
             return None
@@ -295,10 +295,6 @@ class Search:
     def _near(self, limit: float) -> int:
         """Replicas of a kind that a limit asks for, as many of each."""
         return max(1, ceil(self.traffic.rate / limit * max(self.group)))
-
-    def _alike(self, number: int) -> Sizes:
-        """So many of each kind."""
-        return Sizes(number, number if self.service.prefill else 0)
 
     def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
         """The same with the fewest of a kind."""
