@@ -92,6 +92,11 @@ def _inside(row: Row) -> str:
     return percent(row["inside"], 0)
 
 
+def _tpot(row: Row) -> tuple[str, str, str]:
+    """Mean error of times per token, with its sign, and the share inside."""
+    return percent(row["tpot_mean"]), f"{100 * float(row['tpot_bias']):+.1f} %", _inside(row)
+
+
 def _static() -> str:
     groups: dict[tuple[str, bool], list[Comparison]] = {}
     for row in _runs():
@@ -152,9 +157,7 @@ def _in_flight() -> str:
             row["value"],
             models,
             row["rows"],
-            percent(row["tpot_mean"]),
-            f"{100 * float(row['tpot_bias']):+.1f} %",
-            _inside(row),
+            *_tpot(row),
             percent(row["half_width"], 0),
             percent(row["ttft_mean"], 0),
         )
@@ -278,13 +281,7 @@ def _misses() -> str:
                     "of its interval."
                 )
     far = [
-        (
-            each["value"],
-            each["rows"],
-            percent(each["tpot_mean"]),
-            f"{100 * float(each['tpot_bias']):+.1f} %",
-            _inside(each),
-        )
+        (each["value"], each["rows"], *_tpot(each))
         for models in ("dense", "experts")
         for each in sorted(servings(models, "setup"), key=lambda row: -float(row["tpot_mean"]))
         if float(each["tpot_mean"]) > _FAR_OFF

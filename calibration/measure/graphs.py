@@ -5,10 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
-from runtime.assemble import assemble
-from runtime.comm.base import Alone
-from runtime.config import EngineConfig, ExecutionConfig
+from calibration.measure.launches import STEPS, TINY_MODEL, tiny_generator
+from runtime.config import ExecutionConfig
 from runtime.device import DEVICES
 from runtime.model.wiring import lay_out
 
@@ -25,18 +23,7 @@ def equal_tokens(device: str) -> tuple[int, int]:
 
 
 def _tokens(device: str, execution: ExecutionConfig) -> Tensor:
-    generator = assemble(
-        TINY_MODEL,
-        EngineConfig(),
-        Alone(),
-        device=torch.device(device),
-        dtype=torch.bfloat16,
-        batch=BATCH,
-        prompt=PROMPT,
-        gen=1 + STEPS,
-        seed=0,
-        execution=execution,
-    )
+    generator = tiny_generator(torch.device(device), torch.bfloat16, batch=BATCH, execution=execution)
     wiring = lay_out("ladder", TINY_MODEL.layers)
     generator.prefill(wiring)
     for step in range(1, 1 + STEPS):

@@ -11,7 +11,8 @@ from calibration.measure.clock import clock_of, timed
 from calibration.measure.plan import QUEUED_KERNELS
 from runtime.assemble import assemble
 from runtime.comm.base import Alone
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.generate import Generator
 from runtime.model.kernels import observed
 from runtime.model.wiring import lay_out
 
@@ -40,20 +41,28 @@ def launch(op: Sample, device: torch.device) -> Callable[[], float]:
     return lambda: _queued_s(x, int(op.point["streams"])) / QUEUED_KERNELS
 
 
-def _eager(device: torch.device) -> Callable[[], float]:
-    """Decode steps of the runtime, per kernel in the simulator's sense, which may be several launches."""
-    generator = assemble(
+def tiny_generator(
+    device: torch.device, dtype: torch.dtype, *, batch: int, execution: ExecutionConfig | None = None
+) -> Generator:
+    """The tiny model, ready for `PROMPT` tokens and `STEPS` decode steps of each sequence."""
+    return assemble(
         TINY_MODEL,
         EngineConfig(),
         Alone(),
         device=device,
-        # as engines run: decode attention of GPUs is for 16 bits
-        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-        batch=1,
+        dtype=dtype,
+        batch=batch,
         prompt=PROMPT,
         gen=1 + STEPS,
         seed=0,
+        execution=execution,
     )
+
+
+def _eager(device: torch.device) -> Callable[[], float]:
+    """Decode steps of the runtime, per kernel in the simulator's sense, which may be several launches."""
+    # as engines run: decode attention of GPUs is for 16 bits
+    generator = tiny_generator(device, torch.bfloat16 if device.type == "cuda" else torch.float32, batch=1)
     wiring = lay_out("standard", TINY_MODEL.layers, ())
     kinds: list[str] = []
 

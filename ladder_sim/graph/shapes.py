@@ -266,12 +266,10 @@ class BmmShape(Multiplication):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElementwiseShape:
-    """A memory-bound kernel: norm, rotary embedding, activation, add, lookup."""
+class DataMovement:
+    """What takes no arithmetic that counts next to its traffic."""
 
-    moved_bytes: float
-    """Read and written, bytes."""
+    __slots__ = ()
 
     @property
     def flops(self) -> float:
@@ -280,7 +278,15 @@ class ElementwiseShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleShape:
+class ElementwiseShape(DataMovement):
+    """A memory-bound kernel: norm, rotary embedding, activation, add, lookup."""
+
+    moved_bytes: float
+    """Read and written, bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleShape(DataMovement):
     """The choice of each sequence's next token, of all logits: a memory-bound kernel if greedy."""
 
     batch: int
@@ -293,18 +299,13 @@ class SampleShape:
     """How it is chosen."""
 
     @property
-    def flops(self) -> float:
-        """Negligible next to the traffic."""
-        return 0.0
-
-    @property
     def moved_bytes(self) -> float:
         """Logits, read once."""
         return 1.0 * self.batch * self.vocab * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveShape:
+class CollectiveShape(DataMovement):
     """A message between ranks."""
 
     message_bytes: float
@@ -316,11 +317,6 @@ class CollectiveShape:
     """It grows with the sequences, not with their tokens."""
     kernel: str = ""
     """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; bits of a quantised all-reduce."""
-
-    @property
-    def flops(self) -> float:
-        """Negligible next to the transfer."""
-        return 0.0
 
     @property
     def moved_bytes(self) -> float:
