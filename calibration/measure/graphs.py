@@ -34,7 +34,7 @@ def _tokens(device: str, execution: ExecutionConfig) -> Tensor:
 def end_seen(device: str) -> tuple[bool, bool]:
     """Whether another thread sees a replayed graph as ended: while it runs, and after it.
 
-    A rank that hangs in a graph is ended by that.
+    Ranks that hang in a graph are found, and ended, in this way.
     """
     here = DEVICES[device]
     here.recorded(lambda: torch.cuda._sleep(SLEEP_CYCLES), lambda: None)()

@@ -64,7 +64,7 @@ def ops_of(
     *,
     cuda: bool = False,
     overlap: bool = False,
-    largest: float = math.inf,
+    most: float = math.inf,
 ) -> list[Sample]:
     """List every op to measure, without its time, in the order of the first round.
 
@@ -78,7 +78,7 @@ def ops_of(
         Whether CUDA streams and graphs are measured.
     overlap
         Whether kernels next to SMs, or threads, that are held are measured.
-    largest
+    most
         Limit on sizes, for a quick run: tokens of a GEMM, context, KB of a message or moved.
     """
     parts = [(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
@@ -98,7 +98,7 @@ def ops_of(
         # each is compiled first, for seconds
         *(op for shard in shards for op in _math_attention(shard)),
     ]
-    return list({op.key: op for op in every if _size(op) <= largest}.values())
+    return list({op.key: op for op in every if _size(op) <= most}.values())
 
 
 def _shard(model: ModelSpec, tp: int) -> Shard:
@@ -224,7 +224,7 @@ def _op(op: str, **point: float) -> Sample:
 
 
 def _size(op: Sample) -> float:
-    """What `largest` is compared with."""
+    """What `most` of `ops_of` is compared with."""
     point = op.point
     tokens = max(point.get(name, 0.0) for name in ("m", "q_len", "kv_len", "tokens"))
     logits_bytes = point.get("batch", 0.0) * point.get("vocab", 0.0) * STATE_BYTES

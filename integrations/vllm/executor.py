@@ -26,7 +26,7 @@ from ladder_sim.serve.engine.replica import Pace
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.steps.mix import Mix
 
-# of the request of a name: tokens that a step with drafted ones brings, by those that its answer has before
+# of a request, by name: tokens that a step with drafted ones brings it, by how many its answer has by then
 Gains = Callable[[str], Sequence[int]]
 
 
@@ -87,7 +87,7 @@ class TimedExecutor(Executor):
     seconds
         How long a step takes; called once for each, in their order.
     clock
-        By which steps end; who waits for what a step puts out waits by it.
+        Steps take its time: what one puts out is there when the clock has reached its end.
     gains
         Tokens that steps with drafted ones bring; None: none are drafted.
     """

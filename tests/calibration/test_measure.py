@@ -63,7 +63,7 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     before = SampleStore(path).samples
-    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, largest=16)}
+    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, most=16)}
     # a clock that ticks once per call, twice per sample: how many are taken does not depend on how long they take
     monkeypatch.setattr("calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__))
     assert main([*command, f"{2 * len(ops)}s"]) == 0
@@ -157,7 +157,7 @@ def test_the_longest_gemm_of_a_shard_is_measured_under_load() -> None:
 
 def test_every_kind_of_op_is_timed() -> None:
     ranks = Ranks()
-    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, largest=128)}
+    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, most=128)}
     attention = {"attention_prefill", "attention_decode", "math_attention_decode"}
     assert set(kinds) == {"gemm", *attention, *ELEMENTWISE, *SAMPLING, "eager_launch"}
     held = {"m": 1.0, "n": 64.0, "k": 64.0, "held": 1.0}
