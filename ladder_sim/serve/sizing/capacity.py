@@ -144,8 +144,6 @@ class Search:
         The number of replicas keeps the promise on average over so many.
     points
         Simulations that are known; others are added.
-    group
-        What limits are of: by default one replica of each kind.
     watch
         Is given what is simulated, as a phrase.
     """
@@ -159,12 +157,12 @@ class Search:
         *,
         seeds: int = 1,
         points: Points | None = None,
-        group: Sizes | None = None,
         watch: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.service, self.variant, self.traffic, self.promise = service, variant, traffic, promise
         self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
-        self.group = group or service.alike(1)
+        # what limits are of
+        self.group = service.alike(1)
 
     def of_group(self, group: Sizes) -> Self:
         """The same search with limits of another group."""
