@@ -1,20 +1,22 @@
 """Writes docs/accuracy-70b.md and its CSV files: errors and intervals of predictions against published measurements.
 
-python benchmarks/accuracy_page.py [FOLDER]
+python -m benchmarks.accuracy_page [FOLDER]
 """
 
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import table
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.graph.ops import CollectiveShape, Op, OpKind
+from ladder_sim.graph.ops import Op, OpKind
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.report.documents.validation import validation_document
 from ladder_sim.report.tables.validation import (
@@ -140,13 +142,13 @@ def _page(data: Dataset, compared: ComparisonsByLevel) -> str:
     levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in compared)
     head = (
         "# Accuracy on the 70B benchmark\n\n"
-        f"Written by `python benchmarks/accuracy_page.py` from the data set {data.name}: "
+        f"Written by `python -m benchmarks.accuracy_page` from the data set {data.name}: "
         f"{len(data.measurements)} measured configurations.\n\n{levels}"
     )
     parts = [head, _unseen_rows(compared), f"{_METHOD}\n", _targets(compared), _kernels(), _figures(), _protocols(data)]
     last = list(compared)[-1]
     title = f"## {last}: errors by variant, interconnect and TP\n\n"
-    summaries = _table(SUMMARY_COLUMNS, map(summary_cells, summarize(compared[last])))
+    summaries = table(SUMMARY_COLUMNS, map(summary_cells, summarize(compared[last])))
     parts += [title + _coverage(compared[last]) + summaries, _largest(compared[last], last), _ROWS]
     return "\n".join([*parts, _form()])
 
@@ -163,7 +165,7 @@ def _unseen_rows(compared: ComparisonsByLevel) -> str:
     return (
         "## Accuracy on unseen rows\n\nRows that no fit behind the predictions has seen: mean and largest absolute "
         "error. Throughputs and speedups\ntogether: share inside the 90 % interval, and its mean half-width.\n\n"
-        + _table(LEVEL_COLUMNS, level_cells(compared))
+        + table(LEVEL_COLUMNS, level_cells(compared))
         + "\n![Speedups, predicted and measured](accuracy.svg)\n\n"
         "The figure is written by `ladder-sim validate --plot accuracy.svg`.\n"
     )
@@ -185,7 +187,7 @@ def _targets(compared: ComparisonsByLevel) -> str:
             target = f"at least {_MIN_INSIDE:.0%}, at most {_MAX_HALF_WIDTH:.0%}"
             measured = f"{errors.inside:.0%}, {errors.half_width:.1%}"
             lines.append((level, "test rows", "share inside 90 % intervals, half-width", target, measured, met))
-    return "## Targets\n\nUpper limits of the mean and of the largest absolute error.\n\n" + _table(
+    return "## Targets\n\nUpper limits of the mean and of the largest absolute error.\n\n" + table(
         ("level", "rows", "quantity", "target", "measured", "met"), lines
     )
 
@@ -206,7 +208,7 @@ def _kernels() -> str:
         "## All-reduce kernels on their own\n\nOn 8 H100s, 1 to 512 MB, eager: runs of the TokenWeave artifact "
         "(microsoft/tokenweave). Floors and rates are of figure 4, which\nalso shows the best runs of figure 10; those "
         "here have 16 thread blocks. With each size left out of the fit\nthe mean errors are below 2 %, too.\n\n"
-        + _table(("kernel", "run", "mean, largest error"), lines)
+        + table(("kernel", "run", "mean, largest error"), lines)
     )
 
 
@@ -226,7 +228,7 @@ def _figures() -> str:
         parts.append(
             f"Profile `{name}` ({level}, {stack_fit.rows} runs; half the sum of squares {stack_fit.cost:.1f}). If the "
             "runs leave more\nthan 70 % of a prior's spread, the figure is known from its prior.\n\n"
-            + _table(("figure", "catalog", "fitted", "90 % interval", "known from"), lines)
+            + table(("figure", "catalog", "fitted", "90 % interval", "known from"), lines)
         )
     return "\n".join(parts)
 
@@ -240,7 +242,7 @@ def _protocols(data: Dataset) -> str:
     return (
         "## What a calibration may see\n\nThe rules are data in `ladder_sim/validation/splits.py`. A fit gets the rows "
         "in the third\ncolumn and no others (`ladder-sim calibrate fit-stack --protocol B`).\n\n"
-        + _table(("protocol", "may be fitted", "rows", "test rows"), rows)
+        + table(("protocol", "may be fitted", "rows", "test rows"), rows)
     )
 
 
@@ -291,12 +293,6 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         writer.writerow({name: f"{cell:.4g}" if isinstance(cell, float) else cell for name, cell in row.items()})
     return text.getvalue()
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    # names of files may hold a bar
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 if __name__ == "__main__":

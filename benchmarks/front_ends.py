@@ -1,6 +1,6 @@
 """What a server's front end adds to times to first token, fitted to measured servings: figures of the stacks' files.
 
-    python benchmarks/front_ends.py serving_dense.csv serving_moe.csv
+    python -m benchmarks.front_ends serving_dense.csv serving_moe.csv
 
 The files are tables as `ladder-sim validate` reads them. Rows with at most four requests in flight are served request
 by request without a front end, as in `served_loads`; what is missing of the measured time is fitted, for each engine,

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.checked_parts import ENGINES
 from benchmarks.drawn import drawn_by, save
-from benchmarks.evidence import ENGINES, LEVEL, rows_of, servings
+from benchmarks.evidence import LEVEL, rows_of, servings
+from benchmarks.pages import DOCS, SCHEMES
 from benchmarks.recovery import RESULTS, recovery_figure
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape, Shape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.report.figures.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.figures.prediction import timeline_figure
@@ -43,9 +46,7 @@ from ladder_sim.validation.dataset import read_dataset
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-DOCS = Path(__file__).parents[1] / "docs"
 TRAINING = DOCS.parent / "tests" / "data" / "training"
-SCHEMES = ("light", "dark")
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
 _FONT_PX = 13

@@ -1,13 +1,14 @@
 """Gains of techniques, predicted and measured: the tables of docs/versus.md.
 
-python benchmarks/techniques.py
+python -m benchmarks.techniques
 """
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.pages import table
 from ladder_sim import Scenario, predict
 from ladder_sim.specs.arguments import ARGUMENTS
 
@@ -83,16 +84,7 @@ def tables() -> tuple[str, str]:
         for gain in published()
     ]
     other = ("row", "measured", "predicted", "points", "source", "stands in for what is not stated")
-    return _table((*head, "error"), first), _table(other, second)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    cells = list(head)
-    return "\n".join([_line(cells), f"|{'---|' * len(cells)}", *map(_line, rows)])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return table((*head, "error"), first), table(other, second)
 
 
 def _fields(text: str) -> dict[str, object]:
@@ -106,4 +98,4 @@ def _rows(name: str) -> list[Mapping[str, str]]:
 
 
 if __name__ == "__main__":
-    print("\n\n".join(tables()))
+    print("\n".join(tables()))

@@ -68,7 +68,6 @@ def row(folder: Path, latency_s: float) -> None:
         for variant, run in runs.items():
             begun_s = time.perf_counter()
             run.step(step)
-            run.optimizer.step()
             seconds[variant].append(time.perf_counter() - begun_s)
     each_us = {variant: 1e6 * statistics.median(values) / tokens for variant, values in seconds.items()}
     ratios = [a / b for a, b in zip(seconds["standard"], seconds["ladder"], strict=True)]
@@ -88,7 +87,6 @@ def kept_bytes(run: Run) -> int:
 
     with saved_tensors_hooks(keep, lambda x: x):
         run.step(0)
-    run.optimizer.step()
     return sum(storages.values())
 
 

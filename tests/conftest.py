@@ -4,10 +4,13 @@ import os
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from ladder_sim.costs.profile import CalibrationProfile
 
 REPO = Path(__file__).resolve().parents[1]
 # recorded samples of what others measured; README.md there names their sources
@@ -80,3 +83,11 @@ def _plain_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             patch.delenv(name, raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def h100() -> "CalibrationProfile":
+    """What is measured of the H100."""
+    from ladder_sim.costs.profile_file import load_profile
+
+    return load_profile("h100-sxm")

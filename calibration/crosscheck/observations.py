@@ -10,7 +10,8 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import OpKey
 from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import STATE_BYTES
-from ladder_sim.graph.ops import CollectiveShape, Op, Phase
+from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import Techniques

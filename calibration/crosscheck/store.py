@@ -15,7 +15,7 @@ from ladder_sim.costs.recorded import Overlap
 from ladder_sim.costs.table_parts import CurvePart, curve
 from ladder_sim.costs.typed_json import BrokenRuleError, Error, Head, Part, read_head, refused
 from ladder_sim.errors import ProfileError, UsageError
-from ladder_sim.graph.ops import Shape
+from ladder_sim.graph.shapes import Shape
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.files import read_text
 from ladder_sim.system.schema import Schema

@@ -12,7 +12,7 @@ from calibration.fit.samples import BESIDE, HELD, TABLES, Sample
 from ladder_sim.costs.contention import OverlapParameters, kernel_demand
 from ladder_sim.costs.roofline import table_shape
 from ladder_sim.des.shared import Demand, Device
-from ladder_sim.graph.ops import ElementwiseShape, Shape
+from ladder_sim.graph.shapes import ElementwiseShape, Shape
 
 # points that a figure needs
 MIN_POINTS = 3

@@ -212,20 +212,14 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
     collectives: dict[str, dict[str, dict[int, Curve]]] = {
         ours: {"nccl": collective_curves(measured.nccl, op)} for op, ours in OPS.items()
     }
+    what = "medians of GEMM, attention, NCCL and all-reduce times"
     return CalibrationProfile(
         name=name,
         cluster=catalog.cluster(cluster),
         cluster_name=cluster,
         created=created,
         environment=measured.environment,
-        sources=(
-            parquet.source(
-                measured.system,
-                "medians of GEMM, attention, NCCL and all-reduce times",
-                measured.files,
-                notes=measured.notes,
-            ),
-        ),
+        sources=(parquet.source_of(measured.system, what, measured.files, measured.notes),),
         reference=reference,
         gemm=_tables("gemm", measured.tables, reference),
         attention_prefill={"flash": _tables("attention_prefill", measured.tables, reference)},
@@ -256,10 +250,7 @@ def make_engine_profile(
             "attention": measured.kernels[engine],
             "all-reduce": version,
         },
-        sources=(
-            *base.sources,
-            parquet.source(measured.system, f"attention and all-reduce of {engine}", files),
-        ),
+        sources=(*base.sources, parquet.source_of(measured.system, f"attention and all-reduce of {engine}", files)),
         attention_prefill={"flash": _tables("attention_prefill", own, reference)},
         attention_decode={"flash": _tables("attention_decode", own, reference)},
         collectives={

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from calibration.importers import parquet
-from calibration.importers.aiconfigurator import SYSTEMS, make_table
+from calibration.importers.aiconfigurator import make_table
+from calibration.importers.clean_experts import rising, weights_read_bytes, without_excluded
 from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge
 from calibration.importers.thin import predicted_s
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, MoeTables
-from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Experts, Gpu, Kind
+from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
@@ -44,70 +45,6 @@ LAYERS = {
 }
 # the token counts that tables have; the others judge them
 TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
-# largest splits of experts that tables have
-MAX_EXPERT_TP, MAX_RANKS = 16, 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertExclusion:
-    """Times of experts that are not of what engines run; empty fields stand for all."""
-
-    engine: str
-    """Framework that measured."""
-    reason: str
-    """What they hold instead."""
-    version: str = ""
-    """Of the engine."""
-    systems: tuple[str, ...] = ()
-    """The package's names of the GPUs concerned."""
-    format: str = ""
-    """Of the operands."""
-    imbalance: str = ""
-    """How unevenly tokens chose experts."""
-    from_ep: float = 1.0
-    """Smallest expert-parallel degree concerned."""
-    from_tokens: float = 1.0
-    """Fewest tokens concerned."""
-
-
-EXCLUSIONS = (
-    ExpertExclusion(
-        engine="sglang",
-        imbalance="balanced",
-        from_ep=2,
-        reason="each rank computes every expert's share of all tokens: eight times the others' time with EP 8",
-    ),
-    *(
-        ExpertExclusion(
-            engine="sglang",
-            systems=tuple(system for system in SYSTEMS if system != "rtx_pro_6000_server"),
-            format=name,
-            from_ep=2,
-            from_tokens=1001,
-            reason="up to three times TensorRT-LLM's time; with NVFP4, and with fewer tokens, the two agree",
-        )
-        for name in ("fp8-block", "bf16")
-    ),
-    ExpertExclusion(
-        engine="sglang",
-        version="0.5.10",
-        format="w4a16",
-        from_ep=2,
-        reason="four times the time of the Marlin kernel that later versions have",
-    ),
-    ExpertExclusion(
-        engine="vllm",
-        version="0.19.0",
-        format="w4a16",
-        reason="four times the time of the Marlin kernel that later versions have",
-    ),
-    ExpertExclusion(
-        engine="vllm",
-        systems=("h100_sxm", "h200_sxm"),
-        format="fp8",
-        reason="a kernel that was not tuned: up to six times the time of its own fp8 blocks",
-    ),
-)
 # systems whose files hold copies of another's
 COPIES = {"h200_sxm": "h100_sxm"}
 # systems on which TensorRT-LLM's latent attention does not split the context: 4,095 tokens of one sequence take as long
@@ -161,10 +98,10 @@ def read_moe_system(system: str, source: Path | None = None) -> MoeMeasurements:
         engine = label.split()[0]
         for key, series in parquet.expert_series(label, read(label, path)):
             if key[1:5] in LAYERS:
-                own, reasons = _kept(series, system, key)
+                own, reasons = without_excluded(series, system, key)
                 fastest_s = weights_read_bytes(key, own) / bandwidth_Bps
                 raised[label] += int((own.seconds < fastest_s).sum())
-                own = _rising(replace(own, seconds=np.maximum(own.seconds, fastest_s)))
+                own = rising(replace(own, seconds=np.maximum(own.seconds, fastest_s)))
                 excluded |= reasons
                 if len(own.seconds):
                     experts[key][engine] = own
@@ -235,18 +172,12 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
     for (kind, of), many in measured.tables.items():
         if usual := [series for series in many if series.label.startswith(mla_of)]:
             tables[kind][of] = make_table(kind, of, usual, reference)
+    what = "medians of experts' times; latent attention of one engine"
     return MoeTables(
         experts={**experts, **_factors(measured.experts)},
         tables=tables,
         left_out=left_out,
-        sources=(
-            parquet.source(
-                measured.system,
-                "medians of experts' times; latent attention of one engine",
-                measured.files,
-                notes=measured.notes,
-            ),
-        ),
+        sources=(parquet.source_of(measured.system, what, measured.files, measured.notes),),
     )
 
 
@@ -264,65 +195,15 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
     collectives: dict[str, dict[str, dict[int, Curve]]] = defaultdict(lambda: defaultdict(dict))
     for (op, kernel, ranks), series in sorted(measured.dispatches.get(engine, {}).items()):
         if len(series.seconds) > 1:
-            collectives[op][kernel][ranks] = _curve(_rising(series))
-    source = parquet.source(
-        measured.system,
-        f"experts, latent attention, dispatch and combine of {engine}",
-        tuple(file for file in measured.files if f"/{engine}" in file),
-    )
+            collectives[op][kernel][ranks] = _curve(rising(series))
+    files = tuple(file for file in measured.files if f"/{engine}" in file)
+    what = f"experts, latent attention, dispatch and combine of {engine}"
+    source = parquet.source_of(measured.system, what, files)
     return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
 
 
 def _oldest_first(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
     yield from sorted(parquet.all_files(folder, name), key=lambda file: parquet.version_key(file[0].split()[1]))
-
-
-def _kept(series: Series, system: str, key: Experts) -> tuple[Series, set[str]]:
-    """The rows that are used, in which no time falls as tokens are added; a note on each exclusion that took some."""
-    expert_tp, ep, tokens = series.points.T
-    rows = (expert_tp <= MAX_EXPERT_TP) & (expert_tp * ep <= MAX_RANKS)
-    engine, version = series.label.split()
-    notes = set()
-    for each in EXCLUSIONS:
-        if each.engine != engine or system not in (each.systems or (system,)):
-            continue
-        stated = ((each.version, version), (each.format, key.format), (each.imbalance, key.imbalance))
-        concerned = rows & (ep >= each.from_ep) & (tokens >= each.from_tokens)
-        if all(wanted in ("", measured) for wanted, measured in stated) and concerned.any():
-            rows &= ~concerned
-            which = " ".join(filter(None, (each.format, each.imbalance, "with EP" if each.from_ep > 1 else "")))
-            notes.add(f"experts {which} without {series.label}: {each.reason}")
-    return _rising(replace(series, points=series.points[rows], seconds=series.seconds[rows])), notes
-
-
-def weights_read_bytes(key: Experts, series: Series) -> Floats:
-    """Least bytes of weights that the slowest rank reads: its share of the experts that any token takes.
-
-    Calls that repeat find some of them in a large cache; a model's next layer does not.
-    """
-    expert_tp, ep, tokens = series.points.T
-    power = 0.0 if key.imbalance == "balanced" else float(key.imbalance.rsplit("-", 1)[1])
-    weight = np.arange(1.0, key.experts + 1.0) ** -power
-    # of a token to take an expert, rarer ones slightly underestimated
-    chance = np.minimum(1.0, key.top_k * weight / weight.sum())
-    taken: Floats = (1.0 - (1.0 - chance[:, None]) ** tokens).sum(axis=0)
-    weight_bytes: Floats = taken / ep * 3.0 * key.hidden * key.width / expert_tp * GEMM_FORMATS[key.format].weight_bytes
-    return weight_bytes
-
-
-def _rising(series: Series) -> Series:
-    """No time falls along the last axis."""
-    if not len(series.seconds):
-        return series
-    axes = _axes([series])
-    held = envelope(dense(axes, series), [len(axes) - 1])
-    at = np.isfinite(held)
-    points = np.column_stack([values[index] for values, index in zip(axes, np.nonzero(at), strict=True)])
-    return Series(label=series.label, points=points, seconds=held[at])
-
-
-def _axes(series: list[Series]) -> list[Floats]:
-    return [np.unique(column) for column in np.concatenate([each.points for each in series]).T]
 
 
 def _median(engines: Mapping[str, Series]) -> Grid:

@@ -16,7 +16,7 @@ from calibration.importers.grids import Series
 from ladder_sim.costs.profile import ProfileSource
 from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
-from ladder_sim.graph.ops import AttentionShape, MlaShape
+from ladder_sim.graph.shapes import AttentionShape, MlaShape
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.system.files import read_text
 
@@ -82,8 +82,8 @@ def find_systems(source: Path | None) -> Path:
     )
 
 
-def source(system: str, what: str, files: tuple[str, ...], *, notes: tuple[str, ...] = ()) -> ProfileSource:
-    """Where figures of a system come from, by files of the package."""
+def source_of(system: str, what: str, files: tuple[str, ...], notes: tuple[str, ...] = ()) -> ProfileSource:
+    """Where entries of a profile come from: files of the package, and what was left out or changed of them."""
     return ProfileSource(
         what=f"system {system}: {what}",
         version=VERSION,

@@ -20,9 +20,10 @@ MAX_LAUNCH_S = 1e-3
 # cycles per second of the kernel that holds it; no GPU's clock is above that, so that it holds for longer if anything
 CYCLES_PER_S = 2.5e9
 # launches that a GPU queues, about 1000 (CUDA documents no number): beyond that Python waits. An event is one, too
-DEPTH, QUEUE = 1000, 400
-# runs of a kernel in a row for one repeat last as long as this, so that the GPU has no pauses to cool down in
-CHAIN_S = 2e-3
+DEPTH = 1000
+# runs of a kernel in a row for one repeat last as long as this, so that the GPU has no pauses to cool down in, but are
+# no more launches than so many
+CHAIN_S, CHAIN_LAUNCHES = 2e-3, 400
 # power management follows the load within tens of milliseconds, and reports clocks every 100 ms (nvidia-smi)
 WARM_S = 0.2
 # of nvml.h
@@ -114,7 +115,7 @@ class CudaClock:
         return False
 
     def chain(self, seconds: float) -> int:
-        return min(QUEUE, math.ceil(CHAIN_S / seconds))
+        return min(CHAIN_LAUNCHES, math.ceil(CHAIN_S / seconds))
 
     def frequency(self) -> float | None:
         if self._nvml is None:
@@ -140,13 +141,15 @@ def clock_of(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else CpuClock()
 
 
-def timed(run: Callable[[], object], clock: Clock, launches: int = 1) -> float:
-    """Seconds that the device takes for what `run` issues in so many launches."""
+def timed(run: Callable[[], object], clock: Clock, launches: int = 1, *, runs: int = 1) -> float:
+    """Seconds that the device takes for what `run` issues in so many launches: the mean of some runs in a row."""
     while True:
-        clock.hold(launches)
+        clock.hold(runs * launches)
         start = clock.now()
-        run()
+        # kept until the end, so that no run writes its result to where the one before wrote
+        results = [run() for _ in range(runs)]
         end = clock.now()
+        del results
         # of more than are queued, the last are launched while others run
-        if launches > DEPTH or clock.has_held(start):
-            return clock.elapsed_s(start, end)
+        if runs * launches > DEPTH or clock.has_held(start):
+            return clock.elapsed_s(start, end) / runs

@@ -12,7 +12,7 @@ from calibration.fit.samples import Sample
 from calibration.measure.clock import clock_of
 from calibration.measure.launches import TINY_ELEMENTS
 from calibration.measure.numbers import DTYPE, normal
-from calibration.measure.plan import CHAIN, QUEUED
+from calibration.measure.plan import CHAINED_COLLECTIVES, QUEUED_KERNELS
 from calibration.measure.ranks import Ranks
 from runtime.comm.process_group import ProcessGroup
 from runtime.comm.streams import SideStream
@@ -48,13 +48,13 @@ def collective(op: Sample, ranks: Ranks) -> Callable[[], float]:
     def measure() -> float:
         # sums of sums would leave the range of numbers
         whole.copy_(numbers)
-        clock.hold(1 + CHAIN)
+        clock.hold(1 + CHAINED_COLLECTIVES)
         # the first one waits until the ranks have met, so it is not timed
         issue()
         start = clock.now()
-        for _ in range(CHAIN):
+        for _ in range(CHAINED_COLLECTIVES):
             issue()
-        return clock.elapsed_s(start, clock.now()) / CHAIN
+        return clock.elapsed_s(start, clock.now()) / CHAINED_COLLECTIVES
 
     return measure
 
@@ -112,11 +112,11 @@ def queued_all_reduce(op: Sample, ranks: Ranks) -> Callable[[], float]:
 
     def measure() -> float:
         # a message on another stream takes two events
-        clock.hold(4 * (1 + QUEUED))
+        clock.hold(4 * (1 + QUEUED_KERNELS))
         pair()
         start = clock.now()
-        for _ in range(QUEUED):
+        for _ in range(QUEUED_KERNELS):
             pair()
-        return clock.elapsed_s(start, clock.now()) / QUEUED
+        return clock.elapsed_s(start, clock.now()) / QUEUED_KERNELS
 
     return measure

@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
         # ranks share the CPU's cores
         torch.set_num_threads(1)
     ranks = Ranks()
-    ops = ops_of(models, degrees, ranks.world, cuda=cuda, overlap=options.overlap, largest=options.most)
+    ops = ops_of(models, degrees, ranks.world, cuda=cuda, overlap=options.overlap, most=options.most)
     machine = environment()
     ranks.check_alike(machine)
     store = None

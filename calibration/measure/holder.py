@@ -6,7 +6,7 @@ That is what a collective does to a kernel, without its traffic.
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -30,11 +30,9 @@ BLOCK = (1024, 1, 1)
 HASH_ROUNDS = 1000
 
 
-@contextmanager
-def held(count: int, device: torch.device) -> Iterator[None]:
+def held(count: int, device: torch.device) -> AbstractContextManager[None]:
     """Hold so many SMs, or threads, for all that is issued in the body."""
-    with _held_sms(count, device) if device.type == "cuda" else _held_threads(count):
-        yield
+    return _held_sms(count, device) if device.type == "cuda" else _held_threads(count)
 
 
 @contextmanager

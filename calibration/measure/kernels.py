@@ -92,16 +92,10 @@ def _gemm(op: Sample, weights: WeightPool) -> Run:
     return lambda: nn.functional.linear(x, weight())
 
 
-def _attention_prefill(op: Sample, weights: WeightPool) -> Run:
-    return _attention(op, int(op.point["q_len"]), int(op.point["q_len"]), weights)
-
-
-def _attention_decode(op: Sample, weights: WeightPool) -> Run:
-    return _attention(op, 1, int(op.point["kv_len"]), weights)
-
-
-def _attention(op: Sample, q_len: int, kv_len: int, weights: WeightPool) -> Run:
+def _attention(op: Sample, weights: WeightPool) -> Run:
     sequences, group, width = (int(op.point[name]) for name in ("batch_kv_heads", "group", "head_dim"))
+    q_len = int(op.point.get("q_len", 1))
+    kv_len = int(op.point.get("kv_len", q_len))
     # kernels split work by pairs of sequence and KV head, so sequences of one KV head each stand for every such pair
     q = normal((sequences, group, q_len, width), weights.device)
     cache = weights.rotating((2, sequences, 1, kv_len, width))
@@ -223,8 +217,7 @@ def _rows(moved_bytes: float, device: torch.device, tensors: float) -> Tensor:
 # by op
 KERNELS: dict[str, Callable[[Sample, WeightPool], Run]] = {
     **dict.fromkeys(("gemm", SUSTAINED), _gemm),
-    "attention_prefill": _attention_prefill,
-    "attention_decode": _attention_decode,
+    **dict.fromkeys(("attention_prefill", "attention_decode"), _attention),
     "math_attention_decode": _math_attention_decode,
     **dict.fromkeys(("sample_greedy", "sample_top_p"), _sample),
     "experts": _experts,

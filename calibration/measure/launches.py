@@ -8,7 +8,7 @@ import torch
 
 from calibration.fit.samples import Sample
 from calibration.measure.clock import clock_of, timed
-from calibration.measure.plan import QUEUED
+from calibration.measure.plan import QUEUED_KERNELS
 from runtime.assemble import assemble
 from runtime.comm.base import Alone
 from runtime.config import EngineConfig, ModelConfig
@@ -37,17 +37,17 @@ def launch(op: Sample, device: torch.device) -> Callable[[], float]:
     if op.op == "graph_kernel":
         graph = _graph(x, LAUNCHES)
         return lambda: _repeated_s(graph.replay, 1, device) / LAUNCHES
-    return lambda: _queued_s(x, int(op.point["streams"])) / QUEUED
+    return lambda: _queued_s(x, int(op.point["streams"])) / QUEUED_KERNELS
 
 
 def _eager(device: torch.device) -> Callable[[], float]:
     """Decode steps of the runtime, per kernel in the simulator's sense, which may be several launches."""
+    # as engines run: decode attention of GPUs is for 16 bits
     generator = assemble(
         TINY_MODEL,
         EngineConfig(),
         Alone(),
         device=device,
-        # as engines run: decode attention of GPUs is for 16 bits
         dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
         batch=1,
         prompt=PROMPT,
@@ -108,7 +108,7 @@ def _queued_s(x: torch.Tensor, streams: int) -> float:
     turns = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(streams - 1))]
 
     def run() -> None:
-        for number in range(QUEUED):
+        for number in range(QUEUED_KERNELS):
             current, following = turns[number % streams], turns[(number + 1) % streams]
             with torch.cuda.stream(current):
                 x.add_(1.0)
@@ -116,4 +116,4 @@ def _queued_s(x: torch.Tensor, streams: int) -> float:
                 following.wait_stream(current)
 
     # a whole number of rounds ends on the stream it began on; a wait records an event, too
-    return timed(run, clock_of(x.device), launches=3 * QUEUED)
+    return timed(run, clock_of(x.device), launches=3 * QUEUED_KERNELS)

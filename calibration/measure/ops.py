@@ -4,13 +4,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 
 from calibration.fit.samples import BESIDE, HELD, SUSTAINED, Sample
-from calibration.measure.clock import QUEUE, Timing, clock_of, timed
+from calibration.measure.clock import CHAIN_LAUNCHES, Timing, clock_of, timed
 from calibration.measure.collectives import UNSUPPORTED, collective, queued_all_reduce
 from calibration.measure.kernels import KERNELS, kernel, launches_of
 from calibration.measure.launches import launch
@@ -18,19 +18,25 @@ from calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
 from calibration.measure.plan import SUSTAINED_S, WARM_UPS
 from calibration.measure.ranks import Ranks
 
-# measures once: timings by name of the op
+# measures an op once: timings by name, also of what overlaps it
 Repeat = Callable[[], Mapping[str, Timing]]
 # a clock that falls by more than this share during the repeats had not settled: NVML reports it in steps of 15 MHz
 BURST = 0.02
 
 
-class _Repeats(NamedTuple):
-    """What one rank measured of one op."""
+class _OfRank(NamedTuple):
+    """What one rank measured of an op in all repeats: fields as in `Sample`."""
 
     seconds: float
     spread: float
     alone_s: float | None
     burst: bool
+
+    @classmethod
+    def of(cls, timings: Sequence[Timing], *, burst: bool) -> Self:
+        low, middle, high = (float(q) for q in np.quantile([timing.seconds for timing in timings], [0.25, 0.5, 0.75]))
+        alone_s = [timing.alone_s for timing in timings if timing.alone_s is not None]
+        return cls(middle, (high - low) / 2.0 / middle, float(np.median(alone_s)) if alone_s else None, burst)
 
 
 def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
@@ -62,7 +68,7 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
             raise
         return [op]
     burst = before_MHz is not None and after_MHz is not None and after_MHz < (1.0 - BURST) * before_MHz
-    own = {name: _repeats([row[name] for row in rows], burst=burst) for name in rows[0]}
+    own = {name: _OfRank.of([row[name] for row in rows], burst=burst) for name in rows[0]}
     by_rank = ranks.gather(own)
     return [_sample(op, name, [each[name] for each in by_rank], after_MHz) for name in own]
 
@@ -84,40 +90,30 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if BESIDE in op.op:
         return OverlapMeasurement(op, ranks).measure
     if op.op in KERNELS:
-        run, clock, each = kernel(op, ranks.weights), clock_of(ranks.device), launches_of(op)
+        run, clock, launches = kernel(op, ranks.weights), clock_of(ranks.device), launches_of(op)
         # its result needs memory as well
         run()
         # as long as can be: the GPU rests while it is held for the next one
-        chain = QUEUE if op.op == SUSTAINED else clock.chain(timed(run, clock, each))
-        count = max(1, min(chain, QUEUE // each))
-        return lambda: {op.op: Timing(timed(lambda: [run() for _ in range(count)], clock, count * each) / count)}
-    if "streams" in op.point and "ranks" in op.point:
+        chain = CHAIN_LAUNCHES if op.op == SUSTAINED else clock.chain(timed(run, clock, launches))
+        runs = max(1, min(chain, CHAIN_LAUNCHES // launches))
+        return lambda: {op.op: Timing(timed(run, clock, launches, runs=runs))}
+    if op.op == "queued_all_reduce":
         seconds = queued_all_reduce(op, ranks)
     else:
         seconds = collective(op, ranks) if "ranks" in op.point else launch(op, ranks.device)
     return lambda: {op.op: Timing(seconds())}
 
 
-def _repeats(timings: Sequence[Timing], *, burst: bool) -> _Repeats:
-    low, middle, high = (float(q) for q in np.quantile([timing.seconds for timing in timings], [0.25, 0.5, 0.75]))
-    alone_s = [timing.alone_s for timing in timings if timing.alone_s is not None]
-    return _Repeats(middle, (high - low) / 2.0 / middle, float(np.median(alone_s)) if alone_s else None, burst)
-
-
-def _sample(op: Sample, name: str, by_rank: Sequence[_Repeats], clock_MHz: float | None) -> Sample:
+def _sample(op: Sample, name: str, by_rank: Sequence[_OfRank], clock_MHz: float | None) -> Sample:
     """Of all ranks: the slowest where it keeps the others waiting, else a typical one."""
-    if "ranks" in op.point:
-        seconds, spread, alone_s, _ = max(by_rank, key=lambda each: each.seconds)
-    else:
-        seconds, spread = (float(np.median([each[field] for each in by_rank])) for field in range(2))
-        alone = [each.alone_s for each in by_rank if each.alone_s is not None]
-        alone_s = float(np.median(alone)) if alone else None
+    counted = [max(by_rank, key=lambda each: each.seconds)] if "ranks" in op.point else by_rank
+    alone_s = [each.alone_s for each in counted if each.alone_s is not None]
     return replace(
         op,
         op=name,
-        seconds=seconds,
-        spread=spread,
-        alone_s=alone_s,
+        seconds=float(np.median([each.seconds for each in counted])),
+        spread=float(np.median([each.spread for each in counted])),
+        alone_s=float(np.median(alone_s)) if alone_s else None,
         by_rank=tuple(each.seconds for each in by_rank) if len(by_rank) > 1 else (),
         clock_MHz=clock_MHz,
         burst=any(each.burst for each in by_rank),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.fit.samples import BESIDE, HELD, Sample
-from calibration.measure.clock import QUEUE, Timing, clock_of, timed
+from calibration.measure.clock import CHAIN_LAUNCHES, Timing, clock_of, timed
 from calibration.measure.holder import held
 from calibration.measure.kernels import kernel
 from calibration.measure.numbers import DTYPE, normal
@@ -17,7 +17,7 @@ from calibration.measure.plan import HELD_KERNELS
 from calibration.measure.ranks import Ranks
 
 # in a row during one message: each is a launch, and so is its event
-MAX_KERNELS = QUEUE // 2
+MAX_KERNELS = CHAIN_LAUNCHES // 2
 # kernels run for this multiple of the message's time alone, and for `GROWTH` times longer whenever they end too soon
 MARGIN, GROWTH = 2.0, 4.0
 
@@ -118,8 +118,5 @@ class HeldMeasurement:
     def measure(self) -> dict[str, Timing]:
         """Seconds of a kernel in a row of `HELD_KERNELS`, with a part of the processor held and with all of it."""
         with held(self._count, self._device):
-            held_s = self._row_s()
-        return {self._name: Timing(held_s, self._row_s())}
-
-    def _row_s(self) -> float:
-        return timed(lambda: [self._run() for _ in range(HELD_KERNELS)], self._clock, HELD_KERNELS) / HELD_KERNELS
+            held_s = timed(self._run, self._clock, runs=HELD_KERNELS)
+        return {self._name: Timing(held_s, timed(self._run, self._clock, runs=HELD_KERNELS))}

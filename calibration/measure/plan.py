@@ -16,9 +16,9 @@ SUSTAINED_S = 5.0
 SAMPLE_S = 2.0
 WARM_UPS = 2
 # collectives in a row that are timed together, after one that is not timed
-CHAIN = 6
+CHAINED_COLLECTIVES = 6
 # tiny kernels, and all-reduces, that each wait for the one before
-QUEUED = 50
+QUEUED_KERNELS = 50
 # kernels in a row, once while a part of the processor is held and once while it is not
 HELD_KERNELS = 20
 # runs of a kernel and a message at the same time for one repeat, roughly: each alone as well, and more kernels than the
@@ -90,7 +90,7 @@ class Plan:
             return 2 * HELD_KERNELS * self._once_s(op)
         if overlapped:
             return OVERLAP_RUNS * (self._once_s(op) + self._once_s(replace(op, op=f"{message}{BESIDE}{name}")))
-        return (1 + CHAIN if "ranks" in op.point else 1) * self._once_s(op)
+        return (1 + CHAINED_COLLECTIVES if "ranks" in op.point else 1) * self._once_s(op)
 
     def _once_s(self, op: Sample) -> float:
         """The op's last time, or that of the largest of its kind scaled by work; 0 if none was measured yet."""

@@ -52,6 +52,10 @@ class Shard(NamedTuple):
     """Query heads per KV head."""
     head_dim: int
 
+    def cache(self, sequences: int = 1) -> dict[str, float]:
+        """Coordinates of its attention, but lengths."""
+        return {"batch_kv_heads": sequences * self.kv_heads, "group": self.group, "head_dim": self.head_dim}
+
 
 def ops_of(
     models: Sequence[ModelSpec],
@@ -60,7 +64,7 @@ def ops_of(
     *,
     cuda: bool = False,
     overlap: bool = False,
-    largest: float = math.inf,
+    most: float = math.inf,
 ) -> list[Sample]:
     """List every op to measure, without its time, in the order of the first round.
 
@@ -74,7 +78,7 @@ def ops_of(
         Whether CUDA streams and graphs are measured.
     overlap
         Whether kernels next to SMs, or threads, that are held are measured.
-    largest
+    most
         Limit on sizes, for a quick run: tokens of a GEMM, context, KB of a message or moved.
     """
     parts = [(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
@@ -94,7 +98,7 @@ def ops_of(
         # each is compiled first, for seconds
         *(op for shard in shards for op in _math_attention(shard)),
     ]
-    return list({op.key: op for op in every if _size(op) <= largest}.values())
+    return list({op.key: op for op in every if _size(op) <= most}.values())
 
 
 def _shard(model: ModelSpec, tp: int) -> Shard:
@@ -135,10 +139,8 @@ def _powers(low: int, high: int) -> list[int]:
 def _attention(shard: Shard) -> Iterator[Sample]:
     for length in CONTEXTS:
         for sequences in SEQUENCES:
-            pairs = sequences * shard.kv_heads
-            shape = {"batch_kv_heads": pairs, "group": shard.group, "head_dim": shard.head_dim}
-            yield _op("attention_prefill", q_len=length, **shape)
-            yield _op("attention_decode", kv_len=length, **shape)
+            yield _op("attention_prefill", q_len=length, **shard.cache(sequences))
+            yield _op("attention_decode", kv_len=length, **shard.cache(sequences))
 
 
 def _math_attention(shard: Shard) -> Iterator[Sample]:
@@ -198,23 +200,21 @@ def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
     if world.per_node == 1:
         return
     n, k = shard.gemms[-1]
-    cache = {"batch_kv_heads": shard.kv_heads, "group": shard.group, "head_dim": shard.head_dim}
     for size in OVERLAP_MESSAGES:
         message = {"bytes": size, "ranks": world.per_node, "nodes": 1}
         for m in OVERLAP_ROWS:
             yield _op("gemm_beside_all_reduce", m=m, n=n, k=k, **message)
-        yield _op("attention_decode_beside_all_reduce", kv_len=OVERLAP_CONTEXT, **cache, **message)
+        yield _op("attention_decode_beside_all_reduce", kv_len=OVERLAP_CONTEXT, **shard.cache(), **message)
 
 
 def _held(shard: Shard, *, cuda: bool) -> Iterator[Sample]:
     """GEMMs of a few tokens, decode attention and elementwise kernels, while others hold a part of the processor."""
     counts, moved = (HELD_SMS, HELD_MOVED) if cuda else (HELD_THREADS, HELD_CPU_MOVED)
-    cache = {"batch_kv_heads": shard.kv_heads, "group": shard.group, "head_dim": shard.head_dim}
     for count in counts:
         for n, k in shard.gemms:
             for m in HELD_ROWS:
                 yield _op(f"gemm{BESIDE}{HELD}", m=m, n=n, k=k, held=count)
-        yield _op(f"attention_decode{BESIDE}{HELD}", kv_len=OVERLAP_CONTEXT, **cache, held=count)
+        yield _op(f"attention_decode{BESIDE}{HELD}", kv_len=OVERLAP_CONTEXT, **shard.cache(), held=count)
         for kind in ("add", "norm"):
             yield _op(f"{kind}{BESIDE}{HELD}", bytes=moved, held=count)
 
@@ -224,7 +224,7 @@ def _op(op: str, **point: float) -> Sample:
 
 
 def _size(op: Sample) -> float:
-    """What `largest` is compared with."""
+    """What `most` of `ops_of` is compared with."""
     point = op.point
     tokens = max(point.get(name, 0.0) for name in ("m", "q_len", "kv_len", "tokens"))
     logits_bytes = point.get("batch", 0.0) * point.get("vocab", 0.0) * STATE_BYTES

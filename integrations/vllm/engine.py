@@ -41,12 +41,16 @@ _MODEL = {
 }
 
 
-class _Run(NamedTuple):
-    """A step that runs."""
+class _Started(NamedTuple):
+    """A step that runs, or waits for the one before."""
 
     mix: Mix
     start_s: float
     seconds: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.seconds
 
 
 class EngineReplica(Replica):
@@ -54,7 +58,7 @@ class EngineReplica(Replica):
 
     def _make_scheduler(self) -> None:
         self._clock = VirtualClock()
-        self._started = deque[_Run]()
+        self._started = deque[_Started]()
         self._open: dict[str, tuple[Answer, VllmRequest]] = {}
         self._gains: dict[str, list[int]] = {}
         # equal names of parts of prompts are equal tokens
@@ -125,8 +129,8 @@ class EngineReplica(Replica):
         return self._tokens.setdefault(of, len(self._tokens))
 
     def _begin(self, mix: Mix) -> float:
-        start_s = max(self._clock.now_s, self._started[-1].start_s + self._started[-1].seconds if self._started else 0)
-        self._started.append(_Run(mix, start_s, self._seconds(mix)))
+        start_s = max(self._clock.now_s, self._started[-1].end_s if self._started else 0)
+        self._started.append(_Started(mix, start_s, self._seconds(mix)))
         return self._started[-1].seconds
 
     def _run(self) -> Generator[simpy.Event, object, None]:
@@ -141,9 +145,9 @@ class EngineReplica(Replica):
             # requests that arrive until then are seen by the step after
             yield self.env.timeout(self._clock.now_s - self.env.now)
             parts = [part for each in (outputs or {}).values() for part in each.outputs]
-            if self._started and self._started[0].start_s + self._started[0].seconds <= self._clock.now_s:
-                run = self._started.popleft()
-                self._ended(self._step(run.mix, parts), run.start_s, run.seconds)
+            if self._started and self._started[0].end_s <= self._clock.now_s:
+                mix, start_s, seconds = self._started.popleft()
+                self._ended(self._step(mix, parts), start_s, seconds)
 
     def _step(self, mix: Mix, parts: list[Any]) -> Step:
         """Note what a step put out."""

@@ -26,7 +26,7 @@ from ladder_sim.serve.engine.replica import Pace
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.steps.mix import Mix
 
-# by request: what a step brings it after so many tokens of its answer, if it has drafted ones
+# of a request, by name: tokens that a step with drafted ones brings it, by how many its answer has by then
 Gains = Callable[[str], Sequence[int]]
 
 
@@ -83,13 +83,13 @@ class TimedExecutor(Executor):
     config
         vLLM's.
     spec
-        How it schedules.
+        How vLLM is to schedule, whatever its flags.
     seconds
-        Of a step.
+        How long a step takes; called once for each, in their order.
     clock
-        Whose time passes.
+        Steps take its time: what one puts out is there when the clock has reached its end.
     gains
-        What drafted tokens bring.
+        Tokens that steps with drafted ones bring; None: none are drafted.
     """
 
     uses_ray = False
@@ -169,11 +169,11 @@ class TimedExecutor(Executor):
         if not scheduled:
             nothing = _Timed(EMPTY_MODEL_RUNNER_OUTPUT, self._clock, self._clock.now_s)
             return nothing if non_block else nothing.result()
-        before, known = self._read(scheduler_output)
+        before, lengths = self._read(scheduler_output)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         # prompts that go on bring no token
         gained = {
-            name: self._gain(name, len(drafts.get(name, ()))) if before[name] + new >= known[name] else 0
+            name: self._gain(name, len(drafts.get(name, ()))) if before[name] + new >= lengths[name] else 0
             for name, new in scheduled.items()
         }
         # the scheduler counts drafts on their way as accepted
@@ -206,18 +206,18 @@ class TimedExecutor(Executor):
         return DraftTokenIds(self._drafting, [[self._token] * (self.spec.rows - 1) for _ in self._drafting])
 
     def _read(self, scheduler_output: Any) -> tuple[dict[str, int], dict[str, int]]:
-        """Of each request, the tokens computed before, and those whose next one is to come."""
+        """Of each request, its tokens computed before this step, and all that it has: prompt and answer so far."""
         for name in scheduler_output.finished_req_ids:
             for tokens in (self._prompts, self._produced, self._computed):
                 tokens.pop(name, None)
         new, cached = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
         self._prompts |= {request.req_id: request.prompt_len for request in new}
         before = {request.req_id: request.num_computed_tokens for request in new}
-        known = {request.req_id: request.prompt_len for request in new}
+        lengths = {request.req_id: request.prompt_len for request in new}
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         answers = zip(cached.req_ids, cached.num_output_tokens, strict=True)
-        known |= {name: self._prompts[name] + tokens for name, tokens in answers}
-        return before, known
+        lengths |= {name: self._prompts[name] + tokens for name, tokens in answers}
+        return before, lengths
 
     def _gain(self, name: str, drafts: int) -> int:
         """Tokens that a step brings a request whose prompt is done."""

@@ -15,7 +15,7 @@ import numpy as np
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
 from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
+from ladder_sim.graph.shapes import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
 from ladder_sim.graph.sizes import TILE_ROWS
 
 # columns of a GEMM's thread-block tile, in order of preference; the choice is the one that fills the last wave best

@@ -36,16 +36,16 @@ from ladder_sim.costs.roofline import (
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
-from ladder_sim.graph.ops import (
+from ladder_sim.graph.ops import CollectiveKind, Op
+from ladder_sim.graph.shapes import (
     AttentionShape,
     BmmShape,
-    CollectiveKind,
+    CachedAttention,
     CollectiveShape,
     GemmShape,
     Group,
     MlaShape,
     MoeShape,
-    Op,
     Shape,
 )
 from ladder_sim.specs.scenario import HOPPER, Scenario
@@ -182,7 +182,7 @@ class KernelCosts:
         if isinstance(shape, AttentionShape) and shape.kernel == "flash":
             # tables hold forward passes
             part = shape.products / 2
-        if isinstance(shape, AttentionShape | MlaShape) and shape.is_prompt:
+        if isinstance(shape, CachedAttention) and shape.is_prompt:
             if shape.shares_step:
                 # its share of the whole prompt, as which it was looked up
                 part = part * shape.q_len / prompt_len(shape)
@@ -265,7 +265,7 @@ class KernelCosts:
     def _stack_factor(self, shape: Shape, source: Source) -> Number:
         """Time of the stack's kernel relative to the table's or the roofline's."""
         stack = self.hardware.stack
-        if isinstance(shape, AttentionShape | MlaShape):
+        if isinstance(shape, CachedAttention):
             if shape.is_prompt:
                 return stack.prompt_factor
             # of math attention without a table the traffic alone has it

@@ -14,7 +14,8 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Demand
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.inputs import STATE_BYTES
-from ladder_sim.graph.ops import CollectiveShape, Op, Shape
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import CollectiveShape, Shape
 
 # kind and shape of an op
 OpKey = tuple[str, Shape]

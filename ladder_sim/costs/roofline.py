@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.inputs import STATE_BYTES, operands
-from ladder_sim.graph.ops import (
+from ladder_sim.graph.shapes import (
     AttentionShape,
     BmmShape,
+    CachedAttention,
     GemmShape,
     MlaShape,
     MoeShape,
@@ -164,7 +165,7 @@ def table_key(shape: Shape) -> tuple[Kind, TableOf] | None:
     return None
 
 
-def _cache(shape: AttentionShape | MlaShape) -> str:
+def _cache(shape: CachedAttention) -> str:
     return "fp8" if shape.kv_element_bytes == KV_BYTES["fp8"] else "bf16"
 
 
@@ -211,7 +212,7 @@ def _kv_len(shape: AttentionShape) -> Any:
     return np.minimum(shape.kv_len, shape.window) if shape.windowed else shape.kv_len
 
 
-def prompt_len(shape: AttentionShape | MlaShape) -> Any:
+def prompt_len(shape: CachedAttention) -> Any:
     """Tokens of the prompts whose average chunk a shape is; without earlier context its own new tokens."""
     return 2 * shape.kv_len - shape.q_len if shape.shares_step else shape.q_len
 

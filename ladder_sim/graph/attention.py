@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.ops import AttentionShape, BmmShape, MlaShape
+from ladder_sim.graph.shapes import AttentionShape, BmmShape, MlaShape
 from ladder_sim.specs.layers import Gqa, Mla
 
 # a sum of squares, 32-bit

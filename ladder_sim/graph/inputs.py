@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
-from ladder_sim.graph.ops import PROMPT_DUTY, Count, Phase
+from ladder_sim.graph.ops import PROMPT_DUTY, Phase
+from ladder_sim.graph.shapes import Count
 from ladder_sim.specs.layers import Dense, Gqa, LayerPart, Mla, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ladder_sim.graph.inputs import STATE_BYTES, RankPass, operands
-from ladder_sim.graph.ops import CollectiveKind, CollectiveShape, ElementwiseShape, GemmShape, Group, Op, OpKind, Shape
+from ladder_sim.graph.ops import CollectiveKind, Op, OpKind
+from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, Group, Shape
 from ladder_sim.specs.workload import Format
 
 # position of what a block starts from

@@ -14,19 +14,9 @@ from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
-from ladder_sim.graph.ops import (
-    AttentionShape,
-    CollectiveShape,
-    ElementwiseShape,
-    GemmShape,
-    Op,
-    OpKind,
-    Phase,
-    Portion,
-    SampleShape,
-    Shape,
-)
+from ladder_sim.graph.ops import Op, OpKind, Phase, Portion
 from ladder_sim.graph.roles import BlockKey, Gradient, InChunks, PortionOf, ResidualOp, Role
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
 from ladder_sim.graph.techniques.forms import SPLITTING, rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.workload import FORMATS

@@ -11,20 +11,16 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.graph.ops import (
-    PROMPT_DUTY,
-    WHOLE,
+from ladder_sim.graph.ops import PROMPT_DUTY, WHOLE, Op, Phase, Portion
+from ladder_sim.graph.shapes import (
     AttentionShape,
     BmmShape,
+    CachedAttention,
     CollectiveShape,
     Count,
     ElementwiseShape,
     GemmShape,
-    MlaShape,
     MoeShape,
-    Op,
-    Phase,
-    Portion,
     SampleShape,
     Shape,
     varies,
@@ -155,7 +151,7 @@ class Sizes:
     def shape(self, op: Op) -> Shape:
         """The shape of an op of these sizes, given the op of a single token of each sequence."""
         shape = op.shape
-        if isinstance(shape, AttentionShape | MlaShape):
+        if isinstance(shape, CachedAttention):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
             if np.any(self.whole_kv_len):
                 # the math kernel reads the whole cache

@@ -16,9 +16,9 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_seconds
 
-# what predictions of a server at moderate load kept in three series, TP 1, by steps that were fitted to its log
-# (docs/load.md)
-MEASURED = math.log(1.4)
+# how far times of requests may be off, in the logarithm, by steps that were fitted to a server's log: what predictions
+# of it at moderate load kept in three series, TP 1 (docs/load.md)
+MEASURED_STEPS_WIDTH = math.log(1.4)
 
 
 def confidence_of(
@@ -50,7 +50,7 @@ def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[st
     """How far times of each variant's steps may be off; measured ones of other wirings by the simulated ratio too."""
     if steps is None:
         return confidence.widths
-    rates = {name: math.hypot(MEASURED, widths.speedup) for name, widths in confidence.widths.items()}
+    rates = {name: math.hypot(MEASURED_STEPS_WIDTH, widths.speedup) for name, widths in confidence.widths.items()}
     return {name: replace(confidence.widths[name], rate=rate, ttft=rate) for name, rate in rates.items()}
 
 

@@ -175,31 +175,30 @@ def estimate(
         answered += len(outcome.answers)
         return outcome
 
+    def ends(name: str, width: float) -> list[dict[str, float]]:
+        """Figures of the first seed with slower and with faster steps."""
+        return [_figures(run(name, loads[0], slower=math.exp(sign * width))) for sign in (1, -1)]
+
     outcomes = {name: run(name, loads[0], record=record) for name in names}
     confidence = confidence_of(scenario, outcomes, profile=service.profile)
     all_widths = widths_of(confidence, service.steps)
-    first = next(iter(names))
     bases: Sequence[Mapping[str, float]] = ()
     estimates: dict[str, Estimate] = {}
     for name, outcome in outcomes.items():
         widths = all_widths[name]
         more = [run(name, load) for load in loads[1:]]
         rows = [_figures(each) for each in (outcome, *more)]
-        ends = [_figures(run(name, loads[0], slower=math.exp(width))) for width in (widths.rate, -widths.rate)]
-        slow = ends[0]
+        slow, fast = ends(name, widths.rate)
         gains = {}
-        if name == first:
-            bases = rows
-        else:
-            gain_ends = [
-                _gains(bases[0], _figures(run(name, loads[0], slower=math.exp(width))))
-                for width in (widths.speedup, -widths.speedup)
-            ]
+        if estimates:
+            gain_ends = [_gains(bases[0], end) for end in ends(name, widths.speedup)]
             gains = _intervals([_gains(base, row) for base, row in zip(bases, rows, strict=True)], gain_ends)
+        else:
+            bases = rows
         beyond = max(0.0, widths.ttft - widths.rate)
         estimates[name] = Estimate(
             outcome=outcome,
-            figures=_intervals(rows, [_later(end, sign * beyond) for end, sign in zip(ends, (1, -1), strict=True)]),
+            figures=_intervals(rows, [_later(slow, beyond), _later(fast, -beyond)]),
             gains=gains,
             widths=widths,
             stable=all(each.stable for each in (outcome, *more)),

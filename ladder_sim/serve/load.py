@@ -77,6 +77,10 @@ class Service:
         prompts = f", prompts on {replace(self.prefill.plan, dp=1)}" if self.prefill else ""
         return f"{replace(self.scenario.plan, dp=1)}{prompts}"
 
+    def alike(self, number: int) -> Sizes:
+        """So many replicas of each kind."""
+        return Sizes(number, number if self.prefill else 0)
+
     def gpus(self, sizes: Sizes) -> int:
         """Of so many replicas."""
         prefill = sizes.prefill * self.prefill.plan.replica_gpus if self.prefill else 0

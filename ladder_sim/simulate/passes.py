@@ -24,8 +24,9 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import AttentionShape, MlaShape, Multiplication, Op, Phase
+from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
+from ladder_sim.graph.shapes import CachedAttention, Multiplication
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
@@ -116,7 +117,7 @@ class ForwardPass:
         for number, count in zip(numbers, self.schedule.order.counts, strict=True):
             op, estimate = self.prices[number]
             slowed_s = slowed_s + count * estimate.slowed_s
-            if isinstance(op.shape, Multiplication | AttentionShape | MlaShape):
+            if isinstance(op.shape, Multiplication | CachedAttention):
                 multiplied_s = multiplied_s + count * estimate.seconds
         if not any_true(slowed_s > 0.0):
             return self

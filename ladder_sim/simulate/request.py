@@ -19,7 +19,8 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import Count, Phase
+from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.shapes import Count
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.breakdown import Breakdown

@@ -14,9 +14,9 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, weight_bytes
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
-from ladder_sim.graph.ops import GemmShape
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.roles import Gradient
+from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import Schedule, schedule_pass
 from ladder_sim.simulate.passes import Engine, ForwardPass

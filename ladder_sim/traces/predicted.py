@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from ladder_sim.graph.ops import CollectiveShape, Phase
+from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.passes import Engine, simulate
 from ladder_sim.simulate.ranks import replicate_of_every_layer

@@ -29,12 +29,11 @@ class Batches:
         return self._cut(self._corpus.held_out, (torch.arange(windows) + 0.5) / windows)
 
     def _cut(self, parts: tuple[tuple[int, int], ...], share_B: Tensor) -> Tensor:
-        """Sequences that begin after this share of the places where one can."""
+        """Sequences, B x T, that begin after this share of the places where one can."""
         first_P, stop_P = torch.tensor(parts).unbind(1)
-        ends_P = (stop_P - first_P - self._length + 1).cumsum(0)
+        places_P = stop_P - first_P - self._length + 1
+        ends_P = places_P.cumsum(0)
         place_B = (share_B.double() * ends_P[-1]).long()
         part_B = torch.searchsorted(ends_P, place_B, right=True)
-        # of the parts before
-        skipped_P = ends_P - (stop_P - first_P - self._length + 1)
-        at_B = first_P[part_B] + place_B - skipped_P[part_B]
+        at_B = first_P[part_B] + place_B - (ends_P - places_P)[part_B]
         return self._tokens[at_B.unsqueeze(1) + torch.arange(self._length)].long()

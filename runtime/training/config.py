@@ -162,23 +162,28 @@ def prepare_training(config: TrainingConfig) -> TrainingInput:
     wiring = lay_out(config.variant, shape.layers, shape.ladder_layers)
     if config.tp > 1 and not wiring.reduces:
         raise UsageError(f"variant '{wiring.name}': its ranks learn nothing of each other", hint="choose another")
-    teacher = None
-    if config.objective == "distill":
-        folder = config.teacher or (config.model if config.pretrained else None)
-        if folder is None:
-            raise UsageError("--objective distill: there is no teacher", hint="give a checkpoint with --teacher")
-        teacher = Checkpoint.open(folder)
-        _check_ranks(teacher.shape, config.tp)
-        if teacher.shape.vocab != shape.vocab:
-            raise UsageError(
-                f"--teacher {folder}: its vocabulary has {teacher.shape.vocab} tokens, the model's {shape.vocab}",
-                hint="teacher and student need the same tokenizer",
-            )
+    teacher = _teacher(config, shape)
     _claim(config)
     rewired = _rewired(described, wiring, shape)
-    folder = config.tokenizer or (config.model if (config.model / "tokenizer.json").exists() else None)
-    corpus = Corpus.open(config.texts, folder, shape, config.context, config.out)
+    tokenizer = config.tokenizer or (config.model if (config.model / "tokenizer.json").exists() else None)
+    corpus = Corpus.open(config.texts, tokenizer, shape, config.context, config.out)
     return TrainingInput(shape, wiring, rewired, start, teacher, corpus)
+
+
+def _teacher(config: TrainingConfig, student: ModelConfig) -> Checkpoint | None:
+    if config.objective != "distill":
+        return None
+    folder = config.teacher or (config.model if config.pretrained else None)
+    if folder is None:
+        raise UsageError("--objective distill: there is no teacher", hint="give a checkpoint with --teacher")
+    teacher = Checkpoint.open(folder)
+    _check_ranks(teacher.shape, config.tp)
+    if teacher.shape.vocab != student.vocab:
+        raise UsageError(
+            f"--teacher {folder}: its vocabulary has {teacher.shape.vocab} tokens, the model's {student.vocab}",
+            hint="teacher and student need the same tokenizer",
+        )
+    return teacher
 
 
 def _check_ranks(shape: ModelConfig, tp: int) -> None:

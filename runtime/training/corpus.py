@@ -58,28 +58,17 @@ class Corpus:
         sizes = [[(str(file), _size_bytes(file)) for file in each] for each in files]
         # as JSON has it
         made_of = json.loads(json.dumps({"tokenizer": str(tokenizer), "sources": sizes}))
-        held: dict[str, Any] = {}
+        made: dict[str, Any] = {}
         if description.exists():
-            held = read_object(description, what="the description of a training folder's tokens", schema=SCHEMA)
-        if held.get("made_of") != made_of:
-            text = Text.open(tokenizer, shape) if tokenizer else None
-            if text is None and shape.vocab < _BYTES:
-                raise UsageError(
-                    f"a vocabulary of {shape.vocab}: bytes need {_BYTES} tokens",
-                    hint="give a tokenizer with --tokenizer",
-                )
-            try:
-                held = SCHEMA.marked(made_of=made_of, **_write(folder / _TOKENS, files, text))
-            except OSError as error:
-                raise UsageError(
-                    f"--out {folder}: {error.strerror or error}", hint="make room, or choose another folder"
-                ) from None
-            write_file(description, json.dumps(held))
+            made = read_object(description, what="the description of a training folder's tokens", schema=SCHEMA)
+        if made.get("made_of") != made_of:
+            made = SCHEMA.marked(made_of=made_of, **_make(folder, files, tokenizer, shape))
+            write_file(description, json.dumps(made))
         corpus = cls(
             file=folder / _TOKENS,
-            ends=tuple(held["ends"]),
-            sha256=held["sha256"],
-            bytes_per_token=held["bytes_per_token"],
+            ends=tuple(made["ends"]),
+            sha256=made["sha256"],
+            bytes_per_token=made["bytes_per_token"],
         )
         for first, stop in (*corpus.training, *corpus.held_out):
             if stop - first <= context:
@@ -127,6 +116,22 @@ def _size_bytes(file: Path) -> int:
     except OSError as error:
         raise UsageError(
             f"--text {shown_path(file)}: {error.strerror}", hint="give a file or a folder; nothing is downloaded"
+        ) from None
+
+
+def _make(
+    folder: Path, sources: Sequence[Sequence[Path]], tokenizer: Path | None, shape: ModelConfig
+) -> dict[str, object]:
+    text = Text.open(tokenizer, shape) if tokenizer else None
+    if text is None and shape.vocab < _BYTES:
+        raise UsageError(
+            f"a vocabulary of {shape.vocab}: bytes need {_BYTES} tokens", hint="give a tokenizer with --tokenizer"
+        )
+    try:
+        return _write(folder / _TOKENS, sources, text)
+    except OSError as error:
+        raise UsageError(
+            f"--out {folder}: {error.strerror or error}", hint="make room, or choose another folder"
         ) from None
 
 

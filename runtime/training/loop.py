@@ -90,30 +90,31 @@ class Run:
             self._teacher = self._as_teacher(task.teacher)
         self.optimizer = optimizer(self.model, config)
         self.batches = Batches(task.corpus, config.context, config.seed)
+        self._states = States(config.out / STATES, comm)
 
     def to_the_end(self) -> dict[str, object]:
         """Every step that is missing, then the checkpoint."""
         config = self.config
         rows: list[Row] = []
-        states = States(config.out / STATES, self.comm)
-        first, started_s = states.step, time.perf_counter()
+        first, started_s = self._states.step, time.perf_counter()
         if first:
             self._check_text()
-            state = states.load(self.device)
+            state = self._states.load(self.device)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             rows = _read_rows(config.out / "loss.csv", first)
         elif self.comm.rank == 0:
             self._describe({})
         if not rows:
-            rows = [{"step": 0, "tokens": 0, **self.held_out()}]
+            rows = [{"step": 0, "tokens": 0, **self.evaluate()}]
         with Progress(config.steps, "steps", wanted=self.comm.rank == 0) as progress:
             for step in range(first, config.steps):
-                rows.append(self._row(step, states))
+                rows.append(self._row(step, *self.step(step)))
                 progress(step + 1)
                 if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
                     self._write_rows(rows)
-                    states.save(step + 1, {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+                    state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+                    self._states.save(step + 1, state)
         self._save()
         result: dict[str, object] = {
             **{f"first_{name}": value for name, value in evaluated(rows[0]).items()},
@@ -126,8 +127,11 @@ class Run:
             self._describe(result)
         return result
 
-    def step(self, step: int) -> tuple[Tensor, Tensor]:
-        """One step of the optimiser; returns the loss and the length of its gradient."""
+    def step(self, step: int) -> tuple[float, float]:
+        """Take one step; returns its loss, nats per token, and how long its gradient was before it was shortened.
+
+        Raises LadderSimError if one of them is not finite: the weights stay as they were.
+        """
         config, batch_BT = self.config, self.batches.training(step, self.config.batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
@@ -135,14 +139,22 @@ class Run:
         total = torch.zeros((), device=self.device)
         with enough_memory("a step", self.comm.rank):
             for part_BT in batch_BT.to(self.device).chunk(config.accumulate):
-                loss = self._loss(part_BT) / config.accumulate
-                loss.backward()
-                total += loss.detach()
-        gradient = clip(self.model, config.clip)
-        return total, gradient
+                part = self._loss(part_BT) / config.accumulate
+                part.backward()
+                total += part.detach()
+        gradient, loss = clip(self.model, config.clip).item(), total.item()
+        if not (math.isfinite(loss) and math.isfinite(gradient)):
+            kept = self._states.step
+            raise LadderSimError(
+                f"step {step + 1}: the loss is {loss:g} and its gradient {gradient:g}: "
+                + (f"the state of step {kept} is kept" if kept else "there is no state before it"),
+                hint="a lower --lr, a longer --warmup or --dtype fp32 in a new --out",
+            )
+        self.optimizer.step()
+        return loss, gradient
 
     @torch.no_grad()
-    def held_out(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Of held-out text, nats per token: the mean of -log p, and how far the model is from its teacher, if any."""
         windows_BT = self.batches.held_out(self.config.eval_windows).to(self.device)
         totals = {name: 0.0 for name in EVALUATED if name == "held_out" or self._teacher}
@@ -153,18 +165,9 @@ class Run:
                 totals["divergence"] += divergence(logits_BTV, self._teacher(part_BT[:, :-1])).item() * len(part_BT)
         return {name: total / len(windows_BT) for name, total in totals.items()}
 
-    def _row(self, step: int, states: States) -> Row:
-        """Make a step and describe it."""
-        config = self.config
-        loss, gradient = (value.item() for value in self.step(step))
-        if not (math.isfinite(loss) and math.isfinite(gradient)):
-            kept = f"the state of step {states.step} is kept" if states.step else "there is no state before it"
-            raise LadderSimError(
-                f"step {step + 1}: the loss is {loss:g} and its gradient {gradient:g}: {kept}",
-                hint="a lower --lr, a longer --warmup or --dtype fp32 in a new --out",
-            )
-        self.optimizer.step()
-        done = step + 1
+    def _row(self, step: int, loss: float, gradient: float) -> Row:
+        """What is written of a step."""
+        config, done = self.config, step + 1
         row: Row = {
             "step": done,
             "tokens": done * config.batch * config.context,
@@ -173,7 +176,7 @@ class Run:
             "gradient": gradient,
         }
         if done % config.eval_every == 0 or done == config.steps:
-            row |= self.held_out()
+            row |= self.evaluate()
         return row
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:

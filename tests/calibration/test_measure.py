@@ -21,7 +21,7 @@ from calibration.crosscheck.observations import scenario_of
 from calibration.crosscheck.run import own_scenario
 from calibration.crosscheck.testbed import Testbed
 from calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
-from calibration.measure.clock import DEPTH, QUEUE, timed
+from calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
 from calibration.measure.collectives import UNSUPPORTED, collective
 from calibration.measure.command import budget_s, undivided
 from calibration.measure.holder import _held_sms, _hold_kernel
@@ -63,7 +63,7 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     before = SampleStore(path).samples
-    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, largest=16)}
+    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, most=16)}
     # a clock that ticks once per call, twice per sample: how many are taken does not depend on how long they take
     monkeypatch.setattr("calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__))
     assert main([*command, f"{2 * len(ops)}s"]) == 0
@@ -157,7 +157,7 @@ def test_the_longest_gemm_of_a_shard_is_measured_under_load() -> None:
 
 def test_every_kind_of_op_is_timed() -> None:
     ranks = Ranks()
-    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, largest=128)}
+    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, most=128)}
     attention = {"attention_prefill", "attention_decode", "math_attention_decode"}
     assert set(kinds) == {"gemm", *attention, *ELEMENTWISE, *SAMPLING, "eager_launch"}
     held = {"m": 1.0, "n": 64.0, "k": 64.0, "held": 1.0}
@@ -274,8 +274,8 @@ def test_what_is_launched_in_many_kernels_runs_fewer_times_in_a_row(monkeypatch:
     op = experts(ep=2)
     each = launches_of(op)
     measure(op, 3, Ranks())
-    assert 1 < QUEUE // each < 7
-    assert device.held == [each, *[QUEUE // each * each] * 5]
+    assert 1 < CHAIN_LAUNCHES // each < 7
+    assert device.held == [each, *[CHAIN_LAUNCHES // each * each] * 5]
 
 
 def test_an_all_reduce_that_the_links_lack_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,8 +398,8 @@ def test_a_gemm_runs_for_seconds_before_it_counts_as_sustained(monkeypatch: pyte
     monkeypatch.setattr("calibration.measure.ops.time", SimpleNamespace(monotonic=itertools.count().__next__))
     (sample,) = measure(Sample(op="sustained_gemm", point={"m": 1.0, "n": 8.0, "k": 8.0}, seconds=None), 3, Ranks())
     # five seconds after the two that show how long one takes, and three that count
-    assert device.held == [QUEUE] * (2 + 10 + 3)
-    assert sample.seconds == pytest.approx(1.0 / QUEUE)
+    assert device.held == [CHAIN_LAUNCHES] * (2 + 10 + 3)
+    assert sample.seconds == pytest.approx(1.0 / CHAIN_LAUNCHES)
 
 
 def test_the_slowest_rank_counts_where_others_wait_for_it_and_a_typical_one_elsewhere(

@@ -42,7 +42,7 @@ sys.exit(main(sys.argv[1:]))
 
 def budget(nodes: int, per_node: int, most: float) -> str:
     """Ticks for every op once and a few twice."""
-    return f"{2 * len(ops_of([catalog.model('1b')], [8], Layout(nodes, per_node), largest=most)) + 10}s"
+    return f"{2 * len(ops_of([catalog.model('1b')], [8], Layout(nodes, per_node), most=most)) + 10}s"
 
 
 def test_a_killed_rank_ends_the_others_and_torchrun_continues(tmp_path: Path) -> None:

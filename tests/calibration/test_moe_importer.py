@@ -12,15 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from calibration.importers.aiconfigurator import ENGINES, SYSTEMS
+from calibration.importers.clean_experts import weights_read_bytes
 from calibration.importers.grids import Series
-from calibration.importers.moe import (
-    TOKENS,
-    MoeMeasurements,
-    make_engine_moe,
-    make_moe,
-    read_moe_system,
-    weights_read_bytes,
-)
+from calibration.importers.moe import TOKENS, MoeMeasurements, make_engine_moe, make_moe, read_moe_system
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.experts import ANY_LAYER
 from ladder_sim.costs.lookup import RatioTable

@@ -12,7 +12,8 @@ from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.ops import CollectiveShape, Op
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import CollectiveShape
 from tests.support.commands import run
 
 SIZES = [2**exponent for exponent in range(3, 28, 3)]

@@ -13,7 +13,8 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Experts, coordinates, roofline_s, table_key, table_shape
-from ladder_sim.graph.ops import MoeShape, Op, Shape
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import MoeShape, Shape
 from ladder_sim.specs.workload import FORMATS, DType
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 

@@ -14,8 +14,9 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import any_true
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import GemmShape, Op, Phase
+from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
+from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate

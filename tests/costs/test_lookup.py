@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, coordinates, roofline_s, table_key, table_shape
-from ladder_sim.graph.ops import AttentionShape
+from ladder_sim.graph.shapes import AttentionShape
 
 GPU = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=3e12, kernel_s=2e-6)
 

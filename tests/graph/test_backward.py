@@ -4,9 +4,9 @@ import networkx as nx
 
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import AttentionShape, GemmShape
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.roles import Gradient
+from ladder_sim.graph.shapes import AttentionShape, GemmShape
 from ladder_sim.specs.scenario import Scenario
 
 SCENARIO = Scenario.of(model="8b", tp=8, stack="vllm", prompt=512, gen=1)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.graph.build import StepGraph, build
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, GemmShape, Phase
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape
 from ladder_sim.graph.variants import parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario

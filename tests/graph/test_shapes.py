@@ -2,7 +2,8 @@
 
 import pytest
 
-from ladder_sim.graph.ops import GemmShape, MlaShape, MoeShape, Op
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import GemmShape, MlaShape, MoeShape
 from ladder_sim.graph.sizes import Sizes
 from tests.support.shapes import mla_shape, moe_shape
 

@@ -36,11 +36,6 @@ EIGHT_LAYERS = shallow(8, "70b")
 
 
 @pytest.fixture(scope="module")
-def h100() -> CalibrationProfile:
-    return load_profile("h100-sxm")
-
-
-@pytest.fixture(scope="module")
 def predictions() -> dict[str, Prediction]:
     return predict(Scenario.of(model="70b", batch=4, stack="vllm"), VARIANTS)
 

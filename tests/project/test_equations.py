@@ -17,7 +17,8 @@ from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
 from ladder_sim.des.shared import Demand, Device
-from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, Op
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape
 from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
 

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import evidence
 from benchmarks.drawn import drawn_by, drawn_numbers, numbers
-from benchmarks.page_figures import COMMANDS, DOCS, FIGURES, SCHEMES, file_of
+from benchmarks.page_figures import COMMANDS, FIGURES, file_of
+from benchmarks.pages import DOCS, SCHEMES
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -173,7 +173,7 @@ def test_rewiring_costs_most_at_the_bottom_and_distillation_brings_it_back(files
         config = replace(adapted, out=tmp_path / place)
         task = prepare_training(config)
         wired = lay_out("hybrid-ladder:1", 4, layers)
-        cost[place] = Run(replace(task, wiring=wired), config, Alone()).held_out()["held_out"]
+        cost[place] = Run(replace(task, wiring=wired), config, Alone()).evaluate()["held_out"]
     assert cost["first"] - cost["standard"] > 5 * abs(cost["last"] - cost["standard"])
     result = train(replace(adapted, out=tmp_path / "ladder", variant="ladder"), CommConfig())
     lost, left = (float(str(result[name])) - cost["standard"] for name in ("first_held_out", "held_out"))
@@ -215,13 +215,8 @@ def test_a_loss_that_is_no_number_ends_the_run(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = short(files, tmp_path / "out", save_every=2)
-    plain = Run.step
-
-    def step(run: Run, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, gradient = plain(run, number)
-        return loss * (float("nan") if number == 4 else 1.0), gradient
-
-    monkeypatch.setattr(Run, "step", step)
+    plain, factors = Run._loss, iter([1.0, 1.0, 1.0, 1.0, float("nan")])
+    monkeypatch.setattr(Run, "_loss", lambda run, tokens_BT: plain(run, tokens_BT) * next(factors))
     assert main(["train", *options(config)]) == 1
     error = capsys.readouterr().err
     assert "step 5: the loss is nan" in error

@@ -13,7 +13,7 @@ from benchmarks.vllm_campaign import LOADS, TIMES, predict, to_text, with_sectio
 from benchmarks.vllm_server import Setting, server
 from ladder_sim.errors import LadderSimError, MissingDependencyError
 from ladder_sim.serve import MeasuredSteps
-from ladder_sim.serve.confidence import MEASURED
+from ladder_sim.serve.confidence import MEASURED_STEPS_WIDTH
 from tests.support.waiting import until
 
 
@@ -34,7 +34,7 @@ def test_intervals_of_measured_steps_hold_every_series(folder: str) -> None:
     """At TP 1 and moderate load; what is further off is on the page."""
     errors = [row.error for row in compare(RECORDED / folder) if (row.tp, row.load) == (1, "moderate")]
     assert len(errors) == len(TIMES)
-    assert all(abs(math.log1p(error)) < MEASURED for error in errors)
+    assert all(abs(math.log1p(error)) < MEASURED_STEPS_WIDTH for error in errors)
 
 
 def test_medians_hold_at_every_load(rows: list[Row]) -> None:

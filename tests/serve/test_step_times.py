@@ -25,7 +25,7 @@ from ladder_sim.serve.steps.grids import Grids
 from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.serve.steps.rest import Rest
-from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel
+from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel, rows_of
 from tests.support.imports import files_of, imports_in
 
 
@@ -104,7 +104,7 @@ def test_steps_simulated_together_take_what_each_takes_alone(monkeypatch: pytest
     model = model_of(scenario(cluster="b200-sxm", stack="trtllm", dtype="fp8"), "ladder")
     together_s = model.seconds(steps)
     assert 0 < sum(chosen) < 40
-    alone_s = np.concatenate([model.seconds(steps.of(np.array([number]))) for number in range(40)])
+    alone_s = np.concatenate([model.seconds(rows_of(steps, np.array([number]))) for number in range(40)])
     assert together_s == pytest.approx(alone_s, rel=1e-9)
 
 

@@ -175,11 +175,6 @@ def test_figures_vary_together() -> None:
         hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "inter.latency_s": [1e-5, 2e-5, 3e-5]})
 
 
-@pytest.fixture(scope="module")
-def h100() -> CalibrationProfile:
-    return load_profile("h100-sxm")
-
-
 def own_value(scenario: Scenario, figure: str) -> float:
     value = Hardware.of(scenario).figure(figure)
     assert isinstance(value, float)

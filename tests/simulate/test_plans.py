@@ -16,8 +16,9 @@ from ladder_sim.des.scan import scan
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import CollectiveShape, Phase
+from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.prediction import resolve_profile

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder_sim.graph.build import StepGraph
-from ladder_sim.graph.ops import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
+from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.specs.stack import StackSpec
 from runtime.comm.base import DONE, Exchange, Handle
 from runtime.comm.process_group import ProcessGroup, RowExchange

@@ -411,7 +411,7 @@ def test_the_plot_shows_every_speedup() -> None:
 
 
 def test_the_page_in_the_docs_is_current() -> None:
-    """`python benchmarks/accuracy_page.py` writes docs/accuracy-70b.md and its CSV files; accuracy.md has two rows."""
+    """`python -m benchmarks.accuracy_page` writes docs/accuracy-70b.md and its CSV files; accuracy.md has two rows."""
     files = to_files()
     for name, text in files.items():
         assert text == (REPO / "docs" / name).read_text("utf-8"), name

@@ -91,11 +91,12 @@ def host_ring_s(
     return fastest
 
 
-def host_gather_s(
-    message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+def through_host_s(
+    kind: str, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
 ) -> Floats:
-    """NCCL's all-gather through host memory: half the steps and half the traffic of the all-reduce."""
-    return 0.5 * host_ring_s(message, ranks, latency_s, bandwidth_Bps, low_latency_share)
+    """NCCL through host memory: by its ring; all but an all-reduce take half the steps and half the traffic."""
+    ring_s = host_ring_s(message, ranks, latency_s, bandwidth_Bps, low_latency_share)
+    return ring_s if kind == "all_reduce" else 0.5 * ring_s
 
 
 def across_nodes_s(

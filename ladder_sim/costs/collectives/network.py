@@ -3,31 +3,21 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
+from ladder_sim.costs.collectives.across_nodes import AcrossNodes
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
-from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.collectives.formulas import (
-    INTER_EFFICIENCY,
-    NVLS_NODE_S,
-    TREE_LL,
-    Formula,
-    across_nodes_s,
-    host_gather_s,
-    host_ring_s,
-    nvls_in_nodes,
-)
-from ladder_sim.costs.collectives.measured import bracketed, bridged
-from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, fastest_way, of_each, unmeasured
+from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, through_host_s
+from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, of_each, unmeasured
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import CollectiveKind, Group
+from ladder_sim.graph.ops import CollectiveKind
+from ladder_sim.graph.shapes import Group
 from ladder_sim.graph.techniques.quantized_allreduce import LEAST_BYTES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -71,7 +61,7 @@ class Network:
         # what was measured on links as these; None: the formulas alone
         self.profile = profile
         self._measured = profile.measured_collectives if profile else {}
-        self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
+        self._across_nodes = AcrossNodes(scenario, hardware, group, self._measured) if self._nodes > 1 else None
         self._fuses_norm = "fused-norm" in scenario.techniques and group == "tensor"
         if self._choice != "auto":
             self._require("all_reduce", self._choice)
@@ -84,35 +74,6 @@ class Network:
     def _measured_here(self) -> bool:
         """Whether the profile's collectives inside a node were measured on GPUs and links as these."""
         return self.profile is not None and self._hardware.same_node(self.profile.cluster)
-
-    @cached_property
-    def _fabric_here(self) -> bool:
-        """Whether the sweep across nodes was measured on GPUs and tiers as these."""
-        if self._fabric is None:
-            return False
-        measured_on = self._fabric.cluster
-        # the curve was looked up by the fabric's name, or by the path of its file
-        own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
-        return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
-
-    @cached_property
-    def _fabric_log_ratios(self) -> tuple[Floats, Floats, frozenset[str]]:
-        """The fabric's measured all-reduces: logarithms of sizes and of times over the formula's; the algorithms."""
-        if self._fabric is None:
-            raise ValueError("no sweep over this fabric")
-        measured_on, sizes, ranks = self._fabric.cluster, self._fabric.curve.size_bytes, self._fabric.ranks_per_node
-        ideals_s = across_nodes_s(
-            sizes,
-            self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
-            nodes=self._fabric.nodes,
-            ranks_per_node=ranks,
-            latency_s=measured_on.inter.latency_s,
-            bandwidth_Bps=measured_on.inter.bandwidth_Bps,
-            nvlink=measured_on.intra.full_nvlink,
-            switch=measured_on.intra.switch,
-        )
-        ideal = fastest_way(ideals_s)
-        return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
 
     def times(self, kind: CollectiveKind, message_bytes: Floats, *, kernel: str = "") -> CollectiveTimes:
         """Time collectives of one kind.
@@ -131,8 +92,8 @@ class Network:
         """
         if kind in ("dispatch", "combine"):
             return self._dispatch(kind, kernel, message_bytes)
-        if self._nodes > 1:
-            return self._across(kind, message_bytes)
+        if self._across_nodes is not None:
+            return self._across_nodes.times(kind, message_bytes)
         if kind == "broadcast":
             return fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
         if kind not in ("all_reduce", "all_reduce_norm"):
@@ -321,94 +282,9 @@ class Network:
         floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, hardware.intra)
         return unmeasured(floor_s + DISPATCH_HOP * hardware.inter.latency_s + port_s, kernel, "transferred")
 
-    def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
-        """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
-        times = self._hierarchical(kind, message)
-        fabric = self._fabric
-        if fabric is None or kind != "all_reduce":
-            return times if self._p2p else self._across_without_p2p(kind, message, times)
-        log_sizes, log_ratios, measured = self._fabric_log_ratios
-        ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
-        if not self._p2p:
-            times = self._across_without_p2p(kind, message, times)
-            # the fabric's sweep was made with it
-            return dataclasses.replace(times, seconds=times.seconds * ratio, source="transferred")
-        same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
-        # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
-        fitted = self._fabric_here and times.names <= measured and not bridged(fabric.curve, message).any()
-        return dataclasses.replace(
-            times,
-            seconds=times.seconds * ratio,
-            in_range=bracketed(fabric.curve, message) & (self._fabric_here and same_layout),
-            source="fitted" if fitted else "transferred",
-        )
-
-    def _hierarchical(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
-        """The fastest of NCCL's algorithms across nodes, from GPU to GPU in each."""
-        node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        return fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
-
-    def _across_without_p2p(self, kind: CollectiveKind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
-        """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
-
-        NVLS stays, between two barriers through host memory as inside one node.
-        """
-        host_s, at_floor_s = self._host_stages_s(kind, message), self._host_stages_s(kind, np.zeros_like(message))
-        # in place of the chain of GPUs in each node
-        chain_s = TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
-        longer_s = np.maximum(0.0, at_floor_s - chain_s)
-        through_host = self._ways(kind, message, host_s - at_floor_s, nvlink=False)
-        ways = {"tree": longer_s + through_host["tree"]}
-        if nvls_in_nodes(self._ranks, self._cluster.intra.switch):
-            node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-            through_switch = self._ways(kind, message, node_wire_s, nvlink=False)
-            ways["nvls-tree"] = 2.0 * at_floor_s - NVLS_NODE_S + through_switch["nvls-tree"]
-        else:
-            ways["nccl-host"] = longer_s + through_host["nccl"]
-        return fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
-
-    def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
-        """NCCL's algorithms across nodes, given the stages inside each."""
-        return across_nodes_s(
-            message,
-            node_wire_s,
-            nodes=self._nodes,
-            ranks_per_node=self._ranks,
-            latency_s=self._hardware.inter.latency_s,
-            bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
-            # what a rank sends to all goes through its own port, what all gather is shared by the node's
-            traffic={"all_reduce": 2.0, "all_to_all": self._ranks}.get(kind, 1.0),
-            nvlink=nvlink,
-            switch=self._cluster.intra.switch,
-        )
-
-    def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
-        """A collective from GPU to GPU inside the node without its latency floor, but with the floor's growth."""
-        if ranks == 1:
-            return np.zeros_like(message)
-        nothing = np.zeros_like(message)
-        formula = ALGORITHMS[kind, "nccl"]
-        floor_s = _at_tier(formula, nothing, ranks, tier)
-        wire_s = _at_tier(formula, message, ranks, tier) - floor_s
-        measured = self._measured.get((kind, "nccl"))
-        if measured is None:
-            return wire_s
-        ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
-        return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
-
-    def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
-        """The same through host memory, with its floor."""
-        return np.zeros_like(message) if self._ranks == 1 else self._through_host_s(_stages(kind), message)
-
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
-        formula = host_ring_s if kind == "all_reduce" else host_gather_s
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return formula(message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
-
-
-def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
-    """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
-    return "all_reduce" if kind == "all_reduce" else "all_gather"
+        return through_host_s(kind, message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:

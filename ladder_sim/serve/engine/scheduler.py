@@ -11,6 +11,7 @@ drafted tokens each advances by as many as are accepted, which is drawn when it 
 
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -226,7 +227,7 @@ class Scheduler:
 
     def _grow(self) -> list[Answer]:
         """Give a block to each that needs one; returns those that wait, because one before them has to start again."""
-        for answer in sorted(self._growing.pop(self._tick, ()), key=_admitted):
+        for answer in sorted(self._growing.pop(self._tick, ()), key=attrgetter("admitted")):
             if answer.grows != self._tick:
                 continue
             path, needed = answer.path, self._reads(answer)
@@ -385,10 +386,9 @@ class Scheduler:
 
 
 class _Chunk(NamedTuple):
+    """What a step runs of a prompt."""
+
     answer: Answer
     tokens: int
     before: int
-
-
-def _admitted(answer: Answer) -> int:
-    return answer.admitted
+    """Tokens of the prompt before these."""

@@ -102,30 +102,27 @@ def read_record(document: _JSON) -> tuple[float, int, int]:
 def _documents(text: str, name: str) -> list[tuple[str, _JSON]]:
     """The JSON objects of a file, each with where it stands."""
     try:
-        content = json.loads(text)
-        whole = [(name, content)]
+        content = _parsed(name, text)
+        documents = [(name, content)]
         if isinstance(content, list):
-            whole = [(f"{name}, entry {number}", each) for number, each in enumerate(content, 1)]
-    except (ValueError, RecursionError) as fault:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+            documents = [(f"{name}, entry {number}", each) for number, each in enumerate(content, 1)]
+    except UsageError:
+        lines = [(f"{name}, line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         # an object on lines of its own is damaged; one a line may be
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
-            raise UsageError(f"{name}: no JSON ({_reason(fault)})", hint=_AGAIN) from None
-        whole = [(f"{name}, line {number}", _line(name, number, line)) for number, line in lines]
-    if not whole or not all(isinstance(each, dict) for _, each in whole):
+            raise
+        documents = [(where, _parsed(where, line)) for where, line in lines]
+    if not documents or not all(isinstance(each, dict) for _, each in documents):
         raise UsageError(f"{name}: holds no results", hint=f"give results of {KINDS}")
-    return whole
+    return documents
 
 
-def _line(name: str, number: int, line: str) -> Any:
+def _parsed(where: str, text: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as fault:
-        raise UsageError(f"{name}, line {number}: no JSON ({_reason(fault)})", hint=_AGAIN) from None
-
-
-def _reason(fault: Exception) -> str:
-    return "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
+        reason = "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
+        raise UsageError(f"{where}: no JSON ({reason})", hint=_AGAIN) from None
 
 
 def _read(where: str, read: Callable[[Any], Result], content: Any) -> Result:
@@ -163,7 +160,7 @@ def _of_vllm(document: _JSON) -> Result:
         rate, concurrency = 0.0, concurrency or _count(document, "num_prompts")
     requests: Traffic | Sequence[Request]
     if "start_times" in document:
-        requests = _recorded(
+        requests = _answered(
             (_positive(at_s, "a start time"), _whole(prompt), _whole(gen))
             for at_s, prompt, gen in zip(
                 *(document[each] for each in ("start_times", "input_lens", "output_lens")), strict=True
@@ -183,26 +180,27 @@ def _of_vllm(document: _JSON) -> Result:
             concurrency=concurrency,
             burstiness=_number(document, "burstiness"),
         )
-    figures = {
-        f"{ours}_{statistic}_s": 1e-3 * _number(document, f"{word}_{theirs}_ms")
-        for theirs, ours in _VLLM.items()
-        for word, statistic in _STATISTICS.items()
-        if document.get(f"{word}_{theirs}_ms")
-    }
+    rates = {"requests_per_s": "request_throughput", "tokens_per_s": "output_throughput"}
     return Result(
         tool="vllm bench serve",
         requests=requests,
         concurrency=concurrency,
-        figures=figures
-        | {
-            "requests_per_s": _number(document, "request_throughput"),
-            "tokens_per_s": _number(document, "output_throughput"),
-        },
+        figures=_times_s(document, "_ms", 1e-3) | {ours: _number(document, theirs) for ours, theirs in rates.items()},
         server={"model": document["model_id"], "backend": _STACKS.get(document.get("backend", ""), "vllm")},
     )
 
 
-def _recorded(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
+def _times_s(document: _JSON, suffix: str = "", unit_s: float = 1.0) -> dict[str, float]:
+    """Figures in the words of vLLM's benchmark."""
+    names = {
+        f"{word}_{theirs}{suffix}": f"{ours}_{statistic}_s"
+        for theirs, ours in _VLLM.items()
+        for word, statistic in _STATISTICS.items()
+    }
+    return {ours: unit_s * _number(document, theirs) for theirs, ours in names.items() if document.get(theirs)}
+
+
+def _answered(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
     """Requests in order of arrival, from the first on; those that failed have no answer and are left out."""
     answered = sorted(row for row in rows if row[2])
     if not answered:
@@ -268,7 +266,7 @@ def _spread(figures: _JSON) -> Lengths:
 
 def _of_records(documents: Sequence[_JSON]) -> Result:
     rows = [read_record(document) for document in documents]
-    requests = _recorded(rows)
+    requests = _answered(rows)
     metrics = [document["metrics"] for document, row in zip(documents, rows, strict=True) if row[2]]
     ends_s = [
         1e-9 * document["metadata"]["request_end_ns"] for document, row in zip(documents, rows, strict=True) if row[2]
@@ -300,12 +298,7 @@ def _of_inferencex(document: _JSON) -> Result:
         Lengths(kind="uniform", first=max(1.0, round(_SHORTEST * longest)), second=float(longest))
         for longest in (_count(document, "isl"), _count(document, "osl"))
     )
-    figures = {
-        f"{ours}_{statistic}_s": _number(document, f"{word}_{theirs}")
-        for theirs, ours in _VLLM.items()
-        for word, statistic in _STATISTICS.items()
-        if document.get(f"{word}_{theirs}")
-    }
+    figures = _times_s(document)
     if document.get("output_tput_per_gpu"):
         figures["tokens_per_s_per_gpu"] = _number(document, "output_tput_per_gpu")
     elif document.get("tput_per_gpu"):

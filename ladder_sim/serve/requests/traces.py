@@ -23,7 +23,7 @@ from functools import partial
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,19 @@ _FORMATS = "Mooncake (JSON lines), Azure LLM or BurstGPT (CSV), or a detailed re
 _GZIP_MAGIC = b"\x1f\x8b"
 # fields at the beginning of results that are one JSON object, and where that is
 _RESULTS, _HEAD_BYTES = (b'"endpoint_type"', b'"aiperf_version"'), 1000
+
+
+class Row(NamedTuple):
+    """A request as a trace has it."""
+
+    at_s: float
+    """When it came, since any time."""
+    prompt: int
+    """Tokens."""
+    gen: int
+    """Tokens of its answer; 0: it has none."""
+    hashes: tuple[int, ...] = ()
+    """Names of the parts of its prompt, each of `MOONCAKE_BLOCK` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +84,9 @@ class Trace:
             with open(descriptor, "rb") as raw:
                 packed = raw.peek(2)[:2] == _GZIP_MAGIC
                 file = gzip.GzipFile(fileobj=raw) if packed else raw
-                whole = any(sign in file.peek(_HEAD_BYTES) for sign in _RESULTS)
+                one_object = any(sign in file.peek(_HEAD_BYTES) for sign in _RESULTS)
                 with TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-                    rows = _recorded(self.path, name) if whole else _rows(_lines(text, name), name)
+                    rows = _of_results(self.path, name) if one_object else _rows(_lines(text, name), name)
                     yield from _requests(rows, name, self.requests, self.speed)
         except FileNotFoundError:
             raise UsageError(f"{name}: no such file", hint="give the path of a trace; nothing is downloaded") from None
@@ -85,17 +98,17 @@ class Trace:
             raise UsageError(f"{name}: cannot be read ({fault})", hint=f"give a trace: {_FORMATS}") from None
 
 
-def _rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, "Row"]]:
+def _rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, Row]]:
     """What lines say, in order of arrival, each with where it stands."""
     first = next(lines, None)
     if first is None:
         raise UsageError(f"{name}: is empty", hint=f"give a trace: {_FORMATS}")
     reader, lines = _reader(first, lines, name)
     rows = _read(reader, lines, name)
-    return _sorted(rows, name) if reader is _record else rows
+    return _sorted(rows, name) if reader is _aiperf else rows
 
 
-def _read(reader: Callable[[str], "Row"], lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, "Row"]]:
+def _read(reader: Callable[[str], Row], lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, Row]]:
     for number, line in lines:
         where = f"{name}, line {number}"
         try:
@@ -109,7 +122,7 @@ def _read(reader: Callable[[str], "Row"], lines: Iterator[tuple[int, str]], name
             ) from None
 
 
-def _sorted(rows: Iterator[tuple[str, "Row"]], name: str) -> Iterator[tuple[str, "Row"]]:
+def _sorted(rows: Iterator[tuple[str, Row]], name: str) -> Iterator[tuple[str, Row]]:
     """Rows of a file that is not in order of arrival: 24 bytes of each request are kept."""
     starts_s, lengths = array("d"), array("q")
     for where, (at_s, prompt, gen, _) in rows:
@@ -118,10 +131,10 @@ def _sorted(rows: Iterator[tuple[str, "Row"]], name: str) -> Iterator[tuple[str,
             starts_s.append(at_s)
             lengths.extend((prompt, gen))
     for number, place in enumerate(np.argsort(np.asarray(starts_s), kind="stable").tolist(), 1):
-        yield f"{name}, request {number}", (starts_s[place], lengths[2 * place], lengths[2 * place + 1], ())
+        yield f"{name}, request {number}", Row(starts_s[place], lengths[2 * place], lengths[2 * place + 1])
 
 
-def _recorded(path: Path, name: str) -> Iterator[tuple[str, "Row"]]:
+def _of_results(path: Path, name: str) -> Iterator[tuple[str, Row]]:
     """The requests of a result that is one JSON object."""
     results = read_results(path)
     if len(results) > 1:
@@ -133,10 +146,10 @@ def _recorded(path: Path, name: str) -> Iterator[tuple[str, "Row"]]:
             hint="measure with vllm bench serve --save-result --save-detailed, or give AIPerf's profile_export.jsonl",
         )
     for number, request in enumerate(requests, 1):
-        yield f"{name}, request {number}", (request.arrival_s, request.prompt, request.gen, ())
+        yield f"{name}, request {number}", Row(request.arrival_s, request.prompt, request.gen)
 
 
-def _requests(rows: Iterator[tuple[str, "Row"]], name: str, limit: int | None, speed: float) -> Iterator[Request]:
+def _requests(rows: Iterator[tuple[str, Row]], name: str, limit: int | None, speed: float) -> Iterator[Request]:
     start_s = last_s = None
     count = 0
     for where, (at_s, prompt, gen, hashes) in rows:
@@ -171,26 +184,22 @@ def _check_lengths(where: str, prompt: int, gen: int) -> None:
             raise UsageError(f"{where}: {what} of {tokens} tokens: must be 1 to {MOST_TOKENS}", hint="correct it")
 
 
-# time, tokens of prompt and answer, names of the parts of the prompt
-Row = tuple[float, int, int, tuple[int, ...]]
-
-
 def _reader(
     first: tuple[int, str], lines: Iterator[tuple[int, str]], name: str
 ) -> tuple[Callable[[str], Row], Iterator[tuple[int, str]]]:
     """How to read a line, by the first one, and the lines to read."""
     if first[1].lstrip().startswith("{"):
-        return _record if '"metadata"' in first[1] else _mooncake, chain([first], lines)
+        return _aiperf if '"metadata"' in first[1] else _mooncake, chain([first], lines)
     header = [column.strip() for column in next(csv.reader([first[1]]))]
     for columns, read in ((_AZURE, _azure), (_BURSTGPT, _burstgpt)):
         if set(columns) <= set(header):
-            return partial(_row, read, [header.index(column) for column in columns]), lines
+            return partial(_columns, read, [header.index(column) for column in columns]), lines
     raise UsageError(
         f"{name}: unknown format, its first line is {first[1].strip()[:80]!r}", hint=f"known are {_FORMATS}"
     )
 
 
-def _row(read: Callable[[list[str]], Row], places: list[int], line: str) -> Row:
+def _columns(read: Callable[[list[str]], Row], places: list[int], line: str) -> Row:
     cells = next(csv.reader([line]))
     return read([cells[place] for place in places])
 
@@ -200,11 +209,11 @@ def _mooncake(line: str) -> Row:
     prompt, gen, hashes = entry["input_length"], entry["output_length"], entry.get("hash_ids", [])
     if not all(type(number) is int for number in (prompt, gen, *hashes)):
         raise ValueError("lengths and hash ids must be whole numbers")
-    return float(entry["timestamp"]) / 1e3, prompt, gen, tuple(hashes)
+    return Row(float(entry["timestamp"]) / 1e3, prompt, gen, tuple(hashes))
 
 
-def _record(line: str) -> Row:
-    return (*read_record(json.loads(line)), ())
+def _aiperf(line: str) -> Row:
+    return Row(*read_record(json.loads(line)))
 
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -215,11 +224,11 @@ def _azure(cells: list[str]) -> Row:
     # some have seven digits of a second
     date, _, digits = cells[0].partition(".")
     seconds = datetime.fromisoformat(date).timestamp() + (float(f"0.{digits.split('+')[0]}") if digits else 0.0)
-    return seconds, int(cells[1]), int(cells[2]), ()
+    return Row(seconds, int(cells[1]), int(cells[2]))
 
 
 def _burstgpt(cells: list[str]) -> Row:
-    return float(cells[0]), int(float(cells[1])), int(float(cells[2])), ()
+    return Row(float(cells[0]), int(float(cells[1])), int(float(cells[2])))
 
 
 def _lines(file: IO[str], name: str) -> Iterator[tuple[int, str]]:

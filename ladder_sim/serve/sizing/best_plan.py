@@ -15,7 +15,6 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.load import Service
-from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.capacity import Capacity, Points, Search
@@ -90,47 +89,43 @@ def best_plan(
     LadderSimError
         None can be simulated: why the first cannot.
     """
-    best: tuple[Capacity, Search] | None = None
-    unfit: tuple[Capacity, Search] | None = None
+    needs: list[tuple[Capacity, Search]] = []
     simulated: list[Tried] = []
     left_out: list[Tried] = []
     least: list[tuple[float, Service]] = []
-    problem: LadderSimError | None = None
+    problems: list[LadderSimError] = []
     for plan, prefill_tp in kinds:
         try:
             service = _service(scenario, plan, prefill_tp, context.traffic, how)
             least.append((_least_gpus(service, variant, context), service))
         except LadderSimError as error:
-            problem = problem or error
+            problems.append(error)
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
             left_out.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
             context.progress.searched()
     # what the closed form says nothing of goes last
     for gpus, service in sorted(least, key=lambda each: (each[1].prefill is not None, each[0])):
         search = context.search(service, variant)
+        fewest = min((need.gpus for need, _ in needs if need.replicas), default=None)
         try:
-            if best and not _may_need_fewer(search, gpus, best[0].gpus):
-                left_out.append(Tried(plans=service.plans, gpus=0, reason=MORE))
-                continue
-            need = search.capacity()
+            need = search.capacity() if fewest is None or _may_need_fewer(search, gpus, fewest) else None
         except LadderSimError as error:
             # what has no times of steps
-            problem = problem or error
+            problems.append(error)
             left_out.append(Tried(plans=service.plans, gpus=0, reason=error.message))
             continue
         finally:
             context.progress.searched()
+        if need is None:
+            left_out.append(Tried(plans=service.plans, gpus=0, reason=MORE))
+            continue
         reason = f"{', '.join(need.breaks)} on an idle replica" if not need.replicas else ""
         simulated.append(Tried(plans=service.plans, gpus=need.gpus, reason=reason))
-        if need.replicas and (best is None or _rank(need) < _rank(best[0])):
-            best = need, search.of_group(need.group)
-        elif not need.replicas and (unfit is None or _excess(need) < _excess(unfit[0])):
-            unfit = need, search
-    closest = best or unfit
-    if closest is None:
-        assert problem is not None
-        raise problem
-    return Best(*closest, (*simulated, *left_out))
+        needs.append((need, search))
+    if not needs:
+        raise problems[0]
+    need, search = min(needs, key=lambda each: _rank(each[0]))
+    return Best(need, search.of_group(need.group), (*simulated, *left_out))
 
 
 def _service(
@@ -152,14 +147,12 @@ def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
 
 
 def _rank(need: Capacity) -> tuple[float, ...]:
-    """The fewest GPUs; of as many, those that carry most."""
-    return need.gpus, -need.rate_limit * need.sizes.groups
-
-
-def _excess(need: Capacity) -> float:
-    """By how much an idle replica exceeds the bound that it exceeds most."""
+    """The fewest GPUs; of as many, those that carry most; of none, those that exceed their worst bound least."""
+    if need.replicas:
+        return 0, need.gpus, -need.rate_limit * need.sizes.groups
     assert need.outcome.promise is not None
-    return max(value_s / bound.seconds for bound, value_s in zip(need.outcome.promise.bounds, need.idle_s, strict=True))
+    excesses = (idle_s / bound.seconds for bound, idle_s in zip(need.outcome.promise.bounds, need.idle_s, strict=True))
+    return 1, max(excesses)
 
 
 def _least_gpus(service: Service, variant: str, context: Context) -> float:
@@ -169,7 +162,7 @@ def _least_gpus(service: Service, variant: str, context: Context) -> float:
     """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps or service.prefill:
-        return service.gpus(Sizes(1, int(service.prefill is not None)))
+        return service.gpus(service.alike(1))
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     groups = scenario.plan.groups
     loads = groups * _LOADS[spec.step_requests >= _LOADS]

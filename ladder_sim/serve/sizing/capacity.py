@@ -6,6 +6,7 @@ replicas run prompts only, both numbers are searched: as many of either kind, th
 other, in both orders. Of R equal groups of both, one is simulated.
 """
 
+import copy
 import json
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -143,8 +144,6 @@ class Search:
         The number of replicas keeps the promise on average over so many.
     points
         Simulations that are known; others are added.
-    group
-        What limits are of: by default one replica of each kind.
     watch
         Is given what is simulated, as a phrase.
     """
@@ -158,25 +157,18 @@ class Search:
         *,
         seeds: int = 1,
         points: Points | None = None,
-        group: Sizes | None = None,
         watch: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.service, self.variant, self.traffic, self.promise = service, variant, traffic, promise
         self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
-        self.group = group or Sizes(1, 1 if service.prefill else 0)
+        # what limits are of
+        self.group = service.alike(1)
 
     def of_group(self, group: Sizes) -> Self:
         """The same search with limits of another group."""
-        return type(self)(
-            self.service,
-            self.variant,
-            self.traffic,
-            self.promise,
-            seeds=self.seeds,
-            points=self.points,
-            group=group,
-            watch=self.watch,
-        )
+        other = copy.copy(self)
+        other.group = group
+        return other
 
     def capacity(self) -> Capacity:
         """Search."""
@@ -187,7 +179,7 @@ class Search:
             return self._none(self._alone, self.group, (0,))
         sizes = self.fewest(limit)
         if sizes is None:
-            return self._none(self.traffic.rate, self._alike(_ENOUGH * self._near(limit)), range(self.seeds))
+            return self._none(self.traffic.rate, self.service.alike(_ENOUGH * self._near(limit)), range(self.seeds))
         if sizes.group != self.group:
             limit, breaks = self.of_group(sizes.group).limit(near=self.traffic.rate / sizes.groups)
         return Capacity(
@@ -243,15 +235,15 @@ class Search:
         if not self.possible(case):
             return None
         near = self._near(limit)
-        enough = self._smallest(near, self._alike, case)
+        enough = self._smallest(near, self.service.alike, case)
         if not enough:
             return None
         if not self.service.prefill:
-            return self._alike(enough)
+            return self.service.alike(enough)
         # more of one kind may do with fewer of the other
         ends = []
         for order in (Sizes._fields, Sizes._fields[::-1]):
-            sizes = self._alike(enough)
+            sizes = self.service.alike(enough)
             for kind in order:
                 sizes = self._with_fewest(kind, sizes, case)
             ends.append(sizes)
@@ -259,7 +251,7 @@ class Search:
 
     def most(self, gpus: int) -> Sizes | None:
         """So many of each kind that no fleet of so many GPUs has more; None: not even one of each fits."""
-        smallest = Sizes(1, int(self.service.prefill is not None))
+        smallest = self.service.alike(1)
         left = gpus - self.service.gpus(smallest)
         if left < 0:
             return None
@@ -271,7 +263,7 @@ class Search:
     def seconds(
         self, rate: float, sizes: Sizes | None = None, *, seed: int = 0, slower: float = 1.0
     ) -> Sequence[float]:
-        """What each bound bounds, of one group or of so many replicas, with one seed."""
+        """The times that the promise bounds, in its order, of one group or of so many replicas, with one seed."""
         return self._point(rate, sizes or self.group, seed, slower)[0]
 
     def possible(self, case: Case) -> bool:
@@ -286,7 +278,7 @@ class Search:
         return self.promise.broken(values_s) or (() if stable else (ENDLESS,))
 
     def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
-        """What each bound bounds, and whether the queue has an end; of the first seeds that decide."""
+        """The times that the promise bounds, seconds, and whether the queue ends; of the first seeds that decide."""
         bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
         later = np.array([case.later if bound.metric == "ttft" else 1.0 for bound in self.promise.bounds])
         rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
@@ -301,10 +293,6 @@ class Search:
     def _near(self, limit: float) -> int:
         """Replicas of a kind that a limit asks for, as many of each."""
         return max(1, ceil(self.traffic.rate / limit * max(self.group)))
-
-    def _alike(self, number: int) -> Sizes:
-        """So many of each kind."""
-        return Sizes(number, number if self.service.prefill else 0)
 
     def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
         """The same with the fewest of a kind."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -182,22 +182,23 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
     limits = limits if sure else limits[:1]
     limit = _mean(limits)
     spread = of_mean(len(limits)) * float(np.std(np.log(limits), ddof=1)) if len(limits) > 1 else 0.0
-    ends = [_end(search, limits, spread, widths, sign) if sure or sign < 0 else (math.inf, 0.0) for sign in (-1, 1)]
-    saved, gain = (Interval(value=value, low=value, high=value) for value in (0.0, 1.0))
+    faster = _end(search, limits, spread, widths, -1)
+    slower = _end(search, limits, spread, widths, 1) if sure else _NEVER
+    saved, gain = Interval.around(0.0, 0.0), Interval.around(1.0, 0.0)
     if first and first.confidence:
         # each end again, with the part of the error that the first variant does not share
-        apart = [_end(search, limits, 0.0, replace(widths, rate=widths.speedup, ttft=0.0), sign) for sign in (-1, 1)]
-        fewer = _gpus(need, apart)
-        value = first.gpus.value
-        saved = Interval(value=value - need.gpus, low=value - fewer.high, high=value - fewer.low)
+        own = replace(widths, rate=widths.speedup, ttft=0.0)
+        own_faster, own_slower = (_end(search, limits, 0.0, own, sign) for sign in (-1, 1))
+        gpus, value = _gpus(need, own_faster, own_slower), first.gpus.value
+        saved = Interval(value=value - need.gpus, low=value - gpus.high, high=value - gpus.low)
         base = first.rate_limit.value / first.group_gpus * service.gpus(need.group)
-        gain = Interval(value=limit / base, low=apart[1][1] / base, high=apart[0][1] / base)
+        gain = Interval(value=limit / base, low=own_slower.rate_limit / base, high=own_faster.rate_limit / base)
     return Fleet(
         capacity=need,
         plans=service.plans,
         group_gpus=service.gpus(need.group),
-        gpus=_gpus(need, ends),
-        rate_limit=Interval(value=limit, low=ends[1][1], high=ends[0][1]),
+        gpus=_gpus(need, faster, slower),
+        rate_limit=Interval(value=limit, low=slower.rate_limit, high=faster.rate_limit),
         saved=saved,
         gain=gain,
         tried=tried,
@@ -234,26 +235,37 @@ def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
     return times
 
 
-def _gpus(need: Capacity, ends: Sequence[tuple[float, float]]) -> Interval:
+class _End(NamedTuple):
+    """What is needed where steps are slower, or faster."""
+
+    gpus: float
+    """Infinite: no number keeps the promise."""
+    rate_limit: float
+    """Of one group."""
+
+
+_NEVER = _End(math.inf, 0.0)
+
+
+def _gpus(need: Capacity, faster: _End, slower: _End) -> Interval:
     """With what is needed where steps are faster and slower: the search may meet more or less regular arrivals."""
-    return Interval(value=float(need.gpus), low=min(need.gpus, ends[0][0]), high=max(need.gpus, ends[1][0]))
+    return Interval(value=float(need.gpus), low=min(need.gpus, faster.gpus), high=max(need.gpus, slower.gpus))
 
 
-def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths, sign: int) -> tuple[float, float]:
-    """GPUs, infinite if no number keeps the promise, and the limit of one replica where steps are slower (1) or faster.
+def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths, sign: int) -> _End:
+    """Search where steps are slower (1) or faster (-1), by the first of the seeds' limits.
 
-    By the first of the seeds' limits. Their spread counts as a further error of steps, of the size that moves the
-    limit as far.
+    Their spread counts as a further error of steps, of the size that moves the limit as far.
     """
     case = Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
     limit = search.limit(case, near=limits[0] / case.slower)[0] if search.possible(case) else 0.0
     if not limit:
-        return math.inf, 0.0
+        return _NEVER
     move = abs(math.log(limit / limits[0]))
     wider = math.hypot(1.0, spread / move) if move else 1.0
     end = _mean(limits) * math.exp(-sign * wider * move)
     sizes = search.fewest(end, replace(case, slower=case.slower**wider))
-    return float(search.service.gpus(sizes)) if sizes else math.inf, end
+    return _End(float(search.service.gpus(sizes)) if sizes else math.inf, end)
 
 
 def _mean(limits: Sequence[float]) -> float:
@@ -269,13 +281,12 @@ def _none(best: Best) -> Fleet:
         if bound.name in need.breaks:
             takes = "no request has it" if math.isnan(value_s) else f"it is {format_seconds(value_s)}"
             reasons.append(f"no rate keeps {bound}: {takes} on an idle replica of {service.plans}")
-    none = Interval(value=math.inf, low=math.inf, high=math.inf)
-    zero = Interval(value=0.0, low=0.0, high=0.0)
+    zero = Interval.around(0.0, 0.0)
     return Fleet(
         capacity=need,
         plans=service.plans,
         group_gpus=service.gpus(need.group),
-        gpus=none,
+        gpus=Interval.around(math.inf, 0.0),
         rate_limit=zero,
         saved=zero,
         gain=zero,

@@ -69,14 +69,15 @@ class Grids(NamedTuple):
         model = StepModel(scenario=scenario, variant=variant, costs=costs)
         bends = partial(_bends, costs.profile)
         kv_heads = max(1, scenario.model.kv_heads // scenario.plan.tp)
-        rows = max(limits.requests, limits.tokens)
-        decode_changes, mixed_changes = (model.changes(phase, rows) for phase in ("decode", "mixed"))
+        most_rows = max(limits.requests, limits.tokens)
+        decode_changes, mixed_changes = (model.changes(phase, most_rows) for phase in ("decode", "mixed"))
         requests = _axis(1, limits.requests, np.append(bends("batch_kv_heads") / kv_heads, decode_changes))
         contexts = _axis(1, limits.context, bends("kv_len"))
-        lengths = _axis(2, 2 * limits.context, bends("q_len"))
+        longest = 2 * limits.context
+        lengths = _axis(2, longest, bends("q_len"))
+        rows = _axis(1, most_rows)
         tiles = np.arange(TILE_ROWS[1], limits.tokens, TILE_ROWS[1], dtype=np.float64)
         tokens = np.concatenate([bends("m", "tokens"), tiles, tiles + 1.0])
-        longest = 2 * limits.context
         count, context = (grid.ravel() for grid in np.meshgrid(requests, contexts, indexing="ij"))
         # down to single tokens
         shares = SHARE_SPACING ** -np.arange(math.ceil(math.log(longest, SHARE_SPACING)), -1.0, -1.0)
@@ -84,7 +85,6 @@ class Grids(NamedTuple):
         chunk = prompts * share * length
         alone = np.ones_like(chunk)
         prompt_s = model.kernels(Mixes(alone, alone, prompts, chunk, chunk * length)).prompt_s
-        heads = _axis(1, rows)
         kinds = list(itertools.product(DUTIES, PARTS, LOSSES))
         decode = partial(_rests, model, _decode, [(0.0, 1.0, 0.0)], longest)
         mixed = partial(_rests, model, partial(_mixed, most=limits.requests), kinds, longest)
@@ -93,11 +93,11 @@ class Grids(NamedTuple):
             contexts=contexts,
             lengths=lengths,
             shares=shares,
-            rows=heads,
+            rows=rows,
             decode_s=_decode_attention(model, count, context).reshape(-1, len(requests), len(contexts)),
             prompt_s=prompt_s.reshape(len(shares), len(requests), -1),
-            head_s=model.kernels(_decode(heads, np.ones_like(heads))).head_s,
-            decode=rest_of(decode, _axis(1, rows, np.append(tokens, decode_changes)), longest),
+            head_s=model.kernels(_decode(rows, np.ones_like(rows))).head_s,
+            decode=rest_of(decode, _axis(1, most_rows, np.append(tokens, decode_changes)), longest),
             mixed=rest_of(mixed, _axis(LEAST_MIXED, limits.tokens, np.append(tokens, mixed_changes)), longest),
         )
 

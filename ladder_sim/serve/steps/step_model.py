@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import Floats, Number, maximum
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import CollectiveShape, Op, Phase
+from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.lower import op_times
@@ -32,10 +33,6 @@ class Mixes(NamedTuple):
     chunk: Floats
     pairs: Floats
 
-    def of(self, chosen: NDArray[np.int_]) -> Self:
-        """Some of the steps."""
-        return type(self)(*(values[chosen] for values in self))
-
 
 class Attention(NamedTuple):
     """Attention of many steps as it is wanted, relative to that of their requests: arrays of one value each."""
@@ -47,9 +44,8 @@ class Attention(NamedTuple):
     tiles: Floats
     """Thread blocks of the latter."""
 
-    def of(self, chosen: NDArray[np.int_]) -> Self:
-        """That of some of the steps."""
-        return type(self)(*(values[chosen] for values in self))
+
+_Columns = TypeVar("_Columns", Mixes, Attention)
 
 
 class StepKernels(NamedTuple):
@@ -90,7 +86,7 @@ class StepModel:
         steps
             Their requests.
         duty
-            Of each step, the share of the time that prompts take (`ladder_sim.graph.ops.GemmShape.duty`); none by
+            Of each step, the share of the time that prompts take (`ladder_sim.graph.shapes.GemmShape.duty`); none by
             default.
         attention
             Other attention than that of these requests.
@@ -126,13 +122,18 @@ class StepModel:
         measured: dict[int, Floats] = defaultdict(lambda: np.empty(count))
         for alike in np.unique(forms):
             rows = np.flatnonzero(forms == alike)
-            phase, sizes = _sizes(self.scenario, steps.of(rows), 0.0 if duty is None else duty[rows])
-            costs = self.costs if attention is None else _Given(self.costs, attention.of(rows))
+            phase, sizes = _sizes(self.scenario, rows_of(steps, rows), 0.0 if duty is None else duty[rows])
+            costs = self.costs if attention is None else _WithAttention(self.costs, rows_of(attention, rows))
             passes = forward_passes(self.scenario, [self.variant], costs, [(phase, sizes)], keep=PERIODS)
             (forward,) = passes[self.variant]
             for number, values in enumerate(measure(forward)):
                 measured[number][rows] = values
         return list(measured.values())
+
+
+def rows_of(columns: _Columns, rows: NDArray[np.int_]) -> _Columns:
+    """Some of the steps."""
+    return type(columns)(*(values[rows] for values in columns))
 
 
 def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phase, Sizes]:
@@ -179,7 +180,7 @@ def _per_sequence(op: Op) -> bool:
     return op.kind in ("lm_head", "sample") or (isinstance(shape, CollectiveShape) and shape.per_sequence)
 
 
-class _Given:
+class _WithAttention:
     """Costs with other attention."""
 
     def __init__(self, costs: CostModel, attention: Attention) -> None:

@@ -1,0 +1,130 @@
+"""Sections of docs/evidence.md: the runs behind answers, and what the catalog has that none of them had."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from benchmarks.pages import paragraph, table
+from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
+from ladder_sim.costs.profile import StackFit
+from ladder_sim.costs.profile_file import shipped_fits
+from ladder_sim.graph.families import FAMILIES
+from ladder_sim.specs import catalog
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.techniques import TECHNIQUES
+from ladder_sim.specs.workload import FORMATS
+from ladder_sim.validation.dataset import read_dataset
+
+# names of engines as their projects write them
+ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}
+
+
+def _compared_runs() -> list[tuple[str, StackFit | ServingCheck]]:
+    """As `ladder_sim.confidence.runs` compares scenarios with them: those of fits, and measured servings."""
+    fits = [(profile.cluster.gpu.name, profile.stack_fit) for profile in shipped_fits() if profile.stack_fit]
+    return [*fits, *((check.cluster.gpu.name, check) for check in serving_checks())]
+
+
+def behind() -> str:
+    """The runs that answers are compared with, one line each."""
+    rows = []
+    for gpu, runs in _compared_runs():
+        in_flight = isinstance(runs, ServingCheck)
+        spans = {name: f"{low:g}" if low == high else f"{low:g}-{high:g}" for name, (low, high) in runs.sizes.items()}
+        plans = ", ".join(runs.plans) if in_flight else "TP"
+        rows.append(
+            (
+                f"{ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}, {gpu}".replace(" ,", ","),
+                f"{', '.join(runs.models)} in {', '.join(runs.dtypes)}",
+                f"{plans}; TP {spans['tp']}",
+                f"{spans['batch']} {'in flight' if in_flight else 'in a batch'}",
+                f"{spans['prompt']} + {spans['gen']}",
+                # their sizes are those of the whole data set, in the fit or not
+                str(runs.servings)
+                if in_flight
+                else f"{len(read_dataset(runs.runs).measurements)}, {runs.rows} in the fit",
+            )
+        )
+    columns = ("stack, GPU", "models", "plan", "requests", "prompt + answer", "runs")
+    return (
+        "## Runs behind an answer\n\n"
+        + paragraph(
+            "Every prediction is compared with those of these runs that are most like it; what they had counts as "
+            "checked."
+        )
+        + "\n"
+        + table(columns, rows)
+    )
+
+
+# what else is known of such parts
+_ELSEWHERE = {
+    "GPU": " (one serving was measured on GB200, and is missed: above)",
+    "technique": " (published gains are compared above)",
+    "wiring": " (ladder with D = 1 alone; gains on one machine are compared above)",
+    "nodes": " (all-reduces alone: [catalog](catalog.md#fabrics))",
+}
+# what no part of a scenario stands for
+_NEVER = (
+    "Prefill and decode on replicas of their own, and drafted tokens with their acceptance rates ([load](load.md)).",
+    "The quality of a rewired model: nothing here predicts it ([quality](quality.md)).",
+)
+
+
+def never() -> str:
+    """What the catalog has, and none of these runs had."""
+    every = _compared_runs()
+    kinds = {
+        "one static batch": [(gpu, runs) for gpu, runs in every if isinstance(runs, StackFit)],
+        "requests in flight": [(gpu, runs) for gpu, runs in every if isinstance(runs, ServingCheck)],
+    }
+    models = [catalog.model(name) for name in catalog.model_names()]
+    measured = {row.variant for row in read_dataset().measurements}
+    # equal layers: one model with experts stands for all that have them
+    alike = {model.experts_label: model.name if model.experts_label else "dense models" for model in reversed(models)}
+    parts: Mapping[str, tuple[Iterable[str], Callable[[str, Any], Iterable[str]]]] = {
+        "GPU": ((catalog.cluster(name).gpu.name for name in catalog.cluster_names()), lambda gpu, runs: [gpu]),
+        "stack": (catalog.stack_names(), lambda gpu, runs: [runs.stack]),
+        "model family": ((model.family for model in models), lambda gpu, runs: runs.families),
+        "layers like those of": (
+            alike.values(),
+            lambda gpu, runs: [alike[label] for label in getattr(runs, "layers", ("",))],
+        ),
+        "precision": (
+            (each.name for each in FORMATS.values()),
+            lambda gpu, runs: [FORMATS[dtype].name for dtype in runs.dtypes],
+        ),
+        "plan": (
+            Plan(tp=2, pp=2, dp=2, attention_dp=2, ep=2, sp=True).kind.split(" + "),
+            lambda gpu, runs: [part for kind in getattr(runs, "plans", ("TP",)) for part in kind.split(" + ")],
+        ),
+        "technique": (TECHNIQUES, lambda gpu, runs: []),
+        "nodes": (
+            ("one node", "two nodes or more"),
+            lambda gpu, runs: ["one node" if set(runs.nodes) <= {1} else "two nodes or more"],
+        ),
+        "wiring": (
+            FAMILIES,
+            lambda gpu, runs: ["standard"] if isinstance(runs, ServingCheck) else measured,
+        ),
+    }
+    lines = []
+    for part, (names, of) in parts.items():
+        known = dict.fromkeys(names)
+        had = {kind: {name for pair in members for name in of(*pair)} for kind, members in kinds.items()}
+        never = [name for name in known if not any(name in each for each in had.values())]
+        missing = {kind: [name for name in known if name not in (*each, *never)] for kind, each in had.items()}
+        says = [f"**{', '.join(never)}**"] if never else []
+        says += [f"with {kind} {', '.join(names)}" for kind, names in missing.items() if names]
+        lines.append(f"{part}: {'; '.join(says)}{_ELSEWHERE.get(part, '')}")
+    return (
+        "## Never checked\n\n"
+        + paragraph(
+            "By part of a scenario, what the catalog has and none of these runs had: in bold with any load, then with "
+            "one kind of load. It is predicted from measured kernels and collectives where a profile has them, "
+            "otherwise from formulas. Every answer says the same of its own scenario: its last lines, the explorer, "
+            "and `validated` in JSON. What that adds to an interval is in "
+            "[intervals.md](how/intervals.md#what-was-not-checked)."
+        )
+        + "\n"
+        + "".join(paragraph(line, bullet=True) for line in (*lines, *_NEVER))
+    )

@@ -1,0 +1,123 @@
+"""What is done to measured times of experts before the engines' median is taken, and why.
+
+Measurements of something else are left out (`EXCLUSIONS`), none is faster than memory (`weights_read_bytes`), and no
+time falls as tokens are added (`rising`).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibration.importers.aiconfigurator import SYSTEMS
+from calibration.importers.grids import Series, dense, envelope
+from ladder_sim.costs.roofline import GEMM_FORMATS, Experts
+from ladder_sim.des.shared import Floats
+
+# largest splits of experts that tables have
+MAX_EXPERT_TP, MAX_RANKS = 16, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertExclusion:
+    """Times of experts that are not of what engines run; empty fields stand for all."""
+
+    engine: str
+    """Framework that measured."""
+    reason: str
+    """What they hold instead."""
+    version: str = ""
+    """Of the engine."""
+    systems: tuple[str, ...] = ()
+    """The package's names of the GPUs concerned."""
+    format: str = ""
+    """Of the operands."""
+    imbalance: str = ""
+    """How unevenly tokens chose experts."""
+    from_ep: float = 1.0
+    """Smallest expert-parallel degree concerned."""
+    from_tokens: float = 1.0
+    """Fewest tokens concerned."""
+
+
+EXCLUSIONS = (
+    ExpertExclusion(
+        engine="sglang",
+        imbalance="balanced",
+        from_ep=2,
+        reason="each rank computes every expert's share of all tokens: eight times the others' time with EP 8",
+    ),
+    *(
+        ExpertExclusion(
+            engine="sglang",
+            systems=tuple(system for system in SYSTEMS if system != "rtx_pro_6000_server"),
+            format=name,
+            from_ep=2,
+            from_tokens=1001,
+            reason="up to three times TensorRT-LLM's time; with NVFP4, and with fewer tokens, the two agree",
+        )
+        for name in ("fp8-block", "bf16")
+    ),
+    ExpertExclusion(
+        engine="sglang",
+        version="0.5.10",
+        format="w4a16",
+        from_ep=2,
+        reason="four times the time of the Marlin kernel that later versions have",
+    ),
+    ExpertExclusion(
+        engine="vllm",
+        version="0.19.0",
+        format="w4a16",
+        reason="four times the time of the Marlin kernel that later versions have",
+    ),
+    ExpertExclusion(
+        engine="vllm",
+        systems=("h100_sxm", "h200_sxm"),
+        format="fp8",
+        reason="a kernel that was not tuned: up to six times the time of its own fp8 blocks",
+    ),
+)
+
+
+def without_excluded(series: Series, system: str, key: Experts) -> tuple[Series, set[str]]:
+    """The rows that are used, in which no time falls as tokens are added; a note on each exclusion that took some."""
+    expert_tp, ep, tokens = series.points.T
+    rows = (expert_tp <= MAX_EXPERT_TP) & (expert_tp * ep <= MAX_RANKS)
+    engine, version = series.label.split()
+    notes = set()
+    for each in EXCLUSIONS:
+        if each.engine != engine or system not in (each.systems or (system,)):
+            continue
+        stated = ((each.version, version), (each.format, key.format), (each.imbalance, key.imbalance))
+        concerned = rows & (ep >= each.from_ep) & (tokens >= each.from_tokens)
+        if all(wanted in ("", measured) for wanted, measured in stated) and concerned.any():
+            rows &= ~concerned
+            which = " ".join(filter(None, (each.format, each.imbalance, "with EP" if each.from_ep > 1 else "")))
+            notes.add(f"experts {which} without {series.label}: {each.reason}")
+    return rising(replace(series, points=series.points[rows], seconds=series.seconds[rows])), notes
+
+
+def weights_read_bytes(key: Experts, series: Series) -> Floats:
+    """Least bytes of weights that the slowest rank reads: its share of the experts that any token takes.
+
+    Calls that repeat find some of them in a large cache; a model's next layer does not.
+    """
+    expert_tp, ep, tokens = series.points.T
+    power = 0.0 if key.imbalance == "balanced" else float(key.imbalance.rsplit("-", 1)[1])
+    weight = np.arange(1.0, key.experts + 1.0) ** -power
+    # of a token to take an expert, rarer ones slightly underestimated
+    chance = np.minimum(1.0, key.top_k * weight / weight.sum())
+    taken: Floats = (1.0 - (1.0 - chance[:, None]) ** tokens).sum(axis=0)
+    weight_bytes: Floats = taken / ep * 3.0 * key.hidden * key.width / expert_tp * GEMM_FORMATS[key.format].weight_bytes
+    return weight_bytes
+
+
+def rising(series: Series) -> Series:
+    """No time falls along the last axis."""
+    if not len(series.seconds):
+        return series
+    axes = [np.unique(column) for column in series.points.T]
+    held = envelope(dense(axes, series), [len(axes) - 1])
+    at = np.isfinite(held)
+    points = np.column_stack([values[index] for values, index in zip(axes, np.nonzero(at), strict=True)])
+    return Series(label=series.label, points=points, seconds=held[at])

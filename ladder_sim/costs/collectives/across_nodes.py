@@ -1,0 +1,157 @@
+"""Collectives across nodes, where everything is NCCL: custom kernels access peers of their own node only."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS
+from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.collectives.formulas import NVLS_NODE_S, TREE_LL, across_nodes_s, nvls_in_nodes, through_host_s
+from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged
+from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
+from ladder_sim.costs.hardware import Hardware, Link
+from ladder_sim.des.shared import Floats
+from ladder_sim.graph.ops import CollectiveKind
+from ladder_sim.graph.shapes import Group
+from ladder_sim.specs.scenario import Scenario
+
+
+class AcrossNodes:
+    """NCCL's collectives of one group of a scenario's ranks, by formulas and the fabric's measured all-reduces.
+
+    Parameters
+    ----------
+    scenario
+        What runs, on several nodes.
+    hardware
+        Its figures.
+    group
+        Whose ranks take part.
+    measured
+        Collectives inside a node, by kind and algorithm.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        hardware: Hardware,
+        group: Group,
+        measured: Mapping[tuple[str, str], MeasuredCollective],
+    ) -> None:
+        self._cluster, self._hardware, self._p2p, self._measured = scenario.cluster, hardware, scenario.p2p, measured
+        self._nodes, self._ranks = scenario.layout(group)
+        self._fabric = fabric_curve(self._cluster.inter.fabric)
+
+    def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
+        """As `ladder_sim.costs.collectives.network.Network.times`."""
+        node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
+        times = fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
+        if not self._p2p:
+            times = self._without_p2p(kind, message, node_wire_s, times)
+        fabric = self._fabric
+        if fabric is None or kind != "all_reduce":
+            return times
+        log_sizes, log_ratios, measured = self._fabric_log_ratios
+        ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
+        times = dataclasses.replace(times, seconds=times.seconds * ratio, source="transferred")
+        if not self._p2p:
+            # the fabric's sweep was made with it
+            return times
+        same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
+        in_range = bracketed(fabric.curve, message) & (self._fabric_here and same_layout)
+        # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
+        fitted = self._fabric_here and times.names <= measured and not bridged(fabric.curve, message).any()
+        return dataclasses.replace(times, in_range=in_range, source="fitted" if fitted else "transferred")
+
+    @cached_property
+    def _fabric_here(self) -> bool:
+        """Whether the sweep was measured on GPUs and tiers as these."""
+        if self._fabric is None:
+            return False
+        measured_on = self._fabric.cluster
+        # the curve was looked up by the fabric's name, or by the path of its file
+        own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
+        return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
+
+    @cached_property
+    def _fabric_log_ratios(self) -> tuple[Floats, Floats, frozenset[str]]:
+        """The fabric's measured all-reduces: logarithms of sizes and of times over the formula's; the algorithms."""
+        if self._fabric is None:
+            raise ValueError("no sweep over this fabric")
+        measured_on, sizes, ranks = self._fabric.cluster, self._fabric.curve.size_bytes, self._fabric.ranks_per_node
+        ideals_s = across_nodes_s(
+            sizes,
+            self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
+            nodes=self._fabric.nodes,
+            ranks_per_node=ranks,
+            latency_s=measured_on.inter.latency_s,
+            bandwidth_Bps=measured_on.inter.bandwidth_Bps,
+            nvlink=measured_on.intra.full_nvlink,
+            switch=measured_on.intra.switch,
+        )
+        ideal = fastest_way(ideals_s)
+        return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
+
+    def _without_p2p(
+        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct: CollectiveTimes
+    ) -> CollectiveTimes:
+        """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
+
+        NVLS stays, between two barriers through host memory as inside one node.
+        """
+        host_s, at_floor_s = self._host_stages_s(kind, message), self._host_stages_s(kind, np.zeros_like(message))
+        # in place of the chain of GPUs in each node
+        chain_s = TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
+        longer_s = np.maximum(0.0, at_floor_s - chain_s)
+        through_host = self._ways(kind, message, host_s - at_floor_s, nvlink=False)
+        ways = {"tree": longer_s + through_host["tree"]}
+        if nvls_in_nodes(self._ranks, self._cluster.intra.switch):
+            through_switch = self._ways(kind, message, node_wire_s, nvlink=False)
+            ways["nvls-tree"] = 2.0 * at_floor_s - NVLS_NODE_S + through_switch["nvls-tree"]
+        else:
+            ways["nccl-host"] = longer_s + through_host["nccl"]
+        return fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
+
+    def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
+        """NCCL's algorithms, given the stages inside each node."""
+        return across_nodes_s(
+            message,
+            node_wire_s,
+            nodes=self._nodes,
+            ranks_per_node=self._ranks,
+            latency_s=self._hardware.inter.latency_s,
+            bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
+            # what a rank sends to all goes through its own port, what all gather is shared by the node's
+            traffic={"all_reduce": 2.0, "all_to_all": self._ranks}.get(kind, 1.0),
+            nvlink=nvlink,
+            switch=self._cluster.intra.switch,
+        )
+
+    def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
+        """A collective from GPU to GPU inside the node without its latency floor, but with the floor's growth."""
+        nothing = np.zeros_like(message)
+        if ranks == 1:
+            return nothing
+        formula = ALGORITHMS[kind, "nccl"]
+        floor_s, whole_s = (formula(size, ranks, tier.latency_s, tier.bandwidth_Bps) for size in (nothing, message))
+        wire_s = whole_s - floor_s
+        measured = self._measured.get((kind, "nccl"))
+        if measured is None:
+            return wire_s
+        ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
+        return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
+
+    def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
+        """The stages inside a node through host memory, with their floor."""
+        if self._ranks == 1:
+            return np.zeros_like(message)
+        tier, share = self._hardware.host, self._hardware.host_low_latency_share
+        return through_host_s(_stages(kind), message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
+
+
+def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
+    """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
+    return "all_reduce" if kind == "all_reduce" else "all_gather"
