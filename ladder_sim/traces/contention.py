@@ -14,10 +14,11 @@ from ladder_sim.des.shared import NOTHING, Demand, Device
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import TraceGraph, TraceOp
 
-# gloo's threads for an all-reduce over TCP on one machine: CPU time less that of the caller, for 4 KB to 4 MB, torch
-# 2.9 on two cores of an AMD EPYC (`benchmarks/gloo_cpu_time.py`): 190 to 220 us up to 256 KB, 2.0 ms for 4 MB
-GLOO_MESSAGE_S = 200e-6
-GLOO_BYTE_S = 0.42e-9
+# what an all-reduce over TCP takes of a core that computes, its call aside, for 4 KB to 1 MB over a link of 1 Gbit/s:
+# gloo's threads and the caches that they leave, torch 2.13 on two x86-64 cores (`benchmarks/gloo_cpu_time.py`, medians
+# of five runs): 0.45 to 0.7 ms up to 256 KB, 2.1 ms for 1 MB
+GLOO_MESSAGE_S = 480e-6
+GLOO_BYTE_S = 1.3e-9
 # name of its lanes
 _GLOO = "gloo "
 # parts into which a core is divided
