@@ -36,6 +36,7 @@ def check_bench(arguments: argparse.Namespace) -> None:
     check_groups(arguments.batch, arguments.attention_dp)
     for variant in arguments.variants:
         wiring = lay_out(variant, shape.layers)
+        wiring.check_norms(shape, arguments.tp)
         if engine.sequence_parallel and arguments.tp > 1:
             wiring.check_shares()
 

@@ -49,7 +49,11 @@ class ModelConfig:
     rope_scaling: RopeScaling | Yarn | float | None = None
     """How rotary wavelengths are stretched; a number multiplies all. None: they are not."""
     qk_norm: bool = False
-    """Queries and keys are normalised head by head before they are rotated."""
+    """Queries and keys are normalised before they are rotated, head by head."""
+    joint_qk_norm: bool = False
+    """They are normalised over all heads together instead."""
+    norms_behind: bool = False
+    """Norms of a block's output instead of its input."""
     latent: Latent | None = None
     """Attention is latent attention; None: grouped-query attention."""
     experts: Experts | None = None
@@ -134,6 +138,8 @@ class ModelConfig:
             rope_theta=number(rope, "rope_theta", 10000.0),
             rope_scaling=rope_scaling(rope, max_positions),
             qk_norm=field(config, "use_qk_norm", bool, False),
+            joint_qk_norm=field(config, "joint_qk_norm", bool, False),
+            norms_behind=field(config, "norms_behind", bool, False),
             latent=latent,
             experts=experts,
             gated_mlp=field(config, "gated_mlp", bool, True),

@@ -126,7 +126,7 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
     shape = checkpoint.shape
     shape.check_ranks(config.tp, config.ep)
     shape.layers_of(0, config.pp)
-    wiring = _wiring(config.variant, shape)
+    wiring = _wiring(config.variant, shape, config.tp)
     text = Text.open(config.model, shape)
     prompts = [text.encode_prompt(prompt, raw=config.raw) for prompt in config.prompts]
     longest = max(map(len, prompts))
@@ -149,10 +149,12 @@ def prepare_evaluation(config: EvaluationConfig) -> list[EvaluationInput]:
         tokens = Text.open(folder, shape).encode(content)
         if len(tokens) < 2:
             raise UsageError(f"--text {config.text}: {len(tokens)} tokens: must be 2 or more")
-        wirings = [_wiring(name, shape) for name in config.variants]
+        wirings = [_wiring(name, shape, config.tp) for name in config.variants]
         tasks.append(EvaluationInput(folder, checkpoint, wirings, tokens, context))
     return tasks
 
 
-def _wiring(variant: str, shape: ModelConfig) -> Wiring:
-    return lay_out(shape.variant if variant == "auto" else variant, shape.layers, shape.ladder_layers)
+def _wiring(variant: str, shape: ModelConfig, tp: int) -> Wiring:
+    wiring = lay_out(shape.variant if variant == "auto" else variant, shape.layers, shape.ladder_layers)
+    wiring.check_norms(shape, tp)
+    return wiring

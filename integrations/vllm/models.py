@@ -42,8 +42,8 @@ _ENGINE = EngineConfig(fused_residual_add=True, fused_ladder_add=True)
 class _Stream(ResidualStream):
     """Its norms are vLLM's."""
 
-    def _norm(self, norm: Any) -> Tensor:
-        n_TD: Tensor = norm(self.x_BTD)
+    def _norm(self, norm: Any, x_TD: Tensor) -> Tensor:
+        n_TD: Tensor = norm(x_TD)
         return n_TD
 
     def _add_norm(self, norm: Any, y_TD: Tensor) -> tuple[Tensor, Tensor]:

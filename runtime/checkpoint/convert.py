@@ -83,6 +83,7 @@ def beyond_llama(shape: ModelConfig) -> str:
         "latent attention": shape.latent is not None,
         "routed experts": shape.experts is not None,
         "norms of queries and keys": shape.qk_norm,
+        "norms behind the blocks": shape.norms_behind,
         "a sliding window": shape.sliding_window > 0,
         "biases on queries, keys and values alone": shape.qkv_bias != shape.out_bias,
         "an MLP without a gate": not shape.gated_mlp,

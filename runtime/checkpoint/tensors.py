@@ -34,9 +34,7 @@ def mixtral_name(name: str) -> str:
 
 
 def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = dict.fromkeys(
-        ("input_layernorm.weight", "post_attention_layernorm.weight"), (config.hidden,)
-    )
+    shapes: dict[str, Shape] = {f"{name}.weight": (config.hidden,) for name in block_norms(config)}
     shapes |= {f"self_attn.{name}.weight": (width,) for name, width in _head_norms(config).items()}
     features = {f"self_attn.{name}": features for name, features in _attention(config).items()}
     experts, width = config.experts_of(index), config.mlp_of(index)
@@ -53,12 +51,22 @@ def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
     return shapes
 
 
+def block_norms(config: ModelConfig) -> tuple[str, str]:
+    """Names of the norms of attention and of the feed-forward block."""
+    if config.norms_behind:
+        return "post_attention_layernorm", "post_feedforward_layernorm"
+    return "input_layernorm", "post_attention_layernorm"
+
+
 def _head_norms(config: ModelConfig) -> dict[str, int]:
     """Width of the norms inside of attention."""
     if config.latent:
         queries = {"q_a_layernorm": config.latent.q_rank} if config.latent.q_rank else {}
         return {**queries, "kv_a_layernorm": config.latent.kv_rank}
-    return dict.fromkeys(("q_norm", "k_norm"), config.head_dim) if config.qk_norm else {}
+    if not config.qk_norm:
+        return {}
+    heads, kv_heads = (config.heads, config.kv_heads) if config.joint_qk_norm else (1, 1)
+    return {"q_norm": heads * config.head_dim, "k_norm": kv_heads * config.head_dim}
 
 
 def _attention(config: ModelConfig) -> dict[str, Projection]:

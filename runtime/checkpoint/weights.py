@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.tensors import EMBEDDING, LAST_NORM, LM_HEAD, tensor_shapes
+from runtime.checkpoint.tensors import EMBEDDING, LAST_NORM, LM_HEAD, block_norms, tensor_shapes
 from runtime.memory import enough_memory
 from runtime.model.attention import GroupedAttention
 from runtime.model.decoder import Decoder
@@ -143,8 +143,8 @@ def pieces(model: Decoder) -> Iterator[Piece]:
 
 
 def _pieces_of(layer: Layer, where: str) -> Iterator[Piece]:
-    yield Piece(f"{where}.input_layernorm.weight", layer.attn_norm.weight_D)
-    yield Piece(f"{where}.post_attention_layernorm.weight", layer.mlp_norm.weight_D)
+    for name, norm in zip(block_norms(layer.config), (layer.attn_norm, layer.mlp_norm), strict=True):
+        yield Piece(f"{where}.{name}.weight", norm.weight_D)
     end = 0
     for name, features, biased in (*_attention_inputs(layer), *_mlp_inputs(layer)):
         held = features(layer.shard)
@@ -201,10 +201,18 @@ def _ups(gated: bool) -> tuple[str, ...]:
 
 
 def _grouped(attention: GroupedAttention, where: str) -> Iterator[Piece]:
-    for norm, name in ((attention.q_norm, "q_norm"), (attention.k_norm, "k_norm")):
+    width = attention.head_dim
+
+    def query(shard: Shard) -> slice:
+        return shard.query(width)
+
+    def key(shard: Shard) -> slice:
+        return shard.key_value(width)
+
+    for name, norm, features in (("q_norm", attention.q_norm, query), ("k_norm", attention.k_norm, key)):
         if norm is not None:
-            yield Piece(f"{where}.{name}.weight", norm.weight_D)
-    yield from _summed(attention.o, f"{where}.o_proj", lambda shard: shard.query(attention.head_dim))
+            yield Piece(f"{where}.{name}.weight", norm.weight_D, features if attention.has_joint_norms else None)
+    yield from _summed(attention.o, f"{where}.o_proj", query)
 
 
 def _latent(attention: LatentAttention, width: int, where: str) -> Iterator[Piece]:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from runtime import device
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.device import Spans
 from runtime.model import kernels
+from runtime.model.autograd import shared
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
 
@@ -37,6 +39,8 @@ class Step:
     """Positions of padding before each sequence."""
     spans: Spans | None = None
     """Of the sequences in the cache, where a device's decode attention reads them."""
+    comm: Communicator | None = None
+    """The ranks whose heads are normalised together; None: each rank's by themselves."""
 
     def attend(
         self,
@@ -65,8 +69,10 @@ class GroupedAttention(nn.Module):
         super().__init__()
         self.shard, self.engine, self.head_dim, self.window = shard, engine, config.head_dim, window
         self.inputs = ((shard.heads + 2 * shard.kv_heads) * config.head_dim,)
+        self.has_joint_norms = config.joint_qk_norm
+        normed = (shard.heads, shard.kv_heads) if config.joint_qk_norm else (1, 1)
         self.q_norm, self.k_norm = (
-            RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
+            RMSNorm(heads * config.head_dim, config.norm_eps) if config.qk_norm else None for heads in normed
         )
         self.o = Linear(config.hidden, shard.heads * config.head_dim, bias=config.out_bias)
 
@@ -96,7 +102,27 @@ class GroupedAttention(nn.Module):
         qkv_BTXK = qkv_BTN.unflatten(-1, (heads + 2 * kv_heads, -1))
         q_BTHK, k_BTGK, v_BTGK = qkv_BTXK.split((heads, kv_heads, kv_heads), dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+            if self.has_joint_norms:
+                q_BTHK, k_BTGK = _joint(self.q_norm, q_BTHK, self.k_norm, k_BTGK, step.comm)
+            else:
+                q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         q_BHTK, k_BGSK, v_BGSK = kernels.rope(q_BTHK, k_BTGK, v_BTGK, step.turn_2TK, step.position_T, cache)
         output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK, window=self.window))
         return output_BTD
+
+
+def _joint(
+    q_norm: RMSNorm, q_BTHK: Tensor, k_norm: RMSNorm, k_BTGK: Tensor, comm: Communicator | None
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys, each normalised over all heads.
+
+    A mean over all heads is the mean of the ranks': each has as many, and as many ranks have each key/value head.
+    """
+    square_2BT = kernels.mean_squares(q_BTHK, k_BTGK, comm.size if comm else 1)
+    if comm:
+        comm.all_reduce(square_2BT.detach(), blocking=True).wait()
+        square_2BT = shared(square_2BT, comm)
+    return (
+        kernels.norm_heads(q_BTHK, square_2BT[0], q_norm.weight_D, q_norm.eps),
+        kernels.norm_heads(k_BTGK, square_2BT[1], k_norm.weight_D, k_norm.eps),
+    )

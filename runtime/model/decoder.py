@@ -95,6 +95,7 @@ class Decoder(nn.Module):
         """
         if position_T is None:
             position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        wiring.check_norms(self.config, self.comm.size)
         x_BTD = self._embed(tokens_BT, wiring)
         has_techniques = cache is not None and wiring.reduces and self.comm.size > 1
         new_stream = ResidualStream
@@ -109,19 +110,28 @@ class Decoder(nn.Module):
             stream = new_stream(x_BTD[rows, tokens], self.comm, self.engine, takes_turns=len(places) > 1)
             held = None if cache is None else cache.narrow(sequences, rows.start, rows.stop - rows.start)
             later = new - tokens.stop
-            step = self._step(rows, position_T[tokens], (context or new) - later, pad_B, held)
+            step = self._step(rows, position_T[tokens], (context or new) - later, pad_B, held, wiring)
             passes.append(self._run(stream, wiring, step, held))
         outputs = in_turns(passes)
         n_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=0 if batch > 1 else 1)
         return self._logits(n_BTD) if self.shard.layers.stop == self.config.layers else n_BTD
 
-    def _step(self, rows: slice, position_T: Tensor, context: int, pad_B: Tensor | None, cache: Tensor | None) -> Step:
+    def _step(
+        self,
+        rows: slice,
+        position_T: Tensor,
+        context: int,
+        pad_B: Tensor | None,
+        cache: Tensor | None,
+        wiring: Wiring,
+    ) -> Step:
         """What the layers share in a pass of some sequences, whose cache this is."""
         pad_B = None if pad_B is None else pad_B[rows]
         spans = None
         if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
             spans = kernels.spans(position_T, pad_B, rows.stop - rows.start, self.rope_2SK.shape[1])
-        return Step(kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans)
+        comm = self.comm if self.config.joint_qk_norm and self.comm.size > 1 and wiring.reduces else None
+        return Step(kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans, comm)
 
     def _run(
         self, stream: ResidualStream, wiring: Wiring, step: Step, cache: Tensor | None
@@ -132,11 +142,13 @@ class Decoder(nn.Module):
             stream.receive(pipeline, self._sent(wiring))
         for block in [block for block in wiring.blocks if block.layer in held]:
             at = block.layer - held.start
-            n_BTD = stream.read(self.layers[at].norm(block.part), block)
+            before, behind = self.layers[at].norms(block.part)
+            n_BTD = stream.read(before, block)
             if isinstance(n_BTD, Arriving):
                 yield
             layer_cache = None if cache is None else cache[at]
-            if stream.write(self.layers[at](block, arrived(n_BTD), step, layer_cache, self.comm.exchange), block):
+            output = self.layers[at](block, arrived(n_BTD), step, layer_cache, self.comm.exchange)
+            if stream.write(output, block, behind):
                 yield
         if held.stop < self.config.layers:
             stream.send(pipeline)

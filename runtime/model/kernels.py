@@ -113,6 +113,21 @@ def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, 
     return _norm(x_BTD, weight_D, eps), _norm(y_BTF, weight_F, eps)
 
 
+@_kernel("squares")
+@fused
+def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
+    """Of each token's queries and keys, 2 x B x T in float32, divided by `ranks`: its part of the mean over ranks."""
+    return torch.stack([x.float().square().mean(dim=(-2, -1)) for x in (q_BTHK, k_BTGK)]) / ranks
+
+
+@_kernel("norm")
+@fused
+def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) -> Tensor:
+    """RMSNorm over all heads together, whose mean square is known."""
+    scale_BT11 = (square_BT + eps).rsqrt()[..., None, None]
+    return (x_BTHK.float() * scale_BT11 * weight_N.view(x_BTHK.shape[-2:])).to(x_BTHK.dtype)
+
+
 @_kernel("norm")
 @fused
 def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -46,9 +46,10 @@ class Layer(nn.Module):
         self.mlp_rows = slice(attn, attn + mlp)
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
 
-    def norm(self, part: Part) -> RMSNorm:
-        """The norm before a block; "both" reads attention's."""
-        return self.mlp_norm if part == "mlp" else self.attn_norm
+    def norms(self, part: Part) -> tuple[RMSNorm | None, RMSNorm | None]:
+        """The norms before and behind a block, of which there is one; "both" reads attention's."""
+        norm = self.mlp_norm if part == "mlp" else self.attn_norm
+        return (None, norm) if self.config.norms_behind else (norm, None)
 
     def forward(
         self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Exchange
@@ -64,8 +65,12 @@ class Layer(nn.Module):
         return kernels.add(attended_BTD, arrived(self._transform(n_BTD, exchange, reduces=block.reduces)))
 
     def compile_by(self, compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        """Compile what is computed between messages, whatever the wiring; experts, whose sizes are numbers, stay."""
-        for name in ("_attend", "_both", "_mlp"):
+        """Compile what is computed between messages, whatever the wiring.
+
+        Experts, whose sizes are numbers, stay, and so does attention with a message in it.
+        """
+        has_message = self.config.joint_qk_norm and self.shard.ranks > 1
+        for name in ("_mlp",) if has_message else ("_attend", "_both", "_mlp"):
             setattr(self, name, compiled(getattr(self, name)))
 
     def _both(self, n_BTD: Tensor, step: Step, cache: Sequence[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -95,10 +96,10 @@ class ResidualStream:
         # own parts of earlier outputs that go into the next sum instead of the residual
         self._carried: list[Tensor] = []
 
-    def read(self, norm: RMSNorm, block: BlockPlan | None = None) -> Tensor | Arriving:
+    def read(self, norm: RMSNorm | None, block: BlockPlan | None = None) -> Tensor | Arriving:
         """Add the outputs that a block waits for, oldest first, and what it reads ahead; return the normalised stream.
 
-        Without a block, all of them.
+        Without a block, all of them; without a norm, the stream as it is.
         """
         deferred = len(self._pending) > 1
         last = self._join(block.number - block.leaves if block else math.inf)
@@ -106,17 +107,18 @@ class ResidualStream:
         for ahead_BTD in self._read_ahead(block) if block else ():
             self._add(last)
             kept_BTD, last, deferred = self.x_BTD, [ahead_BTD], False
-        if last and (self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add):
+        fused = self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add
+        if last and norm is not None and fused:
             self.x_BTD, n_BTD = self._add_norm(norm, last[0])
         else:
             self._add(last)
-            n_BTD = self._norm(norm)
+            n_BTD = self.x_BTD if norm is None else self._norm(norm, self.x_BTD)
         if self._carried:
             self.x_BTD = kept_BTD
         return n_BTD
 
-    def _norm(self, norm: RMSNorm) -> Tensor:
-        return kernels.norm(self.x_BTD, shared(norm.weight_D, self._comm), norm.eps)
+    def _norm(self, norm: RMSNorm, x_BTD: Tensor) -> Tensor:
+        return kernels.norm(x_BTD, shared(norm.weight_D, self._comm), norm.eps)
 
     def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The stream with an output, and its norm."""
@@ -160,14 +162,19 @@ class ResidualStream:
         for y_BTD in tensors:
             self.x_BTD = kernels.add(self.x_BTD, y_BTD)
 
-    def write(self, output: Tensor | Arriving, block: BlockPlan) -> bool:
+    def write(self, output: Tensor | Arriving, block: BlockPlan, norm: RMSNorm | None = None) -> bool:
         """Take a block's partial sums and start their all-reduce, if the plan has one; returns whether it has.
 
-        What arrives from other groups of ranks is waited for at once only if it has to be reduced.
+        What arrives from other groups of ranks is waited for at once only if it has to be reduced or normalised. A norm
+        is of the sum, once that has arrived.
         """
         reduces = block.reduces and self._comm.size > 1
         if reduces:
             output = self._reduced(arrived(output), block)
+            if norm is not None:
+                output = output.then(partial(self._norm, norm))
+        elif norm is not None:
+            output = self._norm(norm, arrived(output))
         replaces = reduces and block.carries == "residual"
         self._pending.append(_Output(block, output, isinstance(output, Arriving), replaces))
         return reduces

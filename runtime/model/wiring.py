@@ -4,8 +4,9 @@ A wiring is a list of blocks in issue order. Before a block reads the residual s
 all but the newest `leaves`; it may read the rank's own parts of those. Its own output is then summed over the ranks, or
 not. The decoder has one loop for all variants, and the residual stream executes these plans.
 
-Block i puts out p_i^r on rank r, a partial sum; s_i is the sum of p_i^r over the ranks, and x the embedding. The
-functions below say what block i reads on rank r, and which blocks are reduced. The LM head reads x and all sums.
+Block i puts out p_i^r on rank r, a partial sum; s_i is the sum of p_i^r over the ranks, normalised where the model has
+norms behind its blocks, and x the embedding. The functions below say what block i reads on rank r, and which blocks are
+reduced. The LM head reads x and all sums.
 
 References
 ----------
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ladder_sim.errors import UsageError
+from runtime.config import ModelConfig
 
 Part = Literal["attn", "mlp", "both"]
 # of an output, what is read before its sum: what the shared experts in it put out, or all that this rank has of it
@@ -75,15 +77,32 @@ class Wiring:
 
     def check_shares(self) -> None:
         """Raise UsageError if the ranks' residuals differ, so that none can have a share of the tokens alone."""
-        differ = any(
-            block.ahead == "own" or block.percent < 100 or block.carries != "nothing" or not block.reduces
-            for block in self.blocks
-        )
-        if differ and self.reduces:
+        if self._differs:
             raise UsageError(
                 f"variant '{self.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
                 hint="choose another variant, or leave out sequence-parallel",
             )
+
+    def check_norms(self, config: ModelConfig, ranks: int) -> None:
+        """Raise UsageError if the model has norms of sums over the ranks that this wiring does not have."""
+        if config.norms_behind and any(block.part == "both" for block in self.blocks):
+            raise UsageError(
+                f"variant '{self.name}': the model normalises the outputs of attention and MLP, each by itself",
+                hint="choose a variant whose blocks are not parallel",
+            )
+        if (config.norms_behind or config.joint_qk_norm) and ranks > 1 and self._differs:
+            raise UsageError(
+                f"variant '{self.name}': its blocks read parts of sums, which the model normalises as a whole",
+                hint="standard, ladder and hybrids of it have the whole sums",
+            )
+
+    @property
+    def _differs(self) -> bool:
+        """The ranks' residuals differ, but not for good."""
+        return self.reduces and any(
+            block.ahead == "own" or block.percent < 100 or block.carries != "nothing" or not block.reduces
+            for block in self.blocks
+        )
 
     def waiting(self, layer: int) -> tuple[BlockPlan, ...]:
         """The blocks whose sums need not be in the residual when a layer begins, the newest last."""

@@ -160,6 +160,7 @@ def prepare_training(config: TrainingConfig) -> TrainingInput:
     _check_ranks(shape, config.tp)
     shape.check_context(config.context, hint="choose shorter sequences with --context")
     wiring = lay_out(config.variant, shape.layers, shape.ladder_layers)
+    wiring.check_norms(shape, config.tp)
     if config.tp > 1 and not wiring.reduces:
         raise UsageError(f"variant '{wiring.name}': its ranks learn nothing of each other", hint="choose another")
     teacher = _teacher(config, shape)

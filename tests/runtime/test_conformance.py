@@ -209,6 +209,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
 }
+# with norms of queries and keys over all heads
+JOINT = {"joint": GROUPED | {"model_type": "qwen3", "joint_qk_norm": True, "num_experts_per_tok": None}}
 
 PLANS = [
     Plan(tp=2),
@@ -264,6 +266,13 @@ def test_every_kind_of_layer_runs_what_the_simulator_costs_under_every_plan(kind
     assert_conforms(kind, plan, [stacks()["fused"], stacks()["math"]])
 
 
+@pytest.mark.parametrize("plan", [Plan(tp=2), Plan(tp=4, pp=2)], ids=str)
+@pytest.mark.usefixtures("fake_world", "half_precision")
+def test_ranks_sum_the_squares_of_all_heads_as_the_simulator_costs_it(plan: Plan) -> None:
+    variants = ("standard", "parallel", "ladder", "farskip", "upper-bound")
+    assert_conforms("joint", plan, [stacks()["fused"], stacks()["math"]], variants=variants)
+
+
 @pytest.mark.parametrize("plan", [Plan(attention_dp=2, ep=2), Plan(attention_dp=4, ep=4)], ids=str)
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
 @pytest.mark.usefixtures("fake_world", "half_precision")
@@ -286,7 +295,8 @@ def assert_conforms(
     variants: tuple[str, ...] = (),
 ) -> None:
     """Ops, sizes, messages and waits of every wiring."""
-    config, spec = ModelConfig.from_hf(KINDS[kind]), ModelSpec.from_hf(KINDS[kind], name=kind, source="config.json")
+    described = (KINDS | JOINT)[kind]
+    config, spec = ModelConfig.from_hf(described), ModelSpec.from_hf(described, name=kind, source="config.json")
     for options in options_of_stacks:
         stages = stages_of(config, engine_of(options, ep=plan.ep, techniques=techniques), plan)
         # one kind has dense layers, shared experts and latent attention; it runs every wiring

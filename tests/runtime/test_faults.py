@@ -416,6 +416,32 @@ def test_a_variant_has_one_name(variant: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("variant", "change", "tp", "rule"),
+    [
+        ("parallel", {"norms_behind": True}, 1, "outputs of attention and MLP, each by itself"),
+        ("hybrid-parallel:1", {"norms_behind": True}, 2, "outputs of attention and MLP, each by itself"),
+        *(
+            (variant, {how: True}, 2, "its blocks read parts of sums")
+            for variant in ("delayed:1", "desync:2", "track:1", "drop:1", "partial:50", "farskip:own")
+            for how in ("norms_behind", "joint_qk_norm")
+        ),
+    ],
+)
+def test_a_variant_without_the_sums_that_a_model_normalises(
+    variant: str, change: dict[str, object], tp: int, rule: str
+) -> None:
+    wiring = lay_out(variant, 2)
+    wiring.check_norms(ModelConfig.from_hf(TINY), tp)
+    with pytest.raises(UsageError, match=f"variant '{variant}': .*{rule}"):
+        wiring.check_norms(ModelConfig.from_hf(TINY | change), tp)
+
+
+@pytest.mark.parametrize("variant", ["standard", "ladder:2", "hybrid-ladder:1", "farskip", "upper-bound"])
+def test_a_variant_with_them(variant: str) -> None:
+    lay_out(variant, 2).check_norms(ModelConfig.from_hf(TINY | {"model_type": "olmo2"}), 2)
+
+
+@pytest.mark.parametrize(
     ("change", "part"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),

@@ -48,6 +48,7 @@ def peak_bytes(folder: Path, run: Callable[[], object]) -> int:
         (DENSE, EngineConfig(attention="math", prefill_logits="all"), "ladder"),
         (DENSE, EngineConfig(), "ladder:6"),
         (ROUTED, EngineConfig(), "ladder"),
+        (replace(DENSE, qk_norm=True, joint_qk_norm=True, norms_behind=True), EngineConfig(), "ladder"),
     ],
 )
 def test_a_prefill_needs_what_is_planned(

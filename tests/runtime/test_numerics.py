@@ -22,6 +22,7 @@ from tests.support.world import (
     SAME_AS,
     SAME_EVERYWHERE,
     VARIANTS,
+    WHOLE,
     Case,
     World,
     cases,
@@ -59,10 +60,15 @@ def test_logits_are_the_equations(worlds: dict[int, World], size: int, case: Cas
             )
 
 
-@pytest.mark.parametrize("model", [("grouped", "flash"), ("experts", "distributed"), ("latent", "distributed")])
-@pytest.mark.parametrize("variant", SAME_EVERYWHERE)
-def test_the_degree_does_not_change_the_model(worlds: dict[int, World], model: tuple[str, str], variant: str) -> None:
-    case = Case(*model, variant)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case("grouped", "flash", variant) for variant in SAME_EVERYWHERE),
+        *(Case(model, "distributed", variant) for variant in SAME_EVERYWHERE for model in ("experts", "latent")),
+        *(Case("behind", "flash", variant) for variant in WHOLE),
+    ],
+)
+def test_the_degree_does_not_change_the_model(worlds: dict[int, World], case: Case) -> None:
     alone = worlds[1].logits[0][case]["cached"]
     for size in DEGREES:
         for rank in range(size):

@@ -21,12 +21,13 @@ from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
-from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, Case, decoder, logits
+from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, WHOLE, Case, decoder, logits
 
 pytestmark = pytest.mark.torch
 
 # of "grouped" the first of two stages has two layers, the second has one
 CASES = [Case(*how, variant) for variant in VARIANTS for how in (("grouped", "flash"), ("latent", "distributed"))]
+CASES += [Case("behind", "flash", variant) for variant in WHOLE]
 CASES += [Case("grouped", "flash", variant) for variant in (*OTHERS, *HYBRIDS)]
 CASES += [Case("grouped", "math", "ladder"), Case("grouped", "sharded", "ladder"), Case("plain", "flash", "standard")]
 # tensor-parallel degree and stages

@@ -21,11 +21,11 @@ from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
-from tests.support.world import EXPERTS, GROUPED, LATENT
+from tests.support.world import BEHIND, EXPERTS, GROUPED, LATENT
 
 pytestmark = pytest.mark.torch
 
-MODELS = {"grouped": GROUPED, "experts": EXPERTS, "latent": LATENT}
+MODELS = {"grouped": GROUPED, "behind": BEHIND, "experts": EXPERTS, "latent": LATENT}
 SPLIT, SHARED = ("token-split",), ("sequence-parallel",)
 # of sequences that are spread over parts of a pass, and of a lone prompt that is cut; odd numbers of tokens
 SHAPES = ((33, 17), (1, 521))
@@ -36,6 +36,8 @@ CASES = [
     ("experts", "standard", SPLIT),
     ("experts", "farskip", SHARED),
     ("latent", "ladder", SPLIT),
+    ("behind", "ladder", SPLIT),
+    ("behind", "standard", SHARED),
 ]
 
 

@@ -83,6 +83,13 @@ FAMILIES = {
     "qwen3": Family(
         transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 24}
     ),
+    "olmo2": Family(transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {"num_key_value_heads": 2}),
+    # ranks hold the same key/value head
+    "olmo2-tied": Family(
+        transformers.Olmo2Config,
+        transformers.Olmo2ForCausalLM,
+        {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
     "mixtral": Family(
         transformers.MixtralConfig,
         transformers.MixtralForCausalLM,

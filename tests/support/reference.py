@@ -128,7 +128,7 @@ class _Equations:
             inputs = [x + read(i, to, rank) for rank in range(self.ranks)]
             block = self.attention if i % 2 == 0 else self.mlp
             own = [block(i // 2, n, rank) for rank, n in enumerate(inputs)]
-            to.sums.append(sum(own))
+            to.sums.append(self.behind(i, sum(own)))
             # other groups have a part of what a rank of one has not
             exchanges = i % 2 == 1 and self.ranks == 1 and self.groups > 1
             to.own.append([self.mlp(i // 2, inputs[0], 0, alone=True)] if exchanges else own)
@@ -155,18 +155,31 @@ class _Equations:
                 else self.mlp(i // 2, x[rank], rank, alone=not reduces)
                 for rank in range(self.ranks)
             ]
+            outputs = [self.behind(i, output) for output in outputs]
             if reduces:
                 x = [sum(outputs) + sum(x) / self.ranks] * self.ranks
             else:
                 x = [own + output for own, output in zip(x, outputs, strict=True)]
         return x
 
+    def before(self, x: Tensor, name: str) -> Tensor:
+        """What a block computes with."""
+        return x if self.config.norms_behind else self.norm(x, name)
+
+    def behind(self, i: int, x: Tensor) -> Tensor:
+        """What a sum of block i adds."""
+        name = "post_feedforward" if i % 2 else "post_attention"
+        return self.norm(x, f"model.layers.{i // 2}.{name}_layernorm.weight") if self.config.norms_behind else x
+
     def norm(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + (eps or self.config.norm_eps)).sqrt() * self.weights[name]
+        return x / self._root(x, eps) * self.weights[name]
+
+    def _root(self, x: Tensor, eps: float | None = None) -> Tensor:
+        return (x.square().mean(-1, keepdim=True) + (eps or self.config.norm_eps)).sqrt()
 
     def attention(self, layer: int, x: Tensor, rank: int) -> Tensor:
         config, of = self.config, self._of(layer, "self_attn")
-        n = self.norm(x, f"model.layers.{layer}.input_layernorm.weight")
+        n = self.before(x, f"model.layers.{layer}.input_layernorm.weight")
         out = x.new_zeros(x.shape)
         each = config.heads // self.ranks
         for head in range(rank * each, (rank + 1) * each):
@@ -187,7 +200,12 @@ class _Equations:
         q = n @ of("q_proj.weight")[rows].T + of("q_proj.bias", config.qkv_bias)[rows]
         k = n @ of("k_proj.weight")[kv_rows].T + of("k_proj.bias", config.qkv_bias)[kv_rows]
         v = n @ of("v_proj.weight")[kv_rows].T + of("v_proj.bias", config.qkv_bias)[kv_rows]
-        if config.qk_norm:
+        if config.joint_qk_norm:
+            q, k = (
+                x / self._root(n @ of(f"{name}_proj.weight").T) * of(f"{name}_norm.weight")[held]
+                for x, name, held in ((q, "q", rows), (k, "k", kv_rows))
+            )
+        elif config.qk_norm:
             where = f"model.layers.{layer}.self_attn"
             q, k = self.norm(q, f"{where}.q_norm.weight"), self.norm(k, f"{where}.k_norm.weight")
         return self._rotated(q), self._rotated(k), v
@@ -221,7 +239,7 @@ class _Equations:
 
     def mlp(self, layer: int, x: Tensor, rank: int, norm: str = "", *, alone: bool = False) -> Tensor:
         """Of a rank, with its experts and those of the ranks at its place in other groups; `alone` without these."""
-        n = self.norm(x, norm or f"model.layers.{layer}.post_attention_layernorm.weight")
+        n = self.before(x, norm or f"model.layers.{layer}.post_attention_layernorm.weight")
         experts = self.config.experts_of(layer)
         if experts is None:
             return self._mlp(layer, "mlp", n, rank, self.ranks)

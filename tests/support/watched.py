@@ -58,8 +58,9 @@ class Watched(TorchDispatchMode):
         self._inside.append(kind)
         self._gemms, self.attended = [], []
         result = run(*args)
-        # of tokens for an all-to-all; in the graph it is a part of what experts take. Positions are not activations
-        if kind not in ("permute", "positions"):
+        # of tokens for an all-to-all; in the graph it is a part of what experts take. Positions are not activations.
+        # In the graph squares are a part of what norms take
+        if kind not in ("permute", "positions", "squares"):
             self.entries.append(self._entry(kind, args, result))
         self._inside.pop()
         return result
@@ -158,7 +159,9 @@ def _moved_bytes(kind: str, args: tuple[Any, ...], result: Any) -> int:
             return int(args[0].nbytes)
         case "norm":
             written = result if isinstance(result, tuple) else (result,)
-            return sum(x.nbytes for x in (*args, *written) if isinstance(x, Tensor) and x.dim() > 1)
+            moved = (x for x in (*args, *written) if isinstance(x, Tensor) and x.dim() > 1)
+            # without squares, in another type
+            return sum(x.nbytes for x in moved if x.dtype == written[0].dtype)
         case _:
             return sum(x.nbytes for x in (*args, result) if isinstance(x, Tensor))
 

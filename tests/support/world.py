@@ -80,8 +80,11 @@ LATENT = ModelConfig(
 DIRECT = replace(LATENT, latent=replace(LATENT.latent, q_rank=0, interleaved=False), experts=None, rope_scaling=None)
 # at TP 4 no rank holds what another does
 SPLIT = replace(GROUPED, kv_heads=4)
+# as OLMo 2 has them
+BEHIND = replace(GROUPED, qk_norm=True, joint_qk_norm=True, norms_behind=True)
 MODELS = {
     "grouped": GROUPED,
+    "behind": BEHIND,
     "plain": PLAIN,
     "experts": EXPERTS,
     "latent": LATENT,
@@ -97,6 +100,8 @@ HYBRIDS = (
 )
 # in which any number of ranks computes the same
 SAME_EVERYWHERE = ("standard", "parallel", "ladder", "hybrid-ladder:1", "ladder:2", "farskip")
+# that add whole sums, block by block, so that these can be normalised
+WHOLE = tuple(variant for variant in SAME_EVERYWHERE if variant != "parallel")
 # of a dense model of three layers
 SAME_AS = {
     "ladder:1": "ladder",
@@ -160,6 +165,9 @@ def _all_cases() -> Iterator[Case]:
         yield Case("latent", "distributed", variant)
     for variant in HYBRIDS:
         yield Case("grouped", "math", variant)
+    for variant in WHOLE:
+        for engine in ("flash", "math", "sharded"):
+            yield Case("behind", engine, variant)
     for variant in sorted({*SAME_AS, *SAME_AS.values()} - {*VARIANTS, *OTHERS}):
         yield Case("grouped", "flash", variant)
 
@@ -215,6 +223,7 @@ class World(NamedTuple):
 
 TRAINED = [Case("grouped", "flash", variant) for variant in (*VARIANTS[:-1], *OTHERS, *HYBRIDS)]
 TRAINED += [Case("grouped", "sharded", variant) for variant in ("ladder", "hybrid-ladder:1", "delayed:1", "partial:50")]
+TRAINED += [Case("behind", "flash", variant) for variant in WHOLE]
 TRAINED_APART = [Case("split", "flash", variant) for variant in ("standard", "desync:3", *OTHERS)]
 # these hold weights whole on every rank, whose gradients are parts
 TRAINED_ALONE = [Case("experts", "flash", "ladder"), Case("latent", "flash", "standard")]
