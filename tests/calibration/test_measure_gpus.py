@@ -12,7 +12,7 @@ from calibration.fit.samples import Sample
 from calibration.measure.clock import CudaClock, Timing
 from calibration.measure.collectives import OPTIONS, _issue, queued_all_reduce
 from calibration.measure.overlap import OverlapMeasurement
-from calibration.measure.plan import QUEUED
+from calibration.measure.plan import QUEUED_KERNELS
 from calibration.measure.ranks import Ranks
 from ladder_sim.errors import MissingDependencyError, UsageError
 from tests.support.fake_cuda import FakeCuda
@@ -115,7 +115,7 @@ def test_tiny_kernels_and_all_reduces_take_turns(
         assert measure() == pytest.approx(MESSAGE_S)
     assert cuda.ran[0] == ("compute", "sleep")
     # the first turn lets the ranks meet
-    assert cuda.ran[1:] == turn * (1 + QUEUED)
+    assert cuda.ran[1:] == turn * (1 + QUEUED_KERNELS)
 
 
 def test_a_message_is_on_a_stream_of_its_own_next_to_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
