@@ -64,7 +64,9 @@ def of_runtime(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", MEASURED)
 def test_commands_that_need_other_machines_have_the_options_that_they_show(page: str) -> None:
-    for command, *words in typed(page):
+    commands = list(typed(page))
+    assert commands
+    for command, *words in commands:
         if command.startswith("calibrat"):
             calibration.__main__.argument_parser().parse_args(words)
         else:
