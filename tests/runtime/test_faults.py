@@ -437,7 +437,7 @@ def test_a_variant_without_the_sums_that_a_model_normalises(
 
 
 @pytest.mark.parametrize("variant", ["standard", "ladder:2", "hybrid-ladder:1", "farskip", "upper-bound"])
-def test_a_variant_with_them(variant: str) -> None:
+def test_a_variant_with_the_sums_is_taken(variant: str) -> None:
     lay_out(variant, 2).check_norms(ModelConfig.from_hf(TINY | {"model_type": "olmo2"}), 2)
 
 
