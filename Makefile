@@ -57,7 +57,7 @@ verify-properties: $(VENV)/.test-installed
 
 verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/trace_rewire.py
-	$(BIN)/python benchmarks/trace_ways.py
+	$(BIN)/python -m benchmarks.trace_ways
 	$(BIN)/python benchmarks/crosscheck.py
 	$(BIN)/python benchmarks/crosscheck.py --lab
 	$(BIN)/python benchmarks/speed.py

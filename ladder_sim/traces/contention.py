@@ -13,6 +13,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import NOTHING, Demand, Device
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import TraceGraph, TraceOp
+from ladder_sim.traces.kineto.cpu import SHARED_MEMORY
 
 # what an all-reduce over TCP takes of a core that computes, its call aside, for 4 KB to 1 MB over a link of 1 Gbit/s:
 # gloo's threads and the caches that they leave, torch 2.13 on two x86-64 cores (`benchmarks/gloo_cpu_time.py`, medians
@@ -66,6 +67,8 @@ class Contention:
 
     def _on_core(self, graph: TraceGraph, op: TraceOp) -> Demand:
         lane = graph.lanes[op.lane]
+        if op.communicates and lane.name == SHARED_MEMORY:
+            return Demand(held_sms=_MOST * _PARTS)
         if op.communicates and lane.name.startswith(_GLOO) and op.collective is not None and op.duration_s > 0.0:
             busy_s = GLOO_MESSAGE_S + GLOO_BYTE_S * op.collective.message_bytes
             return Demand(held_sms=min(_MOST, busy_s / op.duration_s) * _PARTS)
@@ -74,5 +77,5 @@ class Contention:
 
 
 def default_contention(graph: TraceGraph) -> Contention | None:
-    """Of cores where gloo's threads run; of a GPU only its profile says."""
-    return Contention.of_cores() if any(lane.name.startswith(_GLOO) for lane in graph.lanes) else None
+    """Of cores where collectives run; of a GPU only its profile says."""
+    return Contention.of_cores() if any(lane.name.startswith((_GLOO, SHARED_MEMORY)) for lane in graph.lanes) else None

@@ -34,7 +34,7 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
 
 
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
-    """The step of this name; by default the last, or the whole trace if it has no steps.
+    """The step of this name; by default the last with a collective, or the whole trace if it has no steps.
 
     Raises
     ------
@@ -48,8 +48,9 @@ def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
 def step_position(graph: TraceGraph, step: str | None) -> int | None:
     """Position of the step that `choose_step` takes; None for the whole trace."""
     if step is None:
-        # a mark at the end of a recording may have nothing behind it
-        last = max((op.step for op in graph.ops), default=ALONE)
+        # a mark at the end of a recording may have nothing behind it, and engines mark steps without requests
+        used = [op for op in graph.ops if op.communicates] or graph.ops
+        last = max((op.step for op in used), default=ALONE)
         return None if last == ALONE else last
     if step not in graph.steps:
         raise UsageError(

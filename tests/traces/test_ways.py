@@ -18,6 +18,9 @@ from tests.conftest import DATA
 from tests.support.trace_files import MAIN, TraceFile
 
 LAYERS = 6
+# arguments of an asynchronous all-reduce of 8 tokens, and of what gloo's thread does
+ISSUED: dict[str, Any] = {"Input Dims": [[[8, 512]], [], [], [], []], "Concrete Inputs": ["", "", "", "", "True"]}
+REDUCED: dict[str, Any] = {"Input Dims": [[8, 512]], "Input type": ["float"]}
 
 
 def recorded(way: str) -> TraceGraph:
@@ -53,16 +56,30 @@ def test_functional_collectives_are_awaited_where_they_say() -> None:
     assert predict_variants(recorded("dtensor_tp"), ["ladder"])["ladder"].speedup == pytest.approx(1.41, rel=0.1)
 
 
+def test_functional_waits_are_for_functional_collectives(tmp_path: Path) -> None:
+    """Regression: they took asynchronous calls of the same shape that nobody waited for yet."""
+    trace = TraceFile()
+    trace.event("cpu_op", "aten::mm", 0, 100, MAIN)
+    trace.event("cpu_op", "c10d::allreduce_", 100, 20, MAIN, **ISSUED)
+    trace.event("user_annotation", "gloo:all_reduce", 120, 100, 8, **REDUCED)
+    trace.event("cpu_op", "_c10d_functional::all_reduce_", 120, 30, MAIN)
+    trace.event("cpu_op", "c10d::allreduce_", 125, 20, MAIN, **ISSUED)
+    trace.event("user_annotation", "gloo:all_reduce", 145, 300, 9, **REDUCED)
+    trace.event("cpu_op", "_c10d_functional::wait_tensor", 150, 300, MAIN, **{"Input Dims": [[8, 512]]})
+    trace.event("cpu_op", "aten::add", 450, 10, MAIN)
+    graph = load([trace.write(tmp_path / "rank0.json")])
+    [wait] = [op for op in graph.ops if op.kind == "sync"]
+    assert [graph.lanes[graph.ops[before].lane].name for before in wait.after] == ["gloo 9"]
+
+
 def asynchronous(*, waits: bool) -> TraceFile:
     """Megatron's way: issue an all-reduce, compute what does not need it, wait. gloo takes 600 us of its thread 9."""
     trace = TraceFile()
-    issued: dict[str, Any] = {"Input Dims": [[[8, 512]], [], [], [], []], "Concrete Inputs": ["", "", "", "", "True"]}
-    reduced: dict[str, Any] = {"Input Dims": [[8, 512]], "Input type": ["float"]}
     now = 0.0
     for number in range(8):
         trace.event("cpu_op", "aten::mm" if number % 2 else "aten::linear", now, 300, MAIN)
-        trace.event("cpu_op", "c10d::allreduce_", now + 310, 20, MAIN, **issued)
-        trace.event("user_annotation", "gloo:all_reduce", now + 330, 600 if waits else 100, 9, **reduced)
+        trace.event("cpu_op", "c10d::allreduce_", now + 310, 20, MAIN, **ISSUED)
+        trace.event("user_annotation", "gloo:all_reduce", now + 330, 600 if waits else 100, 9, **REDUCED)
         trace.event("cpu_op", "aten::copy_", now + 400, 10, 9)
         trace.event("cpu_op", "aten::mul", now + 340, 100, MAIN)
         now += 960 if waits else 460
@@ -80,6 +97,38 @@ def test_a_wait_without_an_event_shows_as_silence(tmp_path: Path) -> None:
     # without that silence nobody is known to wait
     notes = load([asynchronous(waits=False).write(tmp_path / "rank0.json")]).notes
     assert any("asynchronous collectives without a recorded wait" in note for note in notes)
+
+
+def shared_memory() -> TraceFile:
+    """vLLM on CPUs: two steps of four layers, and one without requests."""
+    trace = TraceFile()
+    tensor: dict[str, Any] = {"Input Dims": [[], [2, 512]], "Input type": ["Scalar", "float"]}
+    now = 0.0
+    for step in range(2):
+        first = now
+        for number in range(8):
+            trace.event("cpu_op", "_C::onednn_mm" if number % 2 else "aten::linear", now, 300, MAIN)
+            trace.event("cpu_op", "_C::shm_allreduce", now + 300, 200, MAIN, **tensor)
+            trace.event("cpu_op", "aten::mul", now + 500, 100, MAIN)
+            now += 600
+        trace.event("user_annotation", f"execute_context_0(0)_generation_2(2) #{step}", first, now - first, MAIN)
+    trace.event("cpu_op", "aten::mul", now + 10, 10, MAIN)
+    trace.event("user_annotation", "execute_context_0(0)_generation_0(0)", now, 30, MAIN)
+    return trace
+
+
+def test_collectives_through_shared_memory_block_and_are_work_of_the_core(tmp_path: Path) -> None:
+    graph = load([shared_memory().write(tmp_path / "rank0.json")])
+    step = choose_step(graph, None)
+    assert sum(op.kind == "all_reduce" for op in step.ops) == 8
+    assert {op.collective.message_bytes for op in step.ops if op.collective} == {2 * 512 * 4}
+    assert [forward.layers for forward in find_passes(step)] == [4]
+    assert replay(step).steps[0].replayed_s == pytest.approx(4.8e-3)
+    times = predict_variants(step, ["standard", "ladder", "upper-bound"], contention=default_contention(step))
+    assert times["standard"].speedup == 1.0
+    assert times["upper-bound"].speedup == pytest.approx(1.5)
+    # a core that they leave a tenth of
+    assert times["ladder"].speedup < 1.04
 
 
 def test_gloo_takes_time_of_the_core(tmp_path: Path) -> None:

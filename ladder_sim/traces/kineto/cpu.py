@@ -1,10 +1,11 @@
 """One rank's trace of a run on CPUs: operators of its threads, and collectives of gloo's threads or an emulated link.
 
+Operators of vLLM and SGLang that communicate through shared memory (``_C::shm_allreduce``) are collectives themselves.
 ``c10d::allreduce_`` only issues; gloo's own ``gloo:all_reduce`` is the collective, with all that its thread runs. Who
 waits is known from the first of these that a trace has:
 
 - a blocking call (``async_op`` False) waits at once;
-- ``wait_tensor`` of functional collectives (DTensor, torch.compile) waits for the oldest with a tensor of that shape;
+- ``wait_tensor`` waits for the oldest functional collective (DTensor, torch.compile) with a tensor of that shape;
 - the first operator that reads the result waits, if not a call before it: the execution trace shows what is read;
 - silence of the thread that issued it, which ends soon after the collective: it waited (``Work.wait`` has no event).
 
@@ -24,9 +25,13 @@ from ladder_sim.traces.kineto.modules import Scopes
 from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile
 from ladder_sim.traces.kineto.sizes import tensor_bytes
 
+# name of the lane of collectives through shared memory
+SHARED_MEMORY = "shared memory"
 _GLOO = "gloo:"
 _ISSUE = "c10d::"
-_FUNCTIONAL_WAIT = "_c10d_functional::wait_tensor"
+_FUNCTIONAL = "_c10d_functional"
+_FUNCTIONAL_WAIT = f"{_FUNCTIONAL}::wait_tensor"
+_SHARED_MEMORY = "::shm_"
 _FUNCTION = "Record function id"
 # a shorter silence of a thread is its own work
 _MIN_SILENCE_S = 50e-6
@@ -34,7 +39,8 @@ _MIN_SILENCE_S = 50e-6
 
 def communicates(file: KinetoFile) -> bool:
     """Whether a file holds collectives of CPUs."""
-    return any(event.name.startswith((_GLOO, link.PREFIX)) for event in file.events["user_annotation"])
+    marks, operators = file.events["user_annotation"], file.events["cpu_op"]
+    return any(event.name.startswith((_GLOO, link.PREFIX)) for event in marks) or any(map(_is_shared, operators))
 
 
 class CpuReader:
@@ -93,18 +99,22 @@ class CpuReader:
                 collective=Collective(message_bytes=message.size_bytes),
             )
         elif gloo is not None:
-            draft = self._gloo(gloo, step, issued_s=start_s)
+            lane = Lane(name=f"gloo {gloo.thread}", rank=self.file.rank, device=False)
+            draft = self._of_group(gloo, lane, step, issued_s=start_s)
+        elif _is_shared(event):
+            lane = Lane(name=SHARED_MEMORY, rank=self.file.rank, device=False)
+            draft = self._of_group(event, lane, step, issued_s=start_s)
         else:
             return None
         self.queues[draft.lane].append(draft)
         return draft
 
-    def _gloo(self, event: Event, step: int, *, issued_s: float) -> Draft:
+    def _of_group(self, event: Event, lane: Lane, step: int, *, issued_s: float) -> Draft:
         config = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or [{}]
         return Draft(
             name=event.name,
             kind=collective_kind(event.name) or "all_reduce",
-            lane=Lane(name=f"gloo {event.thread}", rank=self.file.rank, device=False),
+            lane=lane,
             start_s=self.clock.seconds(event.start_us),
             end_s=self.clock.seconds(event.end_us),
             step=step,
@@ -151,6 +161,8 @@ class _Running(NamedTuple):
     """That it writes; empty without an execution trace."""
     tensors: Any
     """Shapes of its tensors."""
+    functional: bool
+    """``wait_tensor`` waits for it, and nothing else does."""
 
 
 class _Thread:
@@ -172,7 +184,11 @@ class _Thread:
         # messages of an emulated link by their numbers
         self.sent: dict[int, Draft] = {}
 
+        # functional operators by start
+        self.functional: list[Event] = []
+
     def read(self, events: Sequence[Event]) -> list[Draft]:
+        self.functional = [event for event in events if event.name.startswith(_FUNCTIONAL)]
         self.end_s = self.cpu.clock.seconds(events[0].start_us)
         for event in _outermost(events):
             self._event(event)
@@ -197,7 +213,7 @@ class _Thread:
             self._issue(event, collective, end_s, reads)
         elif number is not None:
             self._put("wait", "sync", end_s, after=[self.sent[number]] if number in self.sent else [])
-        elif event.name == _FUNCTIONAL_WAIT and self.running:
+        elif event.name == _FUNCTIONAL_WAIT and any(running.functional for running in self.running):
             self._await([self._written_to(event)])
             self._put("wait", "sync", end_s, after=self.due)
             self.due = []
@@ -215,13 +231,20 @@ class _Thread:
         if self.cpu.storages_read or until_s - self.end_s < _MIN_SILENCE_S:
             return []
         middle_s = (self.end_s + until_s) / 2.0
-        ended = [running for running in self.running if middle_s < running.draft.end_s <= until_s]
+        plain = (running for running in self.running if not running.functional)
+        ended = [running for running in plain if middle_s < running.draft.end_s <= until_s]
         return sorted(ended, key=lambda running: running.draft.end_s)[-1:]
 
     def _written_to(self, event: Event) -> _Running:
         """The oldest collective that wrote the tensor of a wait, by its shape; the oldest of all if none has it."""
         shapes = event.args.get("Input Dims", [])[:1]
-        return next((running for running in self.running if running.tensors == shapes), self.running[0])
+        functional = [running for running in self.running if running.functional]
+        return next((running for running in functional if running.tensors == shapes), functional[0])
+
+    def _is_functional(self, event: Event) -> bool:
+        """Whether a functional operator contains this one."""
+        index = bisect_right(self.functional, event.start_us, key=lambda outer: outer.start_us) - 1
+        return index >= 0 and event.end_us <= self.functional[index].end_us
 
     def _issue(self, event: Event, collective: Draft, end_s: float, reads: frozenset[int]) -> None:
         message = link.issued(event.name)
@@ -236,7 +259,8 @@ class _Thread:
             return
         else:
             dims = event.args.get("Input Dims", [])
-            self.running.append(_Running(collective, reads, dims[0] if dims else None))
+            tensors = dims[0] if dims else None
+            self.running.append(_Running(collective, reads, tensors, self._is_functional(event)))
         if self.end_s < end_s:
             self._put(name, "launch", end_s)
 
@@ -300,6 +324,10 @@ def _with_wake_ups(queue: list[Draft]) -> Iterator[Draft]:
             draft.after = []
         yield draft
         end_s = draft.end_s
+
+
+def _is_shared(event: Event) -> bool:
+    return _SHARED_MEMORY in event.name
 
 
 def _number(event: Event) -> int:

@@ -117,17 +117,17 @@ LIBRARIES = (
     Library(
         "vLLM, SGLang",
         r"vllm::|sgl_|sglang|^void (?:paged_attention|rotary_embedding)|fused_moe_kernel|moe_align|marlin|machete|"
-        r"^_fwd_(?:grouped_)?kernel|store_kvcache|kernel_unified_attention|^reduce_segments",
+        r"^_fwd_(?:grouped_)?kernel|store_kvcache|kernel_unified_attention|^reduce_segments|^_C::",
         {
             r"cross_device_reduce": "all_reduce",
             **_REDUCE,
-            r"reshape_and_cache|concat_and_cache|store_kvcache|copy_blocks": "cache",
+            r"reshape_and_cache|concat_and_cache|store_kvcache|copy_blocks|kv_cache_update": "cache",
             r"topk|moe_align|count_and_sort": "router",
             r"moe": "experts",
             **_NORM,
             **_ROPE,
             r"attention|attn_states|reduce_segments|_fwd_": "attention",
-            r"marlin|machete|gemm|gptq|awq": "gemm",
+            r"marlin|machete|gemm|gptq|awq|onednn_mm": "gemm",
             **_ACTIVATION,
             r"quant": "quantize",
         },
