@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -54,6 +55,19 @@ def test_threads_of_gloo_do_no_work_of_their_own() -> None:
 
 def test_functional_collectives_are_awaited_where_they_say() -> None:
     assert predict_variants(recorded("dtensor_tp"), ["ladder"])["ladder"].speedup == pytest.approx(1.41, rel=0.1)
+
+
+def test_a_compiled_step_is_rewired_as_its_ladder_was_measured() -> None:
+    turns = load([DATA / "traces" / "tp" / "torch_compile_turns"])
+    measured_s = [step.recorded_s for step in replay(turns).steps]
+    errors = []
+    for first in range(0, len(measured_s), 2):
+        step = turns.of_step(first)
+        times = predict_variants(step, ["standard", "ladder"], contention=default_contention(step))
+        assert times["standard"].speedup == 1.0
+        errors.append(times["ladder"].seconds / measured_s[first + 1] - 1.0)
+    assert len(errors) == 5
+    assert abs(median(errors)) < 0.1
 
 
 def test_functional_waits_are_for_functional_collectives(tmp_path: Path) -> None:
