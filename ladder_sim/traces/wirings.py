@@ -11,6 +11,8 @@ from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_tim
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
 from ladder_sim.traces.summary import RankSummary, summarize_run
 
+# after which times alone change by less than a percent
+_ROUNDS = 4
 DEFAULT_VARIANTS = ("standard", "ladder", "upper-bound")
 
 
@@ -37,13 +39,14 @@ def predict_variants(
 ) -> dict[str, VariantTime]:
     """Rewire one recorded iteration and simulate it; see `ladder_sim.traces.rewire.rewire`.
 
-    What overlaps in the recording has slowed each other already: with `contention` only the other wirings slow it down.
+    With `contention`, ops of other wirings slow each other down; those that overlap in the recording did already.
     """
-    baseline_s, _ = _simulated(step)
+    baseline_s, recorded = _simulated(step)
+    alone = step if contention is None else _alone(step, contention)
     times = {}
     for variant in dict.fromkeys(map(canonical, variants)):
-        rewired = rewire(step, variant, stream_wait_s=stream_wait_s)
-        seconds, graph = _simulated(rewired, contention if rewired is not step else None)
+        rewired = rewire(alone, variant, stream_wait_s=stream_wait_s)
+        seconds, graph = (baseline_s, recorded) if rewired is alone else _simulated(rewired, contention)
         times[variant] = VariantTime(
             seconds=seconds,
             speedup=baseline_s / seconds,
@@ -51,6 +54,20 @@ def predict_variants(
             graph=graph,
         )
     return times
+
+
+def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:
+    """The ops as long as they take alone: under contention, the replay then takes the recorded times."""
+    alone = step
+    for _ in range(_ROUNDS):
+        shared = simulate(alone, contention)
+        shared_s = (shared.end_s - shared.start_s).tolist()
+        ops = (
+            replace(op, duration_s=op.duration_s * recorded.duration_s / seconds) if seconds > 0.0 else op
+            for op, recorded, seconds in zip(alone.ops, step.ops, shared_s, strict=True)
+        )
+        alone = replace(step, ops=tuple(ops))
+    return alone
 
 
 def baseline(graph: TraceGraph, step: str | None) -> StepError:

@@ -19,8 +19,9 @@ from tests.conftest import DATA
 from tests.support.trace_files import MAIN, TraceFile
 
 LAYERS = 6
-# arguments of an asynchronous all-reduce of 8 tokens, and of what gloo's thread does
+# arguments of asynchronous and blocking calls for 8 tokens, and of what gloo's thread does
 ISSUED: dict[str, Any] = {"Input Dims": [[[8, 512]], [], [], [], []], "Concrete Inputs": ["", "", "", "", "True"]}
+BLOCKING: dict[str, Any] = {"Input Dims": [[[8, 512]], [], [], [], []], "Concrete Inputs": ["", "", "", "", "False"]}
 REDUCED: dict[str, Any] = {"Input Dims": [[8, 512]], "Input type": ["float"]}
 
 
@@ -86,7 +87,7 @@ def test_functional_waits_are_for_functional_collectives(tmp_path: Path) -> None
     assert [graph.lanes[graph.ops[before].lane].name for before in wait.after] == ["gloo 9"]
 
 
-def asynchronous(*, waits: bool) -> TraceFile:
+def asynchronous(*, waits: bool, beside: bool = True) -> TraceFile:
     """Megatron's way: issue an all-reduce, compute what does not need it, wait. gloo takes 600 us of its thread 9."""
     trace = TraceFile()
     now = 0.0
@@ -95,7 +96,8 @@ def asynchronous(*, waits: bool) -> TraceFile:
         trace.event("cpu_op", "c10d::allreduce_", now + 310, 20, MAIN, **ISSUED)
         trace.event("user_annotation", "gloo:all_reduce", now + 330, 600 if waits else 100, 9, **REDUCED)
         trace.event("cpu_op", "aten::copy_", now + 400, 10, 9)
-        trace.event("cpu_op", "aten::mul", now + 340, 100, MAIN)
+        if beside:
+            trace.event("cpu_op", "aten::mul", now + 340, 100, MAIN)
         now += 960 if waits else 460
     trace.event("cpu_op", "aten::add", now, 10, MAIN)
     return trace
@@ -147,7 +149,7 @@ def test_collectives_through_shared_memory_block_and_are_work_of_the_core(tmp_pa
 
 def test_gloo_takes_time_of_the_core(tmp_path: Path) -> None:
     """Of 600 us, what it works itself; while it waits for the network, the rank computes at full speed."""
-    step = load([asynchronous(waits=True).write(tmp_path / "rank0.json")])
+    step = load([asynchronous(waits=True, beside=False).write(tmp_path / "rank0.json")])
     free, shared = (
         predict_variants(step, ["standard", "ladder", "upper-bound"], contention=contention)
         for contention in (None, default_contention(step))
@@ -156,6 +158,39 @@ def test_gloo_takes_time_of_the_core(tmp_path: Path) -> None:
     assert shared["upper-bound"].seconds == pytest.approx(free["upper-bound"].seconds)
     lost_s = shared["ladder"].seconds - free["ladder"].seconds
     assert 0.0 < lost_s <= 8 * (GLOO_MESSAGE_S + GLOO_BYTE_S * 8 * 512 * 4)
+
+
+def test_what_overlapped_in_the_recording_is_not_slowed_again(tmp_path: Path) -> None:
+    """Regression: a step with other messages under its computation took longer without its all-reduces."""
+    trace = TraceFile()
+    now = 0.0
+    for number in range(8):
+        trace.event("cpu_op", "c10d::allgather_", now, 20, MAIN, **ISSUED)
+        trace.event("user_annotation", "gloo:all_gather", now + 20, 1000, 9, **REDUCED)
+        trace.event("cpu_op", "aten::mm" if number % 2 else "aten::linear", now + 20, 1000, MAIN)
+        trace.event("cpu_op", "c10d::allreduce_", now + 1100, 100, MAIN, **BLOCKING)
+        trace.event("user_annotation", "gloo:all_reduce", now + 1105, 90, 8, **REDUCED)
+        now += 1210
+    step = load([trace.write(tmp_path / "rank0.json")])
+    times = predict_variants(step, ["standard", "upper-bound"], contention=default_contention(step))
+    assert times["standard"].speedup == 1.0
+    # 90 us of 1.21 ms, eight times
+    assert 1.05 < times["upper-bound"].speedup < 1.1
+
+
+def test_the_call_says_what_gloo_does(tmp_path: Path) -> None:
+    """Regression: a reduce-scatter was an all-reduce, as gloo runs it, and a send hid what its thread computes."""
+    trace = TraceFile()
+    trace.event("cpu_op", "aten::mm", 0, 100, MAIN)
+    trace.event("cpu_op", "c10d::_reduce_scatter_base_", 100, 200, MAIN, **BLOCKING)
+    trace.event("user_annotation", "gloo:all_reduce", 110, 180, 9, **REDUCED)
+    trace.event("cpu_op", "c10d::send", 300, 100, MAIN, **BLOCKING)
+    trace.event("user_annotation", "gloo:send", 350, 60, MAIN, **REDUCED)
+    trace.event("cpu_op", "aten::add", 410, 10, MAIN)
+    graph = load([trace.write(tmp_path / "rank0.json")])
+    assert [op.kind for op in graph.ops if op.communicates] == ["reduce_scatter", "send_recv"]
+    assert {"gemm", "add"} <= {op.kind for op in graph.ops}
+    assert replay(graph).steps[0].replayed_s == pytest.approx(420e-6)
 
 
 def test_thread_blocks_take_sms_of_a_gpu() -> None:

@@ -12,7 +12,7 @@ waits is known from the first of these that a trace has:
 Messages and waits of an emulated link have spans of their own (`link.py`).
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,8 +54,9 @@ class CpuReader:
         marks = file.events["user_annotation"]
         self.collectives = [event for event in marks if event.name.startswith(_GLOO)]
         messages = (event for event in marks if event.name.startswith(link.PREFIX))
-        workers = {event.thread for event in self.collectives}
-        # what gloo's threads run is part of the collectives
+        # what gloo's threads run is part of the collectives; sends and receives it runs on the thread that calls
+        callers = {event.thread for event in file.events["cpu_op"] if event.name.startswith(_ISSUE)}
+        workers = {event.thread for event in self.collectives} - callers
         self.spans = [event for event in (*file.events["cpu_op"], *messages) if event.thread not in workers]
         self.clock = Clock(file, [*self.spans, *self.collectives])
         self.scopes = Scopes(file)
@@ -99,21 +100,23 @@ class CpuReader:
                 collective=Collective(message_bytes=message.size_bytes),
             )
         elif gloo is not None:
+            # gloo reduces and scatters by an all-reduce
+            kind = collective_kind(event.name) or collective_kind(gloo.name)
             lane = Lane(name=f"gloo {gloo.thread}", rank=self.file.rank, device=False)
-            draft = self._of_group(gloo, lane, step, issued_s=start_s)
+            draft = self._of_group(gloo, kind, lane, step, issued_s=start_s)
         elif _is_shared(event):
             lane = Lane(name=SHARED_MEMORY, rank=self.file.rank, device=False)
-            draft = self._of_group(event, lane, step, issued_s=start_s)
+            draft = self._of_group(event, collective_kind(event.name), lane, step, issued_s=start_s)
         else:
             return None
         self.queues[draft.lane].append(draft)
         return draft
 
-    def _of_group(self, event: Event, lane: Lane, step: int, *, issued_s: float) -> Draft:
+    def _of_group(self, event: Event, kind: str | None, lane: Lane, step: int, *, issued_s: float) -> Draft:
         config = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or [{}]
         return Draft(
             name=event.name,
-            kind=collective_kind(event.name) or "all_reduce",
+            kind=kind or "collective",
             lane=lane,
             start_s=self.clock.seconds(event.start_us),
             end_s=self.clock.seconds(event.end_us),
@@ -292,7 +295,7 @@ def _outermost(events: Sequence[Event]) -> Iterator[Event]:
     inner_us = [event.start_us for event in events if _meets(event)]
     end_us = float("-inf")
     for event in events:
-        inner = bisect_right(inner_us, event.end_us) - bisect_right(inner_us, event.start_us)
+        inner = bisect_left(inner_us, event.end_us) - bisect_right(inner_us, event.start_us)
         if event.start_us < end_us or (inner and not _meets(event)):
             continue
         end_us = event.end_us
