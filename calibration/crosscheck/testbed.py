@@ -134,7 +134,7 @@ def model_config(spec: ModelSpec) -> ModelConfig:
         It has parts that the runtime has not.
     """
     unknown = {
-        "norms behind its blocks": spec.post_norms,
+        "norms behind its blocks": spec.block_norms != "before",
         "attention sinks": spec.attention_sinks,
         "norms over all heads": spec.qk_norm == "all",
         "norms without weights": spec.qk_norm == "weightless",

@@ -81,7 +81,7 @@ class PassKernels:
             splits=plan.sp or not SPLITTING.isdisjoint(rewrites),
             fused_add=stack.fused_residual_add,
             fused_ladder_add=stack.fused_ladder_add,
-            post_norms=model.post_norms,
+            norms=model.block_norms,
             sharded_embedding=stack.sharded_embedding and sharded,
             sharded_lm_head=stack.sharded_lm_head and sharded,
         )
