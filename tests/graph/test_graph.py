@@ -327,7 +327,7 @@ def test_upper_bound_keeps_the_gather_and_broadcasts_the_token() -> None:
     graph = graph_of("upper-bound", stack="vllm", batch=4)
     collectives = {op.name: op.shape for op in graph.ops() if op.kind in COLLECTIVE_KINDS}
     assert list(collectives) == ["lm_head.all_gather", "token.broadcast"]
-    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8, per_sequence=True)
+    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8, per_sequence=True, own_type=True)
     assert not [op for op in graph_of("ladder", stack="vllm").ops() if op.kind == "broadcast"]
 
 
