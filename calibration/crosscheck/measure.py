@@ -171,10 +171,11 @@ def _emulated_links(testbed: Testbed, shares: Sequence[float]) -> dict[str, Curv
 
 
 def _all_reduce(scenario: Scenario, pass_s: Mapping[Phase, float], share: float) -> Curve:
-    latencies_s = {}
+    latencies_s: dict[float, float] = {}
     for phase in PHASES:
         messages = all_reduces(scenario, phase)
-        latencies_s[message_bytes(messages[0])] = pass_s[phase] * share / (1.0 - share) / len(messages)
+        each_s = pass_s[phase] * share / (1.0 - share) / len(messages)
+        latencies_s |= {message_bytes(op): each_s for op in messages}
     sizes = sorted(latencies_s)
     return Curve(size_bytes=np.array(sizes), seconds=np.array([latencies_s[size] for size in sizes]))
 

@@ -105,12 +105,12 @@ def kernels_of(scenario: Scenario) -> set[tuple[Phase, OpKey]]:
 
 
 def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:
-    """All-reduces of a pass of standard; all have the same size."""
+    """All-reduces of a pass of standard; the last is of activations, as are all of the largest size."""
     return [op for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
 
 
 def message_bytes(op: Op) -> float:
-    """Bytes of a collective on a CPU; a graph counts 2 bytes per activation, and token ids as they are."""
+    """Bytes of a collective on a CPU; a graph counts 2 bytes per activation, and others as they are."""
     if not isinstance(op.shape, CollectiveShape):
         raise TypeError(f"{op.name} is not a collective")
-    return op.shape.message_bytes * (1.0 if op.kind == "broadcast" else ELEMENT_BYTES / STATE_BYTES)
+    return op.shape.message_bytes * (1.0 if op.shape.own_type else ELEMENT_BYTES / STATE_BYTES)

@@ -134,9 +134,8 @@ def model_config(spec: ModelSpec) -> ModelConfig:
         It has parts that the runtime has not.
     """
     unknown = {
-        "norms behind its blocks": spec.post_norms,
+        "norms both before and behind its blocks": spec.block_norms == "both",
         "attention sinks": spec.attention_sinks,
-        "norms over all heads": spec.qk_norm == "all",
         "norms without weights": spec.qk_norm == "weightless",
     }
     if parts := [part for part, there in unknown.items() if there]:
@@ -161,7 +160,15 @@ def model_config(spec: ModelSpec) -> ModelConfig:
             interleaved=True,
         )
         spec = replace(spec, kv_heads=spec.heads, head_dim=spec.nope_head_dim + spec.rope_head_dim)
-    return _config_of(ModelConfig, spec, qk_norm=spec.qk_norm == "heads", experts=experts, latent=latent)
+    return _config_of(
+        ModelConfig,
+        spec,
+        qk_norm=spec.qk_norm != "none",
+        joint_qk_norm=spec.qk_norm == "all",
+        norms_behind=spec.block_norms == "behind",
+        experts=experts,
+        latent=latent,
+    )
 
 
 def _config_of(config: type[_Config], spec: ModelSpec | StackSpec, **others: object) -> _Config:

@@ -1,5 +1,7 @@
 """Samples on disk: a file of JSON lines, first a header that describes the machine, then one sample a line.
 
+The samples of each run are between two lines with the states of the GPUs, before it and after it.
+
 A measurement that is killed loses at most the sample in flight: an incomplete last line is dropped when the file is
 opened again, and the measurement continues after it.
 """
@@ -12,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,8 @@ SCHEMA = Schema(
     oldest=3,
     stale="measure again: operands of earlier samples were equal numbers, which GPUs multiply faster",
 )
+# the one name in a line that is not a sample
+_STATES = "gpus"
 # weeks of measuring
 _LIMIT_BYTES = 2**28
 # in the name of an op that was timed while another ran, e.g. "gemm_beside_all_reduce"
@@ -142,7 +146,8 @@ class SampleStore:
         whole, _, rest = self._content().rpartition(b"\n")
         lines = whole.split(b"\n")
         self.environment = self._header(lines[0], environment)
-        self.samples = [self._sample(line, number) for number, line in enumerate(lines[1:], 2)]
+        read = (self._sample(line, number) for number, line in enumerate(lines[1:], 2))
+        self.samples = [sample for sample in read if sample]
         # only now: a file that is not a samples file stays as it is
         self.dropped = len(rest)
         if rest and environment is not None:
@@ -150,9 +155,16 @@ class SampleStore:
 
     def append(self, sample: Sample) -> None:
         """Write a sample, so that it survives whatever comes next."""
-        with self._writable():
-            append(self.path, _line(asdict(sample)))
+        self._append(asdict(sample))
         self.samples.append(sample)
+
+    def append_states(self, when: Literal["before", "after"], gpus: Sequence[Mapping[str, Any]]) -> None:
+        """Write the states of the GPUs before or after a run; people read them, no fit does."""
+        self._append({_STATES: {when: gpus}})
+
+    def _append(self, content: Mapping[str, Any]) -> None:
+        with self._writable():
+            append(self.path, _line(content))
 
     def _begin(self, header: Mapping[str, Any]) -> None:
         """Write the header if the file is empty or holds only its beginning, because its writer was killed."""
@@ -188,7 +200,8 @@ class SampleStore:
             )
         return machine
 
-    def _sample(self, line: bytes, number: int) -> Sample:
+    def _sample(self, line: bytes, number: int) -> Sample | None:
+        """The sample of a line; None: it holds states of GPUs."""
         if line.startswith(f'{{"{KEY}"'.encode()):
             raise ProfileError(
                 f"samples '{self.path}', line {number}: a second header: samples of two machines or runs are mixed",
@@ -196,6 +209,8 @@ class SampleStore:
             )
         try:
             fields = json.loads(line)
+            if fields.keys() == {_STATES}:
+                return None
             sample = Sample(**fields | {"by_rank": tuple(fields.get("by_rank", ()))})
             fault = _fault(sample)
         except (ValueError, TypeError, AttributeError):

@@ -102,18 +102,21 @@ def _run(options: argparse.Namespace) -> int:
     ranks.check_alike(machine)
     store = None
     if ranks.rank == 0:
-        conditions = {"variables": variables(), "links": gpu_links(), "gpus": gpu_states()}
-        store = SampleStore(options.samples, machine, conditions)
+        store = SampleStore(options.samples, machine, {"variables": variables(), "links": gpu_links()})
+        store.append_states("before", gpu_states())
     for line in skipped if store else ():
         print(f"not measured: {line}", file=sys.stderr)
     if store and store.dropped:
-        print(f"dropped an incomplete last sample of {store.dropped} bytes", file=sys.stderr)
+        print(f"dropped an incomplete last line of {store.dropped} bytes", file=sys.stderr)
     try:
         take_samples(ops, store, ranks, time.monotonic() + spend_s)
     except RuntimeError as error:
         if ranks.size == 1:
             raise
         raise RankError(f"rank {ranks.rank}: {error}", hint="start the same command again to continue") from error
+    if store:
+        # now: a GPU cools while the ranks leave
+        store.append_states("after", gpu_states())
     ranks.close()
     if store:
         print(options.samples)

@@ -82,8 +82,7 @@ class RecordedCosts:
 
     def _estimate(self, op: Op) -> Estimate:
         if isinstance(op.shape, CollectiveShape):
-            # token ids are integers whatever the activations are
-            size_bytes = op.shape.message_bytes * (1.0 if op.kind == "broadcast" else self._scale)
+            size_bytes = op.shape.message_bytes * (1.0 if op.shape.own_type else self._scale)
             curve = self._collectives.get(op.kind)
             if curve is None:
                 raise ProfileError(f"no recorded {op.kind}", hint="record a run that contains it")

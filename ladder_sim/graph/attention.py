@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.shapes import AttentionShape, BmmShape, MlaShape
+from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MlaShape
 from ladder_sim.specs.layers import Gqa, Mla
 
 # a sum of squares, 32-bit
@@ -78,8 +78,8 @@ def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: 
     rank, after = block.rank, qkv
     heads, kv_heads = _heads(kind, rank.tp)
     if kind.qk_norm == "all" and rank.tp > 1 and reduces:
-        message = float(rank.tokens) * 2 * SQUARES_BYTES
-        after = block.collective(f"{prefix}qk_all_reduce", "all_reduce", message, [after])
+        squares = CollectiveShape(message_bytes=float(rank.tokens) * 2 * SQUARES_BYTES, own_type=True)
+        after = block.op(f"{prefix}qk_all_reduce", "all_reduce", squares, [after])
     for name, normed in (("q_norm", heads), ("k_norm", kv_heads)):
         moved = 2.0 * rank.tokens * normed * kind.head_dim * STATE_BYTES
         held = {"heads": 1, "all": normed}.get(kind.qk_norm, 0)

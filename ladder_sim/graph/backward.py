@@ -17,8 +17,8 @@ from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, s
 
 _MIRRORED: dict[OpKind, OpKind] = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 
-# what a block's first linear layers read
-_BEFORE_BLOCK = ("norm", "all_gather")
+# what a block's first linear layers read: a norm, shares of it that were gathered, or the residual stream as it is
+_BEFORE_BLOCK = ("norm", "all_gather", "embedding", "add", "all_reduce", "send")
 _LINEAR = ("gemm", "lm_head")
 
 

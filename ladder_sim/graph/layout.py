@@ -16,6 +16,7 @@ from ladder_sim.graph.kernels import NORM, BlockStructure
 from ladder_sim.graph.ops import OpKind
 from ladder_sim.graph.roles import BlockKey, Gradient, InChunks, PortionOf, ResidualOp, Role
 from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
+from ladder_sim.specs.layers import BlockNorms
 
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
@@ -55,8 +56,8 @@ class Structure(NamedTuple):
     """A norm adds the output of the block just before it."""
     fused_ladder_add: bool
     """And one that is joined later."""
-    post_norms: bool
-    """Outputs are normalised before they are joined."""
+    norms: BlockNorms
+    """What blocks normalise: what they read, their outputs before they are joined, or both."""
     sharded_embedding: bool
     sharded_lm_head: bool
 
@@ -243,7 +244,7 @@ class _Builder:
 
     def _normed(self, tensor: int, prefix: str, layer: int) -> int:
         """An output as it is added: models may normalise it first."""
-        if not self.structure.post_norms:
+        if self.structure.norms == "before":
             return tensor
         name = self._numbered(f"{prefix}.post_norm")
         return self._op(name, "norm", ResidualOp("post_norm", self.split), [tensor], layer)
@@ -260,7 +261,7 @@ class _Builder:
     def _norm(self, prefix: str, joins: Sequence[int], layer: int, block: Block | None = None) -> int:
         """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm.
 
-        Shares of the residual stream are gathered after it.
+        Blocks with norms behind them read the residual as it is. Shares of the residual stream are gathered after it.
         """
         numbers = self._due(joins)
         deferred = any(number < len(self.outputs) - 1 for number in numbers)
@@ -268,20 +269,22 @@ class _Builder:
         for tensor in self._read_ahead(block, prefix, layer) if block else ():
             self._add(last, prefix, layer)
             last, kept, deferred = [tensor], self.residual, False
-        if not (self.structure.fused_ladder_add if deferred else self.structure.fused_add):
+        normalises = block is None or self.structure.norms != "behind"
+        if not (normalises and (self.structure.fused_ladder_add if deferred else self.structure.fused_add)):
             self._add(last, prefix, layer)
             last = []
-        needed = [self.residual, *last]
-        role = ResidualOp("add_norm" if last else "norm", self.split)
-        norm = self._op(f"{prefix}.norm", "norm", role, needed, layer)
+        read = self.residual
+        if normalises:
+            role = ResidualOp("add_norm" if last else "norm", self.split)
+            read = self._op(f"{prefix}.norm", "norm", role, [self.residual, *last], layer)
         if last:
-            self.residual = norm
+            self.residual = read
         if block and block.folds_ahead and self.structure.tensor_parallel:
             # what it read ahead goes into its sum instead
             self.residual = kept
         if not self.split:
-            return norm
-        return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [norm], layer)
+            return read
+        return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [read], layer)
 
     def _reduce(self, prefix: str, block: Block, output: int, layer: int) -> int:
         """What joins the residual of an output of several ranks."""
@@ -323,7 +326,7 @@ class _Builder:
 
     def _block(self, layer: Layer, block: Block) -> None:
         prefix, at = f"layer{layer.index}.{PART_NAMES[block.part]}", layer.index
-        norm = self._norm(prefix, block.joins, at, block)
+        read = self._norm(prefix, block.joins, at, block)
         key = self.keys[layer.kind, block.part, block.reduces]
         kernels, output, shared, own = self.blocks[key]
         start = len(self.names)
@@ -332,7 +335,7 @@ class _Builder:
         self.kinds += [kernel.kind for kernel in kernels]
         self.layers += [at] * len(kernels)
         self.after += [
-            tuple([norm if before == NORM else start + before for before in kernel.after]) for kernel in kernels
+            tuple([read if before == NORM else start + before for before in kernel.after]) for kernel in kernels
         ]
         self.same_as += [self.roles.setdefault((key, position), len(self.roles)) for position in range(len(kernels))]
         made, exchanged = start + output, block.reduces and self.structure.tensor_parallel

@@ -81,7 +81,7 @@ class PassKernels:
             splits=plan.sp or not SPLITTING.isdisjoint(rewrites),
             fused_add=stack.fused_residual_add,
             fused_ladder_add=stack.fused_ladder_add,
-            post_norms=model.post_norms,
+            norms=model.block_norms,
             sharded_embedding=stack.sharded_embedding and sharded,
             sharded_lm_head=stack.sharded_lm_head and sharded,
         )
@@ -204,7 +204,7 @@ class PassKernels:
             return _op(role, "all_gather", CollectiveShape(message_bytes=gathered, per_sequence=per_sequence))
         if name == "broadcast":
             message = float(sequences) * TOKEN_BYTES
-            return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True))
+            return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True, own_type=True))
         sample = SampleShape(batch=sequences, vocab=model.vocab, element_bytes=STATE_BYTES, sampling=stack.sampling)
         return _op(role, "sample", sample)
 

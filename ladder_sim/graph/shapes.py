@@ -317,6 +317,8 @@ class CollectiveShape(DataMovement):
     """It grows with the sequences, not with their tokens."""
     kernel: str = ""
     """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; bits of a quantised all-reduce."""
+    own_type: bool = False
+    """Its elements are not of the activations' type, but token ids or 32-bit sums."""
 
     @property
     def moved_bytes(self) -> float:

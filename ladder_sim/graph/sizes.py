@@ -195,6 +195,7 @@ class Sizes:
             group=shape.group,
             per_sequence=per_sequence,
             kernel=shape.kernel,
+            own_type=shape.own_type,
         )
 
 

@@ -15,7 +15,7 @@ from ladder_sim.specs.hf_layers import read_experts, read_ladder_layers, read_la
 from ladder_sim.specs.hf_reader import ENCODERS, MAXIMA, TEXT_CONFIGS, ConfigReader
 from ladder_sim.specs.hf_refusals import refuse_architectures, refuse_types
 from ladder_sim.specs.hf_types import EXPERTS, SIZES
-from ladder_sim.specs.layers import QkNorm
+from ladder_sim.specs.layers import BlockNorms, QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
@@ -107,7 +107,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         out_bias=reader.flag("attention_out_bias", default=attention_bias and not qkv_only),
         mlp_bias=reader.flag("mlp_bias", default=everywhere),
         qk_norm=_qk_norm(reader),
-        post_norms=reader.flag("post_norms"),
+        block_norms=_block_norms(reader),
         attention_sinks=reader.flag("attention_sinks"),
         ladder_layers=read_ladder_layers(reader, layers),
         wiring=_wiring(reader),
@@ -137,6 +137,10 @@ def _qk_norm(reader: ConfigReader) -> QkNorm:
     if not reader.flag("use_qk_norm", default=reader.flag("qk_layernorm")):
         return "none"
     return "all" if joint else "weightless" if weightless else "heads"
+
+
+def _block_norms(reader: ConfigReader) -> BlockNorms:
+    return "behind" if reader.flag("norms_behind") else "both" if reader.flag("post_norms") else "before"
 
 
 def _heads(reader: ConfigReader, heads: int, hidden: int) -> dict[str, int]:

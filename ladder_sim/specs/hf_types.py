@@ -2,8 +2,9 @@
 
 From the configuration classes and models of Hugging Face transformers 5.23.0: defaults of fields that files leave out,
 and facts of the blocks, as if they were fields. Names of our own are `gated_mlp`, `joint_qk_norm`, `post_norms`,
-`weightless_qk_norm`, `parallel_blocks`, `attention_sinks`, `router_bias`, `full_attention_first` and, where files have
-`layer_types`, `sliding_window_pattern`. Kimi K2 and MiniMax M2.5 are from their repositories on the Hugging Face Hub.
+`norms_behind`, `weightless_qk_norm`, `parallel_blocks`, `attention_sinks`, `router_bias`, `full_attention_first` and,
+where files have `layer_types`, `sliding_window_pattern`. Kimi K2 and MiniMax M2.5 are from their repositories on the
+Hugging Face Hub.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ _GEMMA2 = {
     "sliding_window": 4096,
     "sliding_window_pattern": 2,
 }
+_OLMO2 = {"use_qk_norm": True, "joint_qk_norm": True, "norms_behind": True}
 # DeepSeek-V3 adds a correction to each expert's score (arXiv 2412.19437, section 2.1.2)
 _DEEPSEEK_V3 = {"router_bias": True}
 # biases on q, k and v alone
@@ -66,10 +68,9 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "smollm3": {**_TIED, "num_key_value_heads": 4},
     "seed_oss": {**_BIASED, "num_key_value_heads": 8},
     "glm4": {**_BIASED, "num_key_value_heads": 2, "post_norms": True},
-    # norms behind the blocks in the place of those before them
-    "olmo2": {"use_qk_norm": True, "joint_qk_norm": True},
-    "olmo3": {"use_qk_norm": True, "joint_qk_norm": True, "sliding_window": 4096, "sliding_window_pattern": 4},
-    "exaone4": {"use_qk_norm": True, "sliding_window": 4096, "sliding_window_pattern": 4},
+    "olmo2": _OLMO2,
+    "olmo3": {**_OLMO2, "sliding_window": 4096, "sliding_window_pattern": 4},
+    "exaone4": {"use_qk_norm": True, "norms_behind": True, "sliding_window": 4096, "sliding_window_pattern": 4},
     # one up projection and no gate
     "arcee": {"gated_mlp": False},
     "apertus": {"gated_mlp": False, "use_qk_norm": True},

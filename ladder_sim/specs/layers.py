@@ -17,6 +17,10 @@ LayerPart = Literal["qkv", "out", "mlp", "experts"]
 # OLMo 2, where ranks add up their squares first, or head by head without weights as in Llama 4
 QkNorm = Literal["none", "heads", "all", "weightless"]
 
+# of the residual stream that a block reads as in Llama, of the output that it adds to it as in OLMo 2, or of both as in
+# Gemma 3
+BlockNorms = Literal["before", "behind", "both"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gqa:

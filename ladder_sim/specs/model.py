@@ -9,7 +9,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import shape_from_hf
 from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.layers import Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
+from ladder_sim.specs.layers import BlockNorms, Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
 from ladder_sim.specs.values import choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
@@ -61,8 +61,8 @@ class ModelSpec:
     """Bias vectors in the MLP."""
     qk_norm: QkNorm = "none"
     """Norm of queries and keys: of each head (Qwen3), over all heads (OLMo 2), of each without weights (Llama 4)."""
-    post_norms: bool = False
-    """The output of each block is normalised as well before it is added, as in Gemma 3."""
+    block_norms: BlockNorms = "before"
+    """What each block normalises: its input (Llama), its output before it is added (OLMo 2), or both (Gemma 3)."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
     """Tokens that some or all layers attend to, or of a chunk; 0: all of them."""
     window_layers: tuple[int, ...] = ()
@@ -206,7 +206,7 @@ class ModelSpec:
         The biases of LayerNorms are left out, and so are layers that predict further tokens.
         """
         embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        norms = (4 if self.post_norms else 2) * self.hidden
+        norms = (4 if self.block_norms == "both" else 2) * self.hidden
         return sum(kind.parameters for kind in self.kinds) + self.layers * norms + self.hidden + embeddings
 
     @property

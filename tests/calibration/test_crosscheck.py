@@ -134,6 +134,39 @@ def test_experts_and_latent_attention_are_predicted_and_measured(tmp_path: Path)
     assert all(row["predicted"] > 0 for row in rows)
 
 
+OLMO = {
+    "model_type": "olmo2",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("stack", ["gpt-fast", "vllm"])
+def test_norms_behind_blocks_and_over_all_heads_are_predicted_and_measured(stack: str, tmp_path: Path) -> None:
+    """Regression: they were refused, though the runtime has them."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(OLMO))
+    scenario = own_scenario(str(file), stack, tp=4, batch=1, prompt=8, gen=3, overrides={})
+    assert model_config(scenario.model).norms_behind
+    # squares of queries and keys are 32-bit on every machine
+    for phase, tokens in (("prefill", 8), ("decode", 1)):
+        messages = [message_bytes(op) for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
+        assert set(messages) == {tokens * 2 * 4, tokens * 64 * 4}
+        assert messages.count(tokens * 2 * 4) == 2
+    small = Experiment(scenario=scenario, variants=("ladder", "upper-bound"), shares=(0.4,), rounds=2, threads=1)
+    result = cross_check(small, CommConfig(backend="emulate"))
+    assert {row["variant"] for row in result["rows"]} == {"standard", "ladder", "upper-bound"}
+    assert all(row["predicted"] > 0 for row in result["rows"])
+    sent = result["calibration"]["links"]["40%"]["all_reduce"]
+    # messages of a pass take equally long
+    assert [sent["bytes"], sent["seconds"]] == [[8, 64, 256, 2048], 2 * sent["seconds"][:2]]
+
+
 def test_parts_that_the_runtime_has_not_are_refused() -> None:
     scenario = own_scenario("gpt-oss-20b", "gpt-fast", tp=4, batch=1, prompt=8, gen=3, overrides={"model.layers": "2"})
     unknown = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
@@ -142,9 +175,13 @@ def test_parts_that_the_runtime_has_not_are_refused() -> None:
 
 
 def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
-    assert model_config(catalog.model("qwen3-30b-a3b")).qk_norm is True
-    assert model_config(catalog.model("8b")).qk_norm is False
-    for name, norms in (("minimax-m2.5", "norms over all heads"), ("llama-4-scout", "norms without weights")):
+    for name, normalises, joint in (("qwen3-30b-a3b", True, False), ("minimax-m2.5", True, True), ("8b", False, False)):
+        config = model_config(catalog.model(name))
+        assert (config.qk_norm, config.joint_qk_norm, config.norms_behind) == (normalises, joint, False)
+    for name, norms in (
+        ("gemma-3-4b", "norms both before and behind its blocks"),
+        ("llama-4-scout", "norms without weights"),
+    ):
         with pytest.raises(UsageError, match=f"{name} has {norms}, which real passes here do not run"):
             model_config(catalog.model(name))
 

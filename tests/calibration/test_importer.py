@@ -1,9 +1,11 @@
 """The importer, on a small made-up package in the real one's form; and on the real one where it is at hand."""
 
+import gzip
 import itertools
 import json
 import os
 import re
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from ladder_sim.costs.collectives.measured import bracketed
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
+from tests.support.profile_files import check_same
 
 BANDWIDTH_BPS = 3.35e12
 YAML = """data_dir: data/h100_sxm
@@ -443,6 +446,27 @@ def test_release_candidates_come_before_their_release(tmp_path: Path) -> None:
     assert [label for label, _ in parquet.newest_files(tmp_path, "x.parquet")] == ["trtllm 1.3.0"]
 
 
+@pytest.mark.parametrize(
+    ("doctored", "same"),
+    [
+        ('{"rows": 48, "median": 0.03331563494232681}', True),
+        ('{"rows": 48, "median": 0.03331563494}', False),
+        ('{"rows": 49, "median": 0.033315634942326866}', False),
+        ('{"rows": 48.0, "median": 0.033315634942326866}', False),
+        ('{"rows": 48, "p50": 0.033315634942326866}', False),
+        ('{"rows": 48, "median": null}', False),
+        ('{"median": 0.033315634942326866, "rows": 48}', False),
+    ],
+)
+def test_files_may_differ_in_last_digits_alone(doctored: str, same: bool, tmp_path: Path) -> None:
+    """Regression: bytes were compared, and another processor rounds the last digit of an error differently."""
+    texts = {"shipped": '{"rows": 48, "median": 0.033315634942326866}', "doctored": doctored}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+    with nullcontext() if same else pytest.raises(AssertionError):
+        check_same(tmp_path / "doctored", tmp_path / "shipped")
+
+
 SOURCE = os.environ.get("LADDER_TEST_AIC", "")
 if SOURCE or find_spec("aiconfigurator_core"):
     # The package is large and optional, so this runs where it is and is not collected (rather than skipped) elsewhere.
@@ -455,11 +479,11 @@ if SOURCE or find_spec("aiconfigurator_core"):
         shipped = load_profile("h100-sxm")
         save_profile(make_profile(hopper, created=shipped.created), tmp_path / "made.json.gz")
         folder = Path(profile_file.__file__).parent / "profiles"
-        assert (tmp_path / "made.json.gz").read_bytes() == (folder / "h100-sxm.json.gz").read_bytes()
+        check_same(tmp_path / "made.json.gz", folder / "h100-sxm.json.gz")
         for engine in ENGINES:
             made = make_engine_profile(hopper, engine, shipped, created=shipped.created)
             save_profile(made, tmp_path / "own.json.gz")
-            assert (tmp_path / "own.json.gz").read_bytes() == (folder / f"h100-sxm-{engine}.json.gz").read_bytes()
+            check_same(tmp_path / "own.json.gz", folder / f"h100-sxm-{engine}.json.gz")
 
     def test_static_fp8_of_tensorrt_llm_is_near_the_others(hopper: Measurements) -> None:
         """Its raw times are 1.6 to 3 times vLLM's there."""

@@ -1,6 +1,7 @@
 """Measuring on the CPU at hand: samples are taken, a killed run resumes, kernels add up to their pass."""
 
 import itertools
+import json
 import math
 import re
 import signal
@@ -66,11 +67,21 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, most=16)}
     # a clock that ticks once per call, twice per sample: how many are taken does not depend on how long they take
     monkeypatch.setattr("calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    powers_W = iter([90.0, 600.0])
+    monkeypatch.setattr("runtime.environment.gpu_states", lambda: [{"power_W": next(powers_W)}])
     assert main([*command, f"{2 * len(ops)}s"]) == 0
     after = SampleStore(path)
     assert after.samples[: len(before)] == before
     # every op has its first sample before any has a second
     assert {sample.key for sample in after.samples[: len(ops)]} == ops
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    states = {at: line["gpus"] for at, line in enumerate(lines) if "gpus" in line}
+    # a CPU has none, and the killed run did not get to those after it
+    assert states == {
+        1: {"before": []},
+        2 + len(before): {"before": [{"power_W": 90.0}]},
+        len(lines) - 1: {"after": [{"power_W": 600.0}]},
+    }
 
 
 def test_ops_are_counted_on_a_terminal(

@@ -32,6 +32,23 @@ def test_samples_come_back(tmp_path: Path) -> None:
     assert SampleStore(tmp_path / "s.jsonl").samples == written
 
 
+def test_states_of_gpus_are_between_samples_and_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    # as a header was before runs had states of their own
+    store = SampleStore(path, HERE, {"gpus": [{"power_W": 80.0}]})
+    for m in (1, 2):
+        store.append_states("before", [{"power_W": 90.0}])
+        store.append(sample(m))
+        store.append_states("after", [{"power_W": 600.0}])
+    assert SampleStore(path, HERE).samples == [sample(1), sample(2)]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    around = [{"gpus": {"before": [{"power_W": 90.0}]}}, {"gpus": {"after": [{"power_W": 600.0}]}}]
+    assert [line for line in lines[1:] if "op" not in line] == 2 * around
+    path.write_text(path.read_text() + '{"gpus": {"after": []}, "op": "gemm"}\n')
+    with pytest.raises(ProfileError, match="line 8"):
+        SampleStore(path)
+
+
 @given(cut=st.integers(1, 80))
 def test_a_cut_tail_costs_one_sample_and_the_file_goes_on(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("samples") / "s.jsonl"

@@ -8,6 +8,7 @@ from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.roles import Gradient
 from ladder_sim.graph.shapes import AttentionShape, GemmShape
 from ladder_sim.specs.scenario import Scenario
+from tests.support.scenarios import shallow
 
 SCENARIO = Scenario.of(model="8b", tp=8, stack="vllm", prompt=512, gen=1)
 KERNELS = PassKernels(PassInputs.of(SCENARIO), "prefill", 512)
@@ -64,6 +65,15 @@ def test_the_first_gradient_of_weights_runs_next_to_the_all_reduce() -> None:
     order = ["layer3.mlp.up.backward", "layer3.attn.all_reduce.backward", "layer3.mlp.up.weights"]
     assert order == sorted(order, key=at.__getitem__)
     assert at["layer3.mlp.down.weights"] < at["layer3.mlp.up.backward"]
+
+
+def test_so_it_does_where_a_block_reads_the_residual_as_it_is() -> None:
+    model = shallow(5, block_norms="behind")
+    kernels = PassKernels(PassInputs.of(Scenario.of(model=model, tp=8, stack="vllm")), "prefill", 512)
+    names = kernels.layout("standard", ("backward",)).names
+    at = {name: number for number, name in enumerate(names)}
+    order = ["layer3.mlp.up.backward", "layer3.attn.all_reduce.backward", "layer3.mlp.up.weights"]
+    assert order == sorted(order, key=at.__getitem__)
 
 
 def test_recomputed_layers_run_twice_without_what_only_others_need() -> None:

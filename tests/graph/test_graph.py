@@ -131,8 +131,22 @@ def test_weights_are_the_parameters(stack: str) -> None:
             graph = graph_of(variant, model=spec, stack=stack, tp=1, dtype="bf16")
             assert weight_bytes(graph) == 2 * spec.parameters, (name, variant)
         # attention and MLP of a parallel block share one norm, and one behind them
-        one_norm_fewer = 2 * (spec.parameters - (2 if spec.post_norms else 1) * spec.layers * spec.hidden)
+        one_norm_fewer = 2 * (spec.parameters - (2 if spec.block_norms == "both" else 1) * spec.layers * spec.hidden)
         assert weight_bytes(graph_of("parallel", model=spec, stack=stack, tp=1, dtype="bf16")) == one_norm_fewer, name
+
+
+def test_norms_behind_the_blocks_are_of_their_sums() -> None:
+    """A block reads the residual stream as it is, and no norm can add a sum but the last one."""
+    model = shallow(5, block_norms="behind")
+    graph = graph_of("standard", model=model, tp=8)
+    assert weight_bytes(graph_of("standard", model=model, tp=1)) == 2 * model.parameters
+    names = [op.name for op in graph.ops()]
+    at = names.index("layer1.attn.all_reduce")
+    after = ["layer1.mlp.post_norm", "layer1.mlp.add", "layer1.mlp.up"]
+    assert names[at + 1 : at + 4] == after
+    assert list(graph.predecessors("layer1.mlp.up")) == ["layer1.mlp.add"]
+    assert sum(op.kind == "norm" for op in graph.ops()) == 2 * model.layers + 1
+    assert names[-4:-2] == ["final.post_norm", "final.norm"]
 
 
 @given(
@@ -313,7 +327,7 @@ def test_upper_bound_keeps_the_gather_and_broadcasts_the_token() -> None:
     graph = graph_of("upper-bound", stack="vllm", batch=4)
     collectives = {op.name: op.shape for op in graph.ops() if op.kind in COLLECTIVE_KINDS}
     assert list(collectives) == ["lm_head.all_gather", "token.broadcast"]
-    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8, per_sequence=True)
+    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8, per_sequence=True, own_type=True)
     assert not [op for op in graph_of("ladder", stack="vllm").ops() if op.kind == "broadcast"]
 
 
@@ -480,7 +494,7 @@ def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_no
         ("partial:50", {}, 0),
         ("standard", {"tp": 1}, 0),
         # a norm of the output lies between
-        ("standard", {"model": shallow(5, post_norms=True)}, 0),
+        ("standard", {"model": shallow(5, block_norms="both")}, 0),
         ("standard", {"overrides": {"stack.fused_residual_add": "false"}}, 0),
         # 2 MiB on 4 GPUs: 256 tokens of 4096
         ("standard", {"batch": 256}, 10),

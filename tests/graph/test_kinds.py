@@ -224,7 +224,7 @@ def test_sequence_parallelism_splits_all_reduces_and_norms() -> None:
 
 def test_norms_over_all_heads_exchange_squares() -> None:
     graph = graph_of(model="minimax-m2.5", tp=8, batch=4, stack="gpt-fast")
-    assert graph.op("layer0.attn.qk_all_reduce").shape == CollectiveShape(message_bytes=4 * 8)
+    assert graph.op("layer0.attn.qk_all_reduce").shape == CollectiveShape(message_bytes=4 * 8, own_type=True)
     assert "layer0.attn.qk_all_reduce" not in graph_of(model="minimax-m2.5", tp=8, variant="upper-bound")
 
 

@@ -170,6 +170,7 @@ def test_all_is_written(tmp_path: Path) -> None:
 
 
 SAMPLES = """{"schema_version": 3, "environment": {"cpu": "one"}}
+{"gpus": {"before": [{"power_W": 90.0}]}}
 {"op": "gemm", "point": {"m": 1.0, "n": 8.0, "k": 8.0}, "seconds": 1e-06, "spread": 0.0}
 {"op": "all_reduce", "point": {"bytes": 1024.0, "ranks": 2.0, "nodes": 1.0}, "seconds": 1e-05, "spread": 0.1}
 """

@@ -101,7 +101,9 @@ def test_answers_are_as_their_schemas_say(tmp_path: Path) -> None:
 
 def test_measurements_are_as_their_schemas_say(tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "samples.jsonl", {"cpu": "one"})
+    store.append_states("before", [{"uuid": "GPU-a", "power_W": 90.0}])
     store.append(Sample(op="gemm", point={"m": 1, "n": 8, "k": 8}, seconds=1e-6, by_rank=(1e-6, 2e-6)))
+    store.append_states("after", [])
     for line in store.path.read_text("utf-8").splitlines():
         check("samples", json.loads(line))
     save_profile(load_profile(OLD / "profile.json"), tmp_path / "profile.json")

@@ -209,8 +209,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
 }
-# with norms of queries and keys over all heads
-JOINT = {"joint": GROUPED | {"model_type": "qwen3", "joint_qk_norm": True, "num_experts_per_tok": None}}
+# with norms of queries and keys over all heads, and with norms behind the blocks as well
+JOINT = {
+    "joint": GROUPED | {"model_type": "qwen3", "joint_qk_norm": True, "num_experts_per_tok": None},
+    "behind": GROUPED | {"model_type": "olmo2", "num_experts_per_tok": None},
+}
 
 PLANS = [
     Plan(tp=2),
@@ -273,6 +276,14 @@ def test_ranks_sum_the_squares_of_all_heads_as_the_simulator_costs_it(plan: Plan
     assert_conforms("joint", plan, [stacks()["fused"], stacks()["math"]], variants=variants)
 
 
+@pytest.mark.parametrize(("tp", "techniques"), [(2, ()), (4, ()), (2, ("sequence-parallel",))])
+@pytest.mark.usefixtures("fake_world", "half_precision")
+def test_outputs_are_normalised_as_the_simulator_costs_it(tp: int, techniques: tuple[str, ...]) -> None:
+    options = [stacks()["fused"], stacks()["math"]]
+    variants = ("standard", "ladder", "hybrid-ladder:2", "upper-bound")
+    assert_conforms("behind", Plan(tp=tp), options, techniques=techniques, variants=variants)
+
+
 @pytest.mark.parametrize("plan", [Plan(attention_dp=2, ep=2), Plan(attention_dp=4, ep=4)], ids=str)
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
 @pytest.mark.usefixtures("fake_world", "half_precision")
@@ -320,10 +331,14 @@ def assert_conforms(
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in catalog.model_names() if not (catalog.model(name).experts or catalog.model(name).post_norms)],
+    [
+        name
+        for name in catalog.model_names()
+        if not catalog.model(name).experts and catalog.model(name).block_norms != "both"
+    ],
 )
 def test_both_read_the_same_shape_from_a_config(name: str) -> None:
-    """Experts and norms behind the blocks are refused by the runtime."""
+    """Experts have another form, and norms both before and behind the blocks are refused by the runtime."""
     config, spec = config_of(name), catalog.model(name)
     shared = {field.name for field in fields(config)} & {field.name for field in fields(spec)}
     assert shared >= {"layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "gated_mlp"}

@@ -22,6 +22,7 @@ OWN = (
     "gated_mlp",
     "joint_qk_norm",
     "post_norms",
+    "norms_behind",
     "parallel_blocks",
     "use_qkv_bias",
     "use_qk_norm",

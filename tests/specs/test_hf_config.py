@@ -110,7 +110,11 @@ def test_published_parameter_counts() -> None:
 
 def test_ungated_and_other_types() -> None:
     assert read(gated_mlp=False).parameters == 8_030_261_248 - 32 * 4096 * 14336
-    assert read(model_type="olmo2").layers == 32
+    assert {kind: read(model_type=kind).block_norms for kind in ("llama", "olmo2", "olmo3", "exaone4", "gemma2")} == {
+        "llama": "before",
+        **dict.fromkeys(("olmo2", "olmo3", "exaone4"), "behind"),
+        "gemma2": "both",
+    }
     assert read(model_type=None).layers == 32
     assert read(model_type="gemma", tie_word_embeddings=None).tied_embeddings
 

@@ -56,7 +56,7 @@ CATALOG = {
 WITHOUT_EMBEDDING = {"gemma-3-4b-it": 3_209, "gemma-3-12b-it": 10_759, "gemma-3-27b-it": 25_600}
 
 # facts of blocks that are not Llama's
-NOT_OF_LLAMA = {"use_qk_norm", "joint_qk_norm", "post_norms", "parallel_blocks"}
+NOT_OF_LLAMA = {"use_qk_norm", "joint_qk_norm", "norms_behind", "post_norms", "parallel_blocks"}
 
 
 def read(name: str) -> ModelSpec:
@@ -97,7 +97,7 @@ def test_gemma_3(name: str) -> None:
     assert (model.vocab, model.max_positions, model.sliding_window) == (262_208, 131_072, 1024)
     assert model.tied_embeddings
     assert model.qk_norm == "heads"
-    assert model.post_norms
+    assert model.block_norms == "both"
     assert model.multimodal
     text_only = (f"'{name}': only the text decoder is predicted, not its encoders",)
     assert scenario_warnings(Scenario.of(model=model, tp=1, stack="vllm")) == text_only
@@ -127,17 +127,21 @@ def test_command_r_says_which_variant_it_is() -> None:
 def test_norms_behind_the_blocks_are_kernels() -> None:
     """Two more a layer, or one where both blocks share an all-reduce."""
     model = read("gemma-3-27b-it")
-    with_norms, without = (
-        Scenario.of(model=dataclasses.replace(model, post_norms=post_norms), tp=4, stack="vllm")
-        for post_norms in (True, False)
+    before, *others = (
+        Scenario.of(model=dataclasses.replace(model, block_norms=block_norms), tp=4, stack="vllm")
+        for block_norms in ("before", "behind", "both")
     )
     for variant in ("standard", "parallel", "ladder", "hybrid-ladder:10", "upper-bound"):
-        prediction = predict(with_norms, variant)
-        assert prediction.request.decode is not None
-        norms = [each for each in prediction.request.decode.ops if ".post_norm" in each.op.name]
-        assert sum(each.repeats for each in norms) == model.layers * (1 if variant == "parallel" else 2)
-        assert prediction.request_s > predict(without, variant).request_s
-        assert prediction.request_s == pytest.approx(predict(with_norms, variant, engine="des").request_s, rel=1e-9)
+        shorter_s = predict(before, variant).request_s
+        for scenario in others:
+            prediction = predict(scenario, variant)
+            assert prediction.request.decode is not None
+            norms = [each for each in prediction.request.decode.ops if ".post_norm" in each.op.name]
+            assert sum(each.repeats for each in norms) == model.layers * (1 if variant == "parallel" else 2)
+            # adds are not fused into norms behind the blocks
+            assert prediction.request_s > shorter_s
+            shorter_s = prediction.request_s
+            assert shorter_s == pytest.approx(predict(scenario, variant, engine="des").request_s, rel=1e-9)
 
 
 def test_a_decoder_may_leave_out_what_its_class_says() -> None:

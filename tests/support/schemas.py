@@ -56,8 +56,12 @@ def made() -> dict[str, dict[str, Any]]:
     fabric = {"cluster": text, "nodes": count, "ranks_per_node": count, "bytes": numbers, "time_us": numbers}
     link = table(LinkTier, given=("name",))
     entries = {"type": "object"}
-    said = {"environment": entries, "variables": entries, "links": text, "gpus": {"type": "array", "items": entries}}
+    said = {"environment": entries, "variables": entries, "links": text}
     header = {"type": "object", "required": [KEY, "environment"], "properties": said}
+    states = {"type": "array", "items": entries}
+    # of the GPUs of rank 0's node
+    when = {"type": "object", "properties": {"before": states, "after": states}, "additionalProperties": False}
+    between = {"type": "object", "required": ["gpus"], "properties": {"gpus": when}, "additionalProperties": False}
     return {
         "profile": _of(
             "A profile (.json.gz): what was measured on a machine",
@@ -65,8 +69,9 @@ def made() -> dict[str, dict[str, Any]]:
         ),
         "profile-moe": _of("What a profile holds of models with experts", typed(MoeDocument)),
         "samples": _of(
-            "A line of a samples file (.jsonl): the machine in the first, a measured op in the others",
-            {"anyOf": [{**header, **_marked(calibration.fit.samples.SCHEMA, header)}, typed(Sample)]},
+            "A line of a samples file (.jsonl): the machine in the first, a measured op in the others, or between them "
+            "the states of the GPUs before or after a run",
+            {"anyOf": [{**header, **_marked(calibration.fit.samples.SCHEMA, header)}, between, typed(Sample)]},
         ),
         "doctor": _of(
             "The answer of `ladder-sim doctor --json`",
