@@ -147,6 +147,11 @@ NAMES = {
         "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16": "activation",
         "void marlin::Marlin<(vllm::ScalarTypeId)1125899906843648>": "gemm",
         "void vllm::scaled_fp8_quant_kernel_strided<c10::BFloat16, c10::Float8_e4m3fn>": "quantize",
+        "_C::onednn_mm": "gemm",
+        "_C::shm_allreduce": "all_reduce",
+        "_C::greedy_argmax": "sample",
+        "vllm::unified_kv_cache_update": "cache",
+        "vllm::unified_attention_with_output": "attention",
     },
     "FlashAttention, FlashMLA": {
         "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 32>>": "attention",

@@ -128,6 +128,7 @@ LIBRARIES = (
             **_ROPE,
             r"attention|attn_states|reduce_segments|_fwd_": "attention",
             r"marlin|machete|gemm|gptq|awq|onednn_mm": "gemm",
+            r"argmax": "sample",
             **_ACTIVATION,
             r"quant": "quantize",
         },
