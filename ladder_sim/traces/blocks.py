@@ -3,7 +3,8 @@
 In the standard wiring, the attention and the MLP of a tensor-parallel layer both end in an all-reduce. So the kernels
 between all-reduces alternate: MLP, attention, MLP, ... Layers may be of several kinds (sliding windows, experts): every
 segment has the kernels of one of the attentions, or of one of the MLPs. The first block is the segment before them,
-which begins with the embedding; a pass ends with the LM head, sampling or the loss.
+which begins with the embedding; a pass ends with the LM head, sampling or the loss, and on a pipeline stage where the
+next micro-batch is received. Segments that all attend are layers with one all-reduce, whose blocks are not apart.
 """
 
 from bisect import bisect_right
@@ -107,9 +108,8 @@ def _of_rank(graph: TraceGraph, rank: int) -> list[Pass]:
     places = [_place(graph, lane, own, index) for index in reduces]
     segments = [tuple(own[start:stop]) for start, stop in zip(places, [*places[1:], len(own)], strict=True)]
     passes = []
-    for first, stop in _runs(graph, reduces, segments):
-        # a layer has two all-reduces; an additional first one belongs to an embedding that is sharded by vocabulary
-        start = first + (stop - first) % 2
+    for first, end in _runs(graph, reduces, segments):
+        start, stop = _layers(graph, segments, first, end)
         forward = Pass(rank=rank, lane=lane, reduces=tuple(reduces[start:stop]), segments=tuple(segments[start:stop]))
         if _is_awaited(graph, forward):
             passes.append(forward)
@@ -124,14 +124,36 @@ def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[in
     for place in range(len(reduces)):
         signature = _signature([graph.ops[index] for index in segments[place]])
         ends = place + 1 == len(reduces) or graph.ops[reduces[place]].step != graph.ops[reduces[place + 1]].step
-        ends = ends or not _is_block(signature)
-        if ends or signature in known[(place + 1) % 2]:
+        ends = ends or not _is_block(signature) or _receives(graph, segments[place])
+        others = known[(place + 1) % 2]
+        if ends or signature in others or (_attends(signature) and any(map(_attends, others))):
             if _repeats(known):
                 yield first, place + 1
             first = place + ends
             known = (Counter(), Counter())
         if not ends:
             known[place % 2][signature] += 1
+
+
+def _layers(graph: TraceGraph, segments: Sequence[tuple[int, ...]], first: int, stop: int) -> tuple[int, int]:
+    """The all-reduces of whole layers: a layer has two, its attention's before its MLP's."""
+    signatures = (_signature([graph.ops[index] for index in segments[place]]) for place in range(first, stop - 1))
+    attention = next((place for place, signature in enumerate(signatures, first) if _attends(signature)), None)
+    if attention is None:
+        # an additional first one belongs to an embedding that is sharded by vocabulary
+        return first + (stop - first) % 2, stop
+    start = first + (attention + 1 - first) % 2
+    return start, stop - (stop - start) % 2
+
+
+def _attends(signature: "Signature") -> bool:
+    return any(kind == "attention" for kind, _ in signature)
+
+
+def _receives(graph: TraceGraph, segment: Iterable[int]) -> bool:
+    """Whether a segment computes with what another pipeline stage sent."""
+    ops = (graph.ops[index] for index in segment)
+    return any("send_recv" in {op.kind, *(graph.ops[before].kind for before in op.after)} for op in ops)
 
 
 def _repeats(known: Iterable["Counter[Signature]"]) -> bool:

@@ -92,7 +92,8 @@ def _field(number: int, value: int) -> bytes:
 
 
 def _text(number: int, value: str) -> bytes:
-    return _bytes(number, value.encode())
+    # JSON allows halves of surrogate pairs, which UTF-8 has no bytes for
+    return _bytes(number, value.encode(errors="replace"))
 
 
 def _bytes(number: int, value: bytes) -> bytes:

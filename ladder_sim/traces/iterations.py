@@ -1,9 +1,11 @@
 """Steps of a trace: those without marks are found by repetition, one is chosen by name, a part of them by time."""
 
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import replace
 
 from ladder_sim.errors import UsageError
+from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import ALONE, TraceGraph
 
 
@@ -11,7 +13,8 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
     """Number the iterations of a trace without marks; a trace that does not end in a repetition stays as it is.
 
     A repetition must last until the end of the trace. So the layers of a single forward pass are not taken for
-    iterations: the LM head that follows them breaks the pattern.
+    iterations: the LM head that follows them breaks the pattern. Those of a pass without one (a pipeline stage, a part
+    of a pass) are known by the all-reduces that their blocks wait for.
     """
     queues = [queue for queue, lane in zip(graph.queues(), graph.lanes, strict=True) if lane.device]
     if graph.steps or not queues:
@@ -30,6 +33,9 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
         return bisect_right(starts_s, time_s) - 1 if time_s >= starts_s[0] else ALONE
 
     ops = tuple(replace(op, step=step(_launched_s(graph, index))) for index, op in enumerate(graph.ops))
+    with suppress(UsageError):
+        if any(len({ops[reduce].step for reduce in forward.reduces}) > 1 for forward in find_passes(graph)):
+            return graph
     return replace(graph, ops=ops, steps=tuple(f"iteration {number + 1}" for number in range(whole + 1)))
 
 

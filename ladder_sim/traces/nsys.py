@@ -7,9 +7,11 @@ a table that was not recorded is left out.
 
 import re
 import sqlite3
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +117,14 @@ class _Database:
         for row in self._rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "correlationId"):
             recorded[_process(row["globalPid"]), row["eventId"]].append(row)
         for row in self._rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"):
-            earlier = [
-                event
-                for event in recorded[_process(row["globalPid"]), row["eventId"]]
-                if event["correlationId"] < row["correlationId"]
-            ]
+            records = recorded[_process(row["globalPid"]), row["eventId"]]
+            earlier = bisect_left(records, row["correlationId"], key=itemgetter("correlationId"))
             awaited = {}
             if earlier:
+                last = records[earlier - 1]
                 awaited = {
-                    "wait_on_stream": earlier[-1]["streamId"],
-                    "wait_on_cuda_event_record_corr_id": earlier[-1]["correlationId"],
+                    "wait_on_stream": last["streamId"],
+                    "wait_on_cuda_event_record_corr_id": last["correlationId"],
                 }
             yield _on_device("cuda_sync", _SYNC_KINDS.get(row["syncType"], "unknown"), row, **awaited)
 

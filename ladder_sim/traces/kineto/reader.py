@@ -43,7 +43,7 @@ _DISPENSABLE = frozenset(
 )
 _US = 1e-6
 # times of a file are rounded to nanoseconds, so that a call may begin just before the annotation around it
-_ROUNDED_S = 2e-9
+ROUNDED_S = 2e-9
 # a century: clocks count from 1970
 _LONG_US = 100 * 365.25 * 86400 * 1e6
 # ranks of a run
@@ -255,5 +255,5 @@ class Clock:
 
     def step(self, time_s: float) -> int:
         """Position of the step at this time; `ALONE` outside all of them."""
-        index = bisect_right(self._starts_s, time_s + _ROUNDED_S) - 1
+        index = bisect_right(self._starts_s, time_s + ROUNDED_S) - 1
         return index if index >= 0 and time_s < self._ends_s[index] else ALONE

@@ -5,6 +5,7 @@ for what (kineto knows ``cudaEventRecord``, and torch calls ``cudaEventRecordWit
 the order of the calls. Dependencies that the recorded times contradict are left out. The notes count both.
 """
 
+import heapq
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from ladder_sim.traces.graph import Lane
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft
-from ladder_sim.traces.kineto.reader import Event, KinetoFile
+from ladder_sim.traces.kineto.reader import ROUNDED_S, Event, KinetoFile
 
 # device and stream
 StreamId = tuple[Any, Any]
@@ -74,7 +75,7 @@ class Waits:
             name = call.event.name
             if len({draft.lane for draft in call.enqueued}) > 1:
                 self._inside_graph(call.enqueued)
-                self._behind_graph(call)
+                self._around_graph(call)
             sync = self.syncs.get(call.correlation)
             if call.wait is not None and blocks(name):
                 self._block(call, call.wait, sync)
@@ -142,25 +143,36 @@ class Waits:
 
     def _inside_graph(self, drafts: Sequence[Draft]) -> None:
         """Infer waits inside a CUDA graph: an op waited for the op of another stream whose end ended its idling."""
-        last: dict[Lane, Draft] = {}
-        for draft in sorted(drafts, key=lambda draft: draft.start_s):
-            own = last.get(draft.lane)
+        running: list[tuple[float, int, Draft]] = []
+        # of each stream the last op that began, and the last that ended
+        begun: dict[Lane, Draft] = {}
+        ended: dict[Lane, Draft] = {}
+        for number, draft in enumerate(sorted(drafts, key=lambda draft: draft.start_s)):
+            # all on one clock: an op that ends later is not what it waited for
+            while running and running[0][0] <= draft.start_s + ROUNDED_S:
+                *_, other = heapq.heappop(running)
+                ended[other.lane] = other
+            own = begun.get(draft.lane)
             idle_from_s = own.end_s if own is not None else float("-inf")
-            others = [other for lane, other in last.items() if lane != draft.lane and draft.can_follow(other)]
+            others = (other for lane, other in ended.items() if lane != draft.lane)
             latest = max(others, key=lambda other: other.end_s, default=None)
             if latest is not None and latest.end_s > idle_from_s:
                 draft.after.append(latest)
                 self.counts["waits between streams of a CUDA graph, told from the times of its ops"] += 1
-            last[draft.lane] = draft
+            begun[draft.lane] = draft
+            heapq.heappush(running, (draft.end_s, number, draft))
 
-    def _behind_graph(self, call: Call) -> None:
-        """Let the op behind a CUDA graph on its stream wait for the graph's ops on other streams."""
-        first = call.enqueued[0].lane
-        queue = next(queue for queue in self.queues.values() if queue.drafts[0].lane == first)
-        behind = queue.next_after(call.event.end_us)
+    def _around_graph(self, call: Call) -> None:
+        """Let a CUDA graph's ops on other streams wait for the op ahead on its own, and the op behind wait for them."""
+        own = call.enqueued[0].lane
+        queue = next(queue for queue in self.queues.values() if queue.drafts[0].lane == own)
+        ahead, behind = queue.last_before(call.event.start_us), queue.next_after(call.event.end_us)
+        first = {draft.lane: draft for draft in reversed(call.enqueued)}
         last = {draft.lane: draft for draft in call.enqueued}
         for lane, draft in last.items():
-            if behind is not None and lane != first:
+            if lane != own:
+                self._add(first[lane], ahead)
+            if lane != own and behind is not None:
                 self._add(behind, draft)
 
     def _infer(self, unseen: Sequence[Call]) -> None:
@@ -181,7 +193,8 @@ class Waits:
                     pending += [draft for draft in call.enqueued if draft.lane not in computing]
                     continue
                 sync = self.syncs.get(call.correlation)
-                following = (later.enqueued[0] for later in queue[position + 1 :] if later.enqueued)
+                # no slices: a thread may make a million calls
+                following = (queue[at].enqueued[0] for at in range(position + 1, len(queue)) if queue[at].enqueued)
                 waiting = self._waiting(call, sync) if sync is not None else next(following, None)
                 if self._is_internal(call):
                     internal += 1
@@ -191,7 +204,7 @@ class Waits:
                 if waiting.lane in computing:
                     before = pending.pop(0) if pending else None
                 else:
-                    before = _last_elsewhere(queue[:position], waiting)
+                    before = _last_elsewhere(queue, position, waiting)
                 if before is not None and before not in waiting.after and waiting.can_follow(before):
                     waiting.after.append(before)
                     inferred += 1
@@ -204,9 +217,9 @@ class Waits:
         return index >= 0 and call.event.start_us < ends_us[index]
 
 
-def _last_elsewhere(queue: Sequence[Call], waiting: Draft) -> Draft | None:
-    """The last op that these calls put on another stream."""
-    enqueued = (call.enqueued[-1] for call in reversed(queue) if call.enqueued)
+def _last_elsewhere(queue: Sequence[Call], stop: int, waiting: Draft) -> Draft | None:
+    """The last op that the calls ahead of position `stop` put on another stream."""
+    enqueued = (queue[at].enqueued[-1] for at in range(stop - 1, -1, -1) if queue[at].enqueued)
     return next((draft for draft in enqueued if draft.lane != waiting.lane), None)
 
 
