@@ -176,7 +176,8 @@ class TraceGraph:
         )
 
     def without(self, dropped: Collection[int]) -> "TraceGraph":
-        """Remove ops. An op that depended on a removed op inherits its dependencies."""
+        """Remove ops. An op that depended on a removed op inherits its dependencies, on a stream the op ahead, too."""
+        before_on_lane = self.before_on_lane()
         inherited: dict[int, tuple[int, ...]] = {}
 
         def kept(after: Sequence[int]) -> Iterator[int]:
@@ -191,7 +192,8 @@ class TraceGraph:
         for index, op in enumerate(self.ops):
             after = tuple(dict.fromkeys(kept(op.after)))
             if index in dropped:
-                inherited[index] = after
+                ahead = (before_on_lane[index],) if self.lanes[op.lane].device and index in before_on_lane else ()
+                inherited[index] = tuple(dict.fromkeys(kept((*op.after, *ahead))))
             else:
                 position[index] = len(ops)
                 ops.append(replace(op, after=after))

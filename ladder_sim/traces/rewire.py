@@ -5,7 +5,7 @@ All-reduces on the compute stream move to a stream of their own. Each block wait
 An engine that fuses adds into norms has no adds to move; the norms stay as they are.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -74,7 +74,10 @@ class _Rewiring:
         # lead of ops as long as they waited for an all-reduce
         self.waiting_s: dict[int, float] = {}
         self.before = graph.before_on_lane()
-        self.followers = Counter(before for op in graph.ops for before in op.after)
+        self.followers: dict[int, list[int]] = defaultdict(list)
+        for index, op in enumerate(graph.ops):
+            for before in op.after:
+                self.followers[before].append(index)
         self.usual_lead_s = [
             median(graph.ops[index].lead_s for index in queue) if queue else 0.0 for queue in graph.queues()
         ]
@@ -132,6 +135,16 @@ class _Rewiring:
         reduce = forward.reduces[number]
         return [index for index in forward.segments[number] if reduce in self._op(index).after]
 
+    def _aside(self, forward: Pass, number: int) -> list[int]:
+        """Ops on other streams that compute, and wait for the all-reduce: a part of the next block."""
+        return [
+            index
+            for index in self.followers[forward.reduces[number]]
+            if self._op(index).lane != forward.lane
+            and self.lanes[self._op(index).lane].device
+            and not self._op(index).communicates
+        ]
+
     def _join(self, forward: Pass, variant: str) -> None:
         """Let each block wait for the outputs it joins, and move the adds that it does later."""
         plan = wiring(variant, forward.layers)
@@ -143,6 +156,10 @@ class _Rewiring:
             consumers = self._consumers(forward, number) or list(forward.segments[number][:1])
             added = next((index for index in consumers[:1] if self._op(index).kind == "add"), None)
             self._release(consumers, forward.reduces[number])
+            aside = self._aside(forward, number)
+            self._release(aside, forward.reduces[number])
+            # they still begin behind the block that the all-reduce ends
+            self._await(aside, [*self._op(forward.reduces[number]).after, *outputs])
             if not outputs and added is not None:
                 spare.append(added)
                 continue
@@ -167,7 +184,7 @@ class _Rewiring:
     def _launch(self, index: int) -> list[int]:
         """The call that enqueues only this op, and the CPU time before it."""
         calls = [call for call in self.graph.ops[index].after if self.graph.ops[call].kind == "launch"]
-        alone = [call for call in calls if self.followers[call] == 1]
+        alone = [call for call in calls if len(self.followers[call]) == 1]
         ahead = [self.before[call] for call in alone if call in self.before]
         return sorted({*alone, *(gap for gap in ahead if self.graph.ops[gap].kind == "host")})
 

@@ -199,12 +199,16 @@ class Waits:
                 if self._is_internal(call):
                     internal += 1
                     continue
+                before = None
+                if waiting is not None and waiting.lane not in computing:
+                    before = _last_elsewhere(queue, position, waiting)
+                    if before in waiting.after and sync is None:
+                        # the second wait between two collectives is that of the next op that computes, for the first
+                        waiting = next((draft for draft in following if draft.lane in computing), None)
                 if waiting is None:
                     continue
                 if waiting.lane in computing:
                     before = pending.pop(0) if pending else None
-                else:
-                    before = _last_elsewhere(queue, position, waiting)
                 if before is not None and before not in waiting.after and waiting.can_follow(before):
                     waiting.after.append(before)
                     inferred += 1
