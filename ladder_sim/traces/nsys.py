@@ -87,10 +87,12 @@ class _Database:
             # an outer event before those inside it
             category.sort(key=lambda event: (event.start_us, -event.end_us))
         # several processes in one file are the ranks; a single one has its rank in the name of the file, if anywhere
-        place = {"distributedInfo": {"rank": rank, "world_size": ranks}} if ranks > 1 else {}
+        place: dict[str, Any] = {"distributedInfo": {"rank": rank, "world_size": ranks}} if ranks > 1 else {}
         graphs = sum(event.name.startswith(_GRAPH) for event in events["kernel"])
         notes = (f"{graphs} CUDA graphs without their kernels: record with --cuda-graph-trace=node",) if graphs else ()
-        return KinetoFile(metadata=place, events=defaultdict(list, events), name=self.path.name, notes=notes)
+        # its processes share a clock
+        metadata = {"host_name": self.path.name, **place}
+        return KinetoFile(metadata=metadata, events=defaultdict(list, events), name=self.path.name, notes=notes)
 
     def _events(self) -> Iterator[Event]:
         for row in self._rows("CUPTI_ACTIVITY_KIND_KERNEL"):

@@ -68,14 +68,21 @@ class TraceFile:
         self, called: float, start: float, duration: float, *, stream: int = COMM, elements: int = 4096
     ) -> int:
         """NCCL's kernel for one."""
+        return self.collective("allreduce", called, start, duration, stream=stream, elements=elements)
+
+    def collective(
+        self, name: str, called: float, start: float, duration: float, *, stream: int = COMM, elements: int = 4096
+    ) -> int:
+        """NCCL's kernel for a collective with this name in its metadata."""
+        kernel = "AllReduce_Sum_bf16_RING_LL" if name == "allreduce" else "SendRecv"
         return self.kernel(
-            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)",
             called,
             start,
             duration,
             stream=stream,
             **{
-                "Collective name": "allreduce",
+                "Collective name": name,
                 "In msg nelems": elements,
                 "dtype": "BFloat16",
                 "Group size": 2,
@@ -122,38 +129,46 @@ LAYERS = 3
 PER_BLOCK = 5
 
 
+class Ahead:
+    """A pass that is launched far ahead: every op begins when what it waits for ends."""
+
+    def __init__(self, *, sync_events: bool = True) -> None:
+        self.trace = TraceFile(0, 2, sync_events=sync_events)
+        # the kernels start late, so that everything is launched before
+        self.called, self.now = 0.0, 10_000.0
+        self.trace.event("cpu_op", "aten::add", 0, 1, MAIN)
+
+    def run(self, *names: str) -> None:
+        """Kernels that compute, one after another."""
+        for name in names:
+            self.trace.kernel(name, self.called, self.now, KERNEL_US)
+            self.called, self.now = self.called + 6, self.now + KERNEL_US
+
+    def communicate(self, collective: str = "allreduce", duration: float = REDUCE_US, *, stream: int = COMM) -> None:
+        """A collective behind what was computed, which what follows waits for."""
+        if stream != COMPUTE:
+            self.trace.wait(self.called, self.called + 1, on=COMPUTE, by=stream)
+        self.trace.collective(collective, self.called + 3, self.now, duration, stream=stream)
+        self.now += duration
+        if stream != COMPUTE:
+            self.trace.wait(self.called + 9, self.called + 10, on=stream, by=COMPUTE)
+        self.called += 12
+
+
 def tensor_parallel(*, stream: int = COMM, layers: int = LAYERS) -> TraceFile:
     """A forward pass in the standard wiring, launched far ahead: each block is five kernels and an all-reduce.
 
     Every kernel takes `KERNEL_US`, every all-reduce `REDUCE_US`. On the compute stream itself if `stream` is `COMPUTE`.
     """
-    trace = TraceFile(0, 2)
-    called, now = 0.0, 10_000.0
-
-    def run(name: str) -> None:
-        nonlocal called, now
-        trace.kernel(name, called, now, KERNEL_US)
-        called, now = called + 6, now + KERNEL_US
-
-    trace.event("cpu_op", "aten::add", 0, 1, MAIN)
-    # the kernels start late, so that everything is launched before
-    run("embedding")
+    ahead = Ahead()
+    ahead.run("embedding")
     for block in range(2 * layers):
         if block:
-            run("at::native::CUDAFunctor_add")
-        run("rms_norm_kernel")
-        for name in BLOCK["mlp" if block % 2 else "attention"]:
-            run(name)
-        if stream != COMPUTE:
-            trace.wait(called, called + 1, on=COMPUTE, by=stream)
-        trace.all_reduce(called + 3, now, REDUCE_US, stream=stream)
-        now += REDUCE_US
-        if stream != COMPUTE:
-            trace.wait(called + 9, called + 10, on=stream, by=COMPUTE)
-        called += 12
-    for name in ("at::native::CUDAFunctor_add", "rms_norm_kernel", "lm_head_gemm"):
-        run(name)
-    return trace
+            ahead.run("at::native::CUDAFunctor_add")
+        ahead.run("rms_norm_kernel", *BLOCK["mlp" if block % 2 else "attention"])
+        ahead.communicate(stream=stream)
+    ahead.run("at::native::CUDAFunctor_add", "rms_norm_kernel", "lm_head_gemm")
+    return ahead.trace
 
 
 # a decode step of vLLM: kernels of a layer between its all-reduces, and of the head; names and microseconds

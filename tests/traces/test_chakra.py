@@ -10,6 +10,7 @@ from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[att
 from typer.testing import CliRunner
 
 from ladder_sim.cli.trace import trace
+from ladder_sim.traces.chakra import write_chakra
 from ladder_sim.traces.load import load
 from tests.support.trace_files import COMM, LAYERS, tensor_parallel
 
@@ -82,3 +83,12 @@ def test_every_op_is_a_node_behind_what_it_waits_for(tmp_path: Path) -> None:
     sizes = [row["comm_size"].int64_val for row in attributes if "comm_size" in row]
     assert sizes == [4096 * 2] * 2 * LAYERS
     assert {row["comm_type"].int64_val for row in attributes if "comm_type" in row} == {0}
+
+
+def test_names_that_utf8_has_no_bytes_for(tmp_path: Path) -> None:
+    """Regression: JSON may hold half of a surrogate pair, and writing it ended in a traceback."""
+    recorded = tensor_parallel(stream=COMM)
+    kernel = next(event for event in recorded.events if event["name"] == "qkv_gemm")
+    kernel["name"] = "qkv_\ud800gemm"
+    write_chakra(load([recorded.write(tmp_path / "rank0.json")]), tmp_path / "et")
+    assert "qkv_?gemm" in [node.name for node in list(read(tmp_path / "et" / "rank.0.et"))[1:]]

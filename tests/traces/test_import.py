@@ -14,8 +14,9 @@ from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate
+from tests.support.nsys_files import write_nsys
 from tests.support.strategies import damaged
-from tests.support.trace_files import COMM, COMPUTE, MAIN, TraceFile, tensor_parallel
+from tests.support.trace_files import COMM, COMPUTE, MAIN, Ahead, TraceFile, tensor_parallel
 
 US = 1e-6
 Saved = Callable[[TraceFile], TraceGraph]
@@ -153,9 +154,25 @@ def test_a_kernel_without_a_launch_is_reported(saved: Saved) -> None:
     assert any("no recorded launch" in note for note in saved(trace).notes)
 
 
-def test_collective_waits_without_sync_events(saved: Saved) -> None:
-    """Producer and consumer of an all-reduce follow from the order of calls; the note says that it is so."""
-    trace = tensor_parallel()
+def two_collectives_in_a_row() -> TraceFile:
+    ahead = Ahead()
+    for _ in range(3):
+        ahead.run("qkv_gemm")
+        ahead.communicate()
+        ahead.communicate("_allgather_base")
+        ahead.run("up_gemm")
+        ahead.communicate()
+    ahead.run("lm_head_gemm")
+    return ahead.trace
+
+
+@pytest.mark.parametrize("recorded", [tensor_parallel, two_collectives_in_a_row])
+def test_collective_waits_without_sync_events(saved: Saved, recorded: Callable[[], TraceFile]) -> None:
+    """Producer and consumer of an all-reduce follow from the order of calls; the note says that it is so.
+
+    Regression: behind two collectives in a row every op waited for the collective before its own.
+    """
+    trace = recorded()
     with_events = saved(trace)
     trace.events = [event for event in trace.events if event["cat"] != "cuda_sync"]
     without = saved(trace)
@@ -183,6 +200,17 @@ def test_collective_waits_whose_events_are_nameless(saved: Saved) -> None:
     assert any("none of its cuda_sync events" in note for note in without.notes)
 
 
+def test_a_launch_without_duration_behind_another_call(saved: Saved) -> None:
+    """Whole microseconds, as PyTorch up to 2.2 recorded. Regression: it was taken for a part of the call before."""
+    trace = TraceFile()
+    trace.step(1, 0, 100)
+    trace.kernel("one", 0, 10, 20)
+    trace.kernel("two", 5, 30, 20, call=0)
+    graph = saved(trace)
+    assert [graph.ops[named(graph, name)].step for name in ("one", "two")] == [0, 0]
+    assert graph.notes == ()
+
+
 def test_programmatic_dependent_launch_overlaps_on_a_stream(saved: Saved) -> None:
     trace = TraceFile()
     trace.kernel("one", 0, 10, 100)
@@ -190,19 +218,58 @@ def test_programmatic_dependent_launch_overlaps_on_a_stream(saved: Saved) -> Non
     assert end_us(saved(trace)) == pytest.approx(5 + 180)
 
 
-def test_streams_of_a_cuda_graph_wait_for_each_other(saved: Saved) -> None:
-    """Inside a graph no waits are recorded: what began when another stream's op ended had waited for it."""
+def one_graph(*kernels: tuple[str, int, float, float]) -> TraceFile:
+    """A CUDA graph, launched by 10: names, streams, starts and durations."""
     trace = TraceFile()
     correlation = trace.call("cudaGraphLaunch", 0, 10)
-    for name, stream, start, duration in (
-        ("one_gemm", COMPUTE, 20, 100),
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", COMM, 120, 50),
-        ("two_gemm", COMPUTE, 171, 100),
-    ):
+    for name, stream, start, duration in kernels:
         trace.event("kernel", name, start, duration, stream, stream=stream, device=0, correlation=correlation)
-    graph = saved(trace)
+    return trace
+
+
+def test_streams_of_a_cuda_graph_wait_for_each_other(saved: Saved) -> None:
+    """Inside a graph no waits are recorded: what began when another stream's op ended had waited for it."""
+    graph = saved(
+        one_graph(
+            ("one_gemm", COMPUTE, 20, 100),
+            ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", COMM, 120, 50),
+            ("two_gemm", COMPUTE, 171, 100),
+        )
+    )
     assert end_us(graph) == pytest.approx(10 + 100 + 50 + 100)
     assert any("streams of a CUDA graph" in note for note in graph.notes)
+
+
+def test_a_fork_inside_a_cuda_graph(saved: Saved) -> None:
+    """The op that the fork was behind counts, although its own stream has begun another since.
+
+    Regression: only the last op that had begun on each stream was asked, so that the branch began with the graph.
+    """
+    fork = one_graph(
+        ("norm", COMPUTE, 10, 40),
+        ("short_gemm", COMPUTE, 50, 100),
+        ("long_gemm", COMM, 50.3, 150),
+        ("join_gemm", COMPUTE, 200.3, 20),
+    )
+    assert end_us(saved(fork)) == pytest.approx(10 + 40 + 150 + 20)
+
+
+def test_ops_inside_a_cuda_graph_have_one_clock(saved: Saved) -> None:
+    """Regression: an op waited for what ended a microsecond after its start, as if a CPU had recorded one of them."""
+    graph = saved(
+        one_graph(("one_gemm", COMPUTE, 10, 40), ("branch_gemm", COMM, 10, 41), ("two_gemm", COMPUTE, 50, 20))
+    )
+    assert named(graph, "branch_gemm") not in graph.ops[named(graph, "two_gemm")].after
+
+
+def test_all_streams_of_a_cuda_graph_begin_behind_the_one_it_was_put_on(saved: Saved) -> None:
+    """Regression: a branch without an op of the graph ahead of it ran next to what was launched before the graph."""
+    trace = TraceFile()
+    trace.kernel("before", 0, 5, 95)
+    correlation = trace.call("cudaGraphLaunch", 10, 10)
+    for name, stream, start, duration in (("main", COMPUTE, 100, 50), ("branch", COMM, 100.3, 60)):
+        trace.event("kernel", name, start, duration, stream, stream=stream, device=0, correlation=correlation)
+    assert end_us(saved(trace)) == pytest.approx(5 + 95 + 60)
 
 
 def test_a_thread_hands_over_to_another(saved: Saved) -> None:
@@ -291,6 +358,37 @@ def test_ranks_whose_recordings_are_out_of_step_do_not_meet(tmp_path: Path) -> N
     graph = load([first.write(tmp_path / "rank0.json"), second.write(tmp_path / "rank1.json")])
     assert {op.group for op in graph.ops} == {-1}
     assert any("3 collectives have no partner" in note for note in graph.notes)
+
+
+@pytest.mark.parametrize("embedding", [False, True])
+@pytest.mark.parametrize("database", [False, True])
+def test_ranks_of_two_stages_without_names_of_their_groups(tmp_path: Path, embedding: bool, database: bool) -> None:
+    """Regression: the n-th all-reduces of all stages were matched, ran at other times, and so met none of their own.
+
+    In a database, whose processes share a clock, those of the later stage were even shifted to the earlier one's.
+    """
+    traces = []
+    for rank in range(4):
+        late, slow = 1000 * (rank // 2), 40 * (rank % 2)
+        trace = TraceFile(rank, 4)
+        if embedding and not late:
+            trace.all_reduce(0, 10, 20, stream=COMPUTE, elements=64)
+        for turn in range(2):
+            at = late + 200 * (turn + 1)
+            trace.kernel("gemm", at, at + 10, 50 + slow)
+            trace.all_reduce(at + 6, at + 60 + slow, 80 - slow, stream=COMPUTE)
+        for event in trace.events:
+            event["args"].pop("Process Group Name", None)
+        traces.append(trace)
+    if database:
+        graph = load([write_nsys(tmp_path / "node.sqlite", traces)])
+    else:
+        graph = load([trace.write(tmp_path / f"rank{rank}.json") for rank, trace in enumerate(traces)])
+    reduces = [op for op in graph.ops if op.kind == "all_reduce"]
+    assert sorted(round(op.duration_s / US) for op in reduces) == [20] * 2 * embedding + [40] * 8
+    stages = {(op.group, graph.lanes[op.lane].rank // 2) for op in reduces}
+    assert len(stages) == len({op.group for op in reduces}) == len(reduces) // 2
+    assert graph.notes == ()
 
 
 def test_a_rank_comes_once(tmp_path: Path) -> None:

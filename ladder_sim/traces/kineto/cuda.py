@@ -182,6 +182,7 @@ def _outermost(events: Sequence[Event]) -> Iterator[Event]:
     """Calls that are not part of another call, in order of time."""
     end_us = float("-inf")
     for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
-        if event.end_us > end_us:
+        # one that takes no time may begin where another ends
+        if event.end_us > end_us or event.start_us == end_us:
             end_us = event.end_us
             yield event

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.graph import Collective, TraceGraph
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, finish
 
 
@@ -23,11 +23,12 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
             f"{collectives} collectives keep the time recorded on the others, waits for peers included"
         )
     alone = 0
-    for number, members in enumerate(_match(files)):
-        if len(members) > 1 and _together(members):
+    meetings = (together for members in _match(files) for together in _together(members))
+    for number, members in enumerate(meetings):
+        if len(members) > 1:
             _meet(number, members)
         else:
-            alone += len(members)
+            alone += 1
     if alone and len(files) > 1:
         notes.append(f"{alone} collectives have no partner in the other ranks' traces and keep their time")
     steps = max((file.steps for file in files), key=len)
@@ -46,7 +47,7 @@ def _shared_notes(files: Sequence[RankDraft]) -> Iterator[str]:
 
 
 def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
-    """The collectives of a process group that were issued n-th on all ranks; one by one if they differ."""
+    """The collectives of a process group that were issued n-th on all ranks; apart if they differ."""
     queues: dict[str, list[list[Draft]]] = defaultdict(list)
     for file in files:
         own: dict[str, list[Draft]] = defaultdict(list)
@@ -57,16 +58,25 @@ def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
             queues[group].append(queue)
     for group_queues in queues.values():
         for place in range(max(map(len, group_queues))):
-            members = [queue[place] for queue in group_queues if place < len(queue)]
-            if len({(draft.kind, draft.collective) for draft in members}) > 1:
-                yield from ([draft] for draft in members)
-            else:
-                yield members
+            alike: dict[tuple[str, Collective | None], list[Draft]] = defaultdict(list)
+            for draft in (queue[place] for queue in group_queues if place < len(queue)):
+                alike[draft.kind, draft.collective].append(draft)
+            yield from alike.values()
 
 
-def _together(members: Sequence[Draft]) -> bool:
-    """Whether they ran at the same time; they did not if the ranks' recordings began at different collectives."""
-    return max(draft.start_s for draft in members) <= min(draft.end_s for draft in members) + SLACK_S
+def _together(members: Sequence[Draft]) -> Iterator[list[Draft]]:
+    """Those that ran at the same time.
+
+    Others did not meet: their recordings began at different collectives, or they are of groups whose names were not
+    recorded, such as those of pipeline stages.
+    """
+    meeting: list[Draft] = []
+    for draft in sorted(members, key=lambda draft: draft.start_s):
+        if meeting and draft.start_s > min(other.end_s for other in meeting) + SLACK_S:
+            yield meeting
+            meeting = []
+        meeting.append(draft)
+    yield meeting
 
 
 def _meet(number: int, members: Sequence[Draft]) -> None:
