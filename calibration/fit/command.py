@@ -17,7 +17,7 @@ from calibration.importers.nccl_tests import Sweep, fabric_text
 from calibration.options import add_created, profile_name
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.system.files import write_file
 
 
@@ -44,6 +44,9 @@ def add_to(commands: Any) -> None:
 
 def _fit(options: argparse.Namespace) -> None:
     store, created = SampleStore(options.samples), options.created
+    for written in filter(None, (options.out, options.fabric)):
+        if written.exists() and written.samefile(options.samples):
+            raise UsageError(f"'{written}' is the samples file", hint="choose another name to write")
     fitted = make_profile(store, name=profile_name(options.out), cluster=options.cluster, created=created)
     print("\n".join(report(fitted)), file=sys.stderr)
     if fitted.refused and not options.force:

@@ -18,6 +18,7 @@ from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
 from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.values import whole
 
 # median error on held-out points above which a table or curve is refused
 MAX_MEDIAN_ERROR = 0.25
@@ -61,7 +62,8 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     judged, overlaps = judge(points, reference), tuple(slowdowns(store.samples))
     held, on_gpu = tuple(losses(store.samples)), "gpu" in store.environment
     # of a CPU threads are held
-    sms = gpu.sms if on_gpu else int(store.environment.get("cpu_cores", gpu.sms))
+    cores = store.environment.get("cpu_cores", gpu.sms)
+    sms = gpu.sms if on_gpu else whole(cores, f"samples '{store.path}': cpu_cores", 1, 1_000_000)
     errors = {op: stats for op, stats in judged.items() if stats}
     tables, curves = _tables(points, reference, errors), _curves(points, errors)
     device = str(store.environment.get("gpu") or store.environment.get("cpu", ""))

@@ -35,6 +35,8 @@ SCHEMA = Schema(
 _STATES = "gpus"
 # weeks of measuring
 _LIMIT_BYTES = 2**28
+# beyond any size in a sample, and any time or clock; the products of three are still numbers
+_LARGEST = 1e12
 # in the name of an op that was timed while another ran, e.g. "gemm_beside_all_reduce"
 BESIDE = "_beside_"
 # behind it: not an op, but a part of the processor that is taken, SMs of a GPU or threads of a CPU
@@ -236,10 +238,18 @@ def _fault(sample: Sample) -> str:
     needed = dict.fromkeys(name for part in parts for name in COORDINATES[part])
     if set(sample.point) != set(needed):
         return f"the point of {sample.op} must hold {', '.join(needed) or 'nothing'}"
+    if not all(_number(size) and 1 <= size <= _LARGEST and size == int(size) for size in sample.point.values()):
+        return f"sizes must be whole numbers from 1 to {_LARGEST:g}"
+    if sample.point.get("ranks", 1) % sample.point.get("nodes", 1):
+        return "every node must have as many of the ranks"
     figures = [t for t in (sample.seconds, sample.alone_s, sample.clock_MHz, *sample.by_rank) if t is not None]
-    if not all(isinstance(size, int | float) and 0 < size < math.inf for size in (*sample.point.values(), *figures)):
-        return "sizes, seconds and clocks must be above 0 and finite"
+    if not all(_number(figure) and 1 / _LARGEST <= figure <= _LARGEST for figure in figures):
+        return f"seconds and clocks must be numbers from {1 / _LARGEST:g} to {_LARGEST:g}"
     return "" if 0 <= sample.spread < math.inf else "its spread must be 0 or above, and finite"
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class MeasuredOp(NamedTuple):

@@ -7,17 +7,18 @@ gives the same graph.
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from ladder_sim.system.schema import Schema
-from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
-from ladder_sim.traces.kineto.reader import Event
+from ladder_sim.traces.graph import ALONE, Collective, Lane, TraceGraph, TraceOp
+from ladder_sim.traces.kineto.reader import LONG_S, Event
 from ladder_sim.traces.summary import exposed_spans
 
 SCHEMA = Schema()
@@ -103,12 +104,14 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
         # ops refer to each other by number
         if [row["op"] for row in rows] != list(range(len(rows))):
             raise ValueError("an op is missing")
-        return TraceGraph(
+        graph = TraceGraph(
             ops=tuple(_op(row) for row in rows),
             lanes=tuple(Lane(**lane) for lane in about["lanes"]),
             steps=tuple(about["steps"]),
             notes=tuple(about["notes"]),
         )
+        _check(graph)
+        return graph
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"trace '{path}' was changed since it was exported: {error}", hint="export it again"
@@ -207,3 +210,44 @@ def _op(row: Mapping[str, Any]) -> TraceOp:
     if "collective" in values:
         values["collective"] = Collective(**values["collective"])
     return TraceOp(**values)
+
+
+def _check(graph: TraceGraph) -> None:
+    """Raise ValueError for what no run has: someone edited the file, or another program."""
+    texts = [*graph.steps, *graph.notes, *(lane.name for lane in graph.lanes)]
+    if not _all(str, texts) or not all(_count(lane.rank) and type(lane.device) is bool for lane in graph.lanes):
+        raise ValueError("a lane, a step or a note has another type")
+    for index, op in enumerate(graph.ops):
+        if fault := _fault(op, graph):
+            raise ValueError(f"op {index}: {fault}")
+
+
+def _fault(op: TraceOp, graph: TraceGraph) -> str:
+    """What of an op cannot be; empty if all can."""
+    collective = op.collective or Collective()
+    if not _all(str, (op.name, op.kind, op.scope, collective.group)):
+        return "its name, kind, scope and group must be text"
+    times = (op.start_s, op.end_s, op.duration_s, op.lead_s)
+    if not all(type(time_s) in (int, float) and 0.0 <= time_s < LONG_S for time_s in times):
+        return "its times must be numbers of seconds from 0 to a century"
+    if op.end_s < op.start_s:
+        return "it ends before it starts"
+    if not (_count(op.lane) and op.lane < len(graph.lanes)):
+        return f"there is no lane {op.lane}"
+    if not all(_count(before) and before < len(graph.ops) for before in op.after):
+        return "it waits for an op that there is not"
+    if op.step != ALONE and not (_count(op.step) and op.step < len(graph.steps)):
+        return f"there is no step {op.step}"
+    size = collective.message_bytes
+    if not (type(size) in (int, float) and 0.0 <= size < inf and _count(collective.ranks) and _count(op.blocks)):
+        return "sizes must be 0 or more"
+    return "" if op.group == ALONE or _count(op.group) else "its group must be a whole number"
+
+
+def _all(kind: type, values: Iterable[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def _count(value: Any) -> bool:
+    """Whether it is a whole number, 0 or more; True and False are none."""
+    return type(value) is int and value >= 0

@@ -21,11 +21,12 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
+from ladder_sim.errors import SpecError
 from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 
-SIZES = np.logspace(3, 8.5, 24)
+SIZES = np.logspace(3, 8.5, 24).round()
 
 
 @given(
@@ -218,6 +219,24 @@ def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.
     header, *rows = capsys.readouterr().out.splitlines()
     assert header == "table,point,seconds"
     assert len(rows) == 36 + len(SIZES)
+
+
+def test_samples_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: a profile took their place, and what was measured in hours was gone."""
+    path = samples(tmp_path / "s.jsonl").path
+    measured = path.read_bytes()
+    for written in (["--out", str(path)], ["--out", str(tmp_path / "p.json.gz"), "--fabric", str(path)]):
+        assert main(["fit", str(path), "--cluster", "h100-sxm", *written]) == 2
+        assert "is the samples file" in capsys.readouterr().err
+    assert path.read_bytes() == measured
+
+
+def test_a_number_of_cores_that_is_none(tmp_path: Path) -> None:
+    """Regression: a traceback."""
+    store = SampleStore(tmp_path / "s.jsonl", {"cpu": "one", "cpu_cores": "two"})
+    store.append(_gemm(1, 8, 8, 1e-6))
+    with pytest.raises(SpecError, match="cpu_cores is 'two': must be a whole number"):
+        make_profile(store, name="p", cluster="h100-sxm", created="2026-11-23")
 
 
 def test_a_bad_fit_is_refused_and_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

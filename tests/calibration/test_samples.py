@@ -132,6 +132,13 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
         ('{"op": "add_beside_gemm", "point": {"bytes": 8}, "seconds": 1}', "must hold bytes, m, n, k"),
         ('{"op": "gemv", "point": {"m": 1}, "seconds": 1}', "no op is called 'gemv'"),
         ('{"op": ["gemm"], "point": {}, "seconds": 1}', "must hold an op"),
+        # regression: these became a traceback, a NaN in the errors, or one rank on each of two nodes
+        (f'{{"op": "gemm", "point": {{"m": {10**400}, "n": 1, "k": 1}}, "seconds": 1}}', "sizes must be whole numbers"),
+        ('{"op": "gemm", "point": {"m": 0.5, "n": 1, "k": 1}, "seconds": 1}', "sizes must be whole numbers from 1"),
+        ('{"op": "gemm", "point": {"m": true, "n": 1, "k": 1}, "seconds": 1}', "sizes must be whole numbers from 1"),
+        ('{"op": "graph_launch", "point": {}, "seconds": 5e-324}', "seconds and clocks must be numbers from 1e-12"),
+        ('{"op": "graph_launch", "point": {}, "seconds": 1e308}', "seconds and clocks must be numbers from 1e-12"),
+        ('{"op": "all_reduce", "point": {"bytes": 8, "ranks": 3, "nodes": 2}, "seconds": 1}', "every node must have"),
         ('{"op": "graph_launch", "point": {}, "seconds": 1, "spread": NaN}', "spread must be 0 or above"),
         ('{"op": "graph_launch", "point": {}, "seconds": 1, "spread": -0.1}', "spread must be 0 or above"),
     ],

@@ -1,24 +1,28 @@
 """Files for Perfetto: by the format's rules, and back again."""
 
 import json
+import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ladder_sim.des import engine
 from ladder_sim.des.program import Program
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import DeadlockError, UsageError
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.kineto.reader import read_document
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import from_timeline, simulate, with_times
+from ladder_sim.traces.summary import summarize_run
 from tests.conftest import DATA
-from tests.support.strategies import programs, sharing_programs
+from tests.support.strategies import damaged, programs, sharing_programs
 from tests.support.trace_files import COMPUTE, tensor_parallel
 
 US = 1e-6
@@ -143,6 +147,52 @@ def test_a_file_without_one_of_its_ops_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(UsageError, match="was changed since it was exported: an op is missing"):
         load([path])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("start_s", float("nan"), "op 3: its times must be numbers"),
+        ("duration_s", "long", "op 3: its times must be numbers"),
+        ("duration_s", -1e-6, "op 3: its times must be numbers"),
+        ("duration_s", 10**400, "op 3: its times must be numbers"),
+        ("end_s", 0.0, "op 3: it ends before it starts"),
+        ("lane", 99, "op 3: there is no lane 99"),
+        ("lane", -1, "op 3: there is no lane -1"),
+        ("step", 0, "op 3: there is no step 0"),
+        ("after", [10_000], "op 3: it waits for an op that there is not"),
+        ("after", "12", "op 3: it waits for an op that there is not"),
+        ("group", "tp", "op 3: its group must be a whole number"),
+        ("blocks", 0.5, "op 3: sizes must be 0 or more"),
+        ("name", 7, "op 3: its name, kind, scope and group must be text"),
+        ("collective", {"message_bytes": -8}, "op 3: sizes must be 0 or more"),
+    ],
+)
+def test_a_file_whose_ops_were_edited_is_refused(tmp_path: Path, field: str, value: object, says: str) -> None:
+    """Regression: such a file ended in a traceback, or in times that are no numbers."""
+    document = json.loads(perfetto.to_json({"run": imported(tmp_path)}))
+    drawn = (event["args"] for event in document["traceEvents"] if "args" in event)
+    row = next(row for row in (*drawn, *document["ladder_sim"]["not_drawn"]) if row.get("op") == 3)
+    row[field] = value
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=f"was changed since it was exported: {says}"):
+        load([path])
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_an_exported_file_is_seen(tmp_path: Path, data: st.DataObject) -> None:
+    document = json.loads(perfetto.to_json({"run": imported(tmp_path)}))
+    path = tmp_path / "x.json"
+    path.write_bytes(data.draw(damaged(document)))
+    try:
+        graph = load([path])
+    except UsageError:
+        return
+    summarize_run(graph)
+    with suppress(DeadlockError):
+        assert math.isfinite(simulate(graph).makespan_s)
 
 
 def test_a_real_trace_comes_back(tmp_path: Path) -> None:

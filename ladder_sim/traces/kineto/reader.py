@@ -45,7 +45,8 @@ _US = 1e-6
 # times of a file are rounded to nanoseconds, so that a call may begin just before the annotation around it
 ROUNDED_S = 2e-9
 # a century: clocks count from 1970
-_LONG_US = 100 * 365.25 * 86400 * 1e6
+LONG_S = 100 * 365.25 * 86400
+_LONG_US = LONG_S * 1e6
 # ranks of a run
 _MAX_RANKS = 1_000_000
 # key of a parsed document: how many events of each category were dropped
