@@ -22,7 +22,7 @@ from ladder_sim.costs.profile import COLLECTIVES, CollectiveName
 from ladder_sim.costs.roofline import AXES, Experts, Kind, TableOf
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.system.files import append, locked, read_bytes
+from ladder_sim.system.files import append, locked, read_bytes, writing_hint
 from ladder_sim.system.schema import KEY, Schema
 
 # 3: operands are random numbers
@@ -182,7 +182,9 @@ class SampleStore:
             with locked(self.path, wait=True):
                 yield
         except OSError as error:
-            raise ProfileError(f"samples '{self.path}' cannot be written: {error.strerror}") from error
+            raise ProfileError(
+                f"samples '{self.path}' cannot be written: {error.strerror}", hint=writing_hint(error)
+            ) from error
 
     def _content(self) -> bytes:
         return read_bytes(self.path, what="a samples file", limit_bytes=_LIMIT_BYTES, error=ProfileError)

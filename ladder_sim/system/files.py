@@ -131,8 +131,14 @@ def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] 
     except OSError as fault:
         raise error(
             f"'{shown_path(path)}' cannot be written: {fault.strerror or fault}",
-            hint="make room, or choose another disk" if fault.errno == errno.ENOSPC else "choose a folder that exists",
+            hint=writing_hint(fault),
         ) from fault
+
+
+def writing_hint(fault: OSError) -> str:
+    """The way out for a file that cannot be written."""
+    full = fault.errno == errno.ENOSPC
+    return "make room, or choose another disk" if full else "choose a folder that exists and can be written"
 
 
 def check_folder(option: str, file: Path | None) -> None:

@@ -118,6 +118,12 @@ def test_a_file_with_a_bad_sample_stays_as_it_is(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
+def test_a_file_that_cannot_be_written_says_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be written: No such file or directory") as refused:
+        SampleStore(tmp_path / "absent" / "s.jsonl", HERE)
+    assert refused.value.hint == "choose a folder that exists and can be written"
+
+
 def test_another_machine_is_refused(tmp_path: Path) -> None:
     SampleStore(tmp_path / "s.jsonl", HERE)
     with pytest.raises(ProfileError, match="another machine: cpu differ"):
