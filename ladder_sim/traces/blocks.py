@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import HOST_KINDS, REDUCES, TraceGraph, TraceOp
@@ -124,15 +125,15 @@ def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[in
     for place in range(len(reduces)):
         signature = _signature([graph.ops[index] for index in segments[place]])
         ends = place + 1 == len(reduces) or graph.ops[reduces[place]].step != graph.ops[reduces[place + 1]].step
-        ends = ends or not _is_block(signature) or _receives(graph, segments[place])
-        others = known[(place + 1) % 2]
+        alike, others = known[place % 2], known[(place + 1) % 2]
+        ends = ends or not _is_block(signature) or _receives(graph, segments[place]) or _heads(signature, alike)
         if ends or signature in others or (_attends(signature) and any(map(_attends, others))):
             if _repeats(known):
                 yield first, place + 1
             first = place + ends
             known = (Counter(), Counter())
         if not ends:
-            known[place % 2][signature] += 1
+            alike[signature] += 1
 
 
 def _layers(graph: TraceGraph, segments: Sequence[tuple[int, ...]], first: int, stop: int) -> tuple[int, int]:
@@ -148,6 +149,13 @@ def _layers(graph: TraceGraph, segments: Sequence[tuple[int, ...]], first: int, 
 
 def _attends(signature: "Signature") -> bool:
     return any(kind == "attention" for kind, _ in signature)
+
+
+def _heads(signature: "Signature", alike: Iterable["Signature"]) -> bool:
+    """Whether it is an attention like those before, behind a GEMM: that of a head whose other kernels are not known."""
+    blocks = (tuple(dropwhile(lambda kernel: kernel[0] not in _MULTIPLIES, block)) for block in alike)
+    ahead = (signature[: -len(block)] for block in blocks if block and signature[-len(block) :] == block)
+    return _attends(signature) and any(kind in _MULTIPLIES for kernels in ahead for kind, _ in kernels)
 
 
 def _receives(graph: TraceGraph, segment: Iterable[int]) -> bool:

@@ -1,7 +1,6 @@
 """Steps of a trace: those without marks are found by repetition, one is chosen by name, a part of them by time."""
 
 from bisect import bisect_right
-from contextlib import suppress
 from dataclasses import replace
 
 from ladder_sim.errors import UsageError
@@ -14,7 +13,7 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
 
     A repetition must last until the end of the trace. So the layers of a single forward pass are not taken for
     iterations: the LM head that follows them breaks the pattern. Those of a pass without one (a pipeline stage, a part
-    of a pass) are known by the all-reduces that their blocks wait for.
+    of a pass) are known by the all-reduces that their blocks wait for, and so are the passes of a draft model.
     """
     queues = [queue for queue, lane in zip(graph.queues(), graph.lanes, strict=True) if lane.device]
     if graph.steps or not queues:
@@ -33,10 +32,21 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
         return bisect_right(starts_s, time_s) - 1 if time_s >= starts_s[0] else ALONE
 
     ops = tuple(replace(op, step=step(_launched_s(graph, index))) for index, op in enumerate(graph.ops))
-    with suppress(UsageError):
-        if any(len({ops[reduce].step for reduce in forward.reduces}) > 1 for forward in find_passes(graph)):
-            return graph
-    return replace(graph, ops=ops, steps=tuple(f"iteration {number + 1}" for number in range(whole + 1)))
+    marked = replace(graph, ops=ops, steps=tuple(f"iteration {number + 1}" for number in range(whole + 1)))
+    return graph if _are_parts(graph, marked) else marked
+
+
+def _are_parts(graph: TraceGraph, marked: TraceGraph) -> bool:
+    """Whether what repeats is no iteration: layers of one pass, or passes of a draft model behind a longer one."""
+    try:
+        passes = find_passes(graph)
+    except UsageError:
+        return False
+    steps = [{marked.ops[reduce].step for reduce in forward.reduces} for forward in passes]
+    last = max((op.step for op in marked.ops), default=ALONE)
+    longest = max(forward.layers for forward in passes)
+    whole = any(forward.layers == longest and last in own for forward, own in zip(passes, steps, strict=True))
+    return not whole or any(len(own) > 1 for own in steps)
 
 
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:

@@ -19,6 +19,7 @@ from tests.support.strategies import damaged
 from tests.support.trace_files import COMM, COMPUTE, MAIN, Ahead, TraceFile, tensor_parallel
 
 US = 1e-6
+OTHER = 21
 Saved = Callable[[TraceFile], TraceGraph]
 
 
@@ -61,6 +62,25 @@ def test_an_event_wait_holds_a_stream_back(saved: Saved) -> None:
     assert graph.ops[first].kind == "gemm"
     # launched by 5, 100 long, then 50: what the kernel waited from its launch to its start is not a dependency
     assert end_us(graph) == pytest.approx(5 + 100 + 50)
+
+
+@pytest.mark.parametrize("by_the_cpu", [False, True])
+def test_an_event_is_behind_what_its_stream_waits_for(saved: Saved, by_the_cpu: bool) -> None:
+    """Regression: an event recorded right behind a wait was that of the op before the wait."""
+    trace = TraceFile()
+    trace.kernel("short_gemm", 0, 10, 10)
+    trace.kernel("long", 6, 12, 500, stream=COMM)
+    trace.wait(20, 22, on=COMM, by=COMPUTE)
+    if by_the_cpu:
+        synchronized = trace.call("cudaStreamSynchronize", 30, 482)
+        trace.sync("Stream Sync", 30, 482, synchronized, stream=COMPUTE)
+    else:
+        trace.wait(30, 32, on=COMPUTE, by=OTHER)
+    trace.kernel("last", 520, 530, 50, stream=OTHER)
+    graph = saved(trace)
+    long, last = (named(graph, name) for name in ("long", "last"))
+    waiting = next(index for index, op in enumerate(graph.ops) if op.kind == "sync") if by_the_cpu else last
+    assert long in graph.ops[waiting].after
 
 
 def test_each_imported_dependency_counts(saved: Saved) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.blocks import find_passes
+from ladder_sim.traces.blocks import Cover, cover, find_passes
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import simulate
@@ -107,6 +107,60 @@ def test_a_pipeline_stage(tmp_path: Path, batches: int, peer: int, sync_events: 
     assert length_us(graph) == pytest.approx(batches * (busy_us + 2 * LAYERS * REDUCE_US))
     # each batch waits for its last all-reduce, while an add runs that ladder has moved there
     assert length_us(graph, "ladder") == pytest.approx(batches * (busy_us + REDUCE_US - KERNEL_US))
+
+
+@pytest.mark.parametrize(("layers", "covered"), [(1, 2 * LAYERS), (2, 2 * LAYERS + 3 * 4)])
+def test_passes_of_a_draft_model_are_no_iterations(tmp_path: Path, layers: int, covered: int) -> None:
+    """A step of speculative decoding. Regression: the last draft was taken for the step."""
+    ahead = Ahead()
+    for count, reduce_us in ((LAYERS, REDUCE_US), *[(layers, MESSAGE_US)] * 3):
+        ahead.run("embedding")
+        for _ in range(count):
+            for block in BLOCK.values():
+                ahead.run("rms_norm_kernel", *block)
+                ahead.communicate(duration=reduce_us)
+        ahead.run("rms_norm_kernel", "lm_head_gemm", "argmax_sample")
+    graph = loaded(ahead.trace, tmp_path)
+    assert graph.steps == ()
+    assert cover(graph) == Cover(
+        layers=LAYERS, passes=1 + (covered - 2 * LAYERS) // 4, covered=covered, reduces=8 + 6 * layers
+    )
+
+
+def test_iterations_with_heads_of_unknown_kernels(tmp_path: Path) -> None:
+    """A GEMM ahead of what an attention block has is the head of the pass before."""
+    ahead = Ahead()
+    for _ in range(3):
+        ahead.run("unknown")
+        for _ in range(LAYERS):
+            for block in BLOCK.values():
+                ahead.run("rms_norm_kernel", *block)
+                ahead.communicate()
+        ahead.run("rms_norm_kernel", "other_gemm", "unknown")
+    graph = loaded(ahead.trace, tmp_path)
+    assert [forward.layers for forward in find_passes(replace(graph, steps=()))] == [LAYERS] * 3
+    assert len(graph.steps) == 3
+
+
+@pytest.mark.parametrize("stream", [COMM, PEER])
+def test_experts_behind_all_to_alls_and_an_all_reduce(tmp_path: Path, stream: int) -> None:
+    """Regression: on a stream of its own the all-to-all before an all-reduce did not hold it back."""
+    ahead = Ahead()
+    ahead.run("embedding")
+    for _ in range(LAYERS):
+        ahead.run("rms_norm_kernel", *BLOCK["attention"])
+        ahead.communicate()
+        ahead.run("rms_norm_kernel", "topk_router")
+        ahead.communicate("all_to_allv", MESSAGE_US, stream=stream)
+        ahead.run("experts")
+        ahead.communicate("all_to_allv", MESSAGE_US, stream=stream)
+        ahead.communicate()
+    ahead.run("rms_norm_kernel", "lm_head_gemm")
+    graph = loaded(ahead.trace, tmp_path)
+    busy_us = KERNEL_US + LAYERS * (7 * KERNEL_US + 2 * MESSAGE_US) + 2 * KERNEL_US
+    assert length_us(graph) == pytest.approx(busy_us + 2 * LAYERS * REDUCE_US)
+    assert length_us(graph, "ladder") == pytest.approx(busy_us + REDUCE_US)
+    assert length_us(graph, "upper-bound") == pytest.approx(busy_us)
 
 
 def test_layers_without_a_head_are_no_iterations(tmp_path: Path) -> None:

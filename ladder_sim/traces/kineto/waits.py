@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ladder_sim.traces.graph import Lane
@@ -25,6 +26,7 @@ _ONE_EVENT = frozenset({"cudaEventSynchronize", "cuEventSynchronize", "hipEventS
 _STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
 _UNSEEN = "the trace has no cuda_sync events (torch.profiler records them with enable_cuda_sync_events=True)"
 _NAMELESS = "none of its cuda_sync events says where the event was recorded"
+_called = itemgetter(0)
 _RECORD = "wait_on_cuda_event_record_corr_id"
 
 
@@ -62,6 +64,8 @@ class Waits:
         # stream waits inside these are NCCL's own, not the user's
         issues = [event for event in file.events["user_annotation"] if event.name.startswith("nccl:")]
         self.issues_us = [event.start_us for event in issues], [event.end_us for event in issues]
+        # what streams were told to wait for, and when
+        self.held: dict[StreamId, list[tuple[float, Draft]]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
 
     @property
@@ -95,7 +99,8 @@ class Waits:
             candidates = [queue.last_before(called_us) for queue in self.queues.values()]
             wait.after += [draft for draft in candidates if draft is not None and wait.can_follow(draft)]
         elif sync is not None and call.event.name in _ONE_STREAM:
-            self._add(wait, self._last(sync, "stream", called_us))
+            for before in self._ahead(sync, "stream", called_us):
+                self._add(wait, before)
         elif sync is not None and self.records:
             self._event_wait(wait, sync, "waits of a CPU thread")
         else:
@@ -115,26 +120,38 @@ class Waits:
         return _NAMELESS if self.syncs else _UNSEEN
 
     def _stream_wait(self, call: Call, sync: Event) -> None:
-        self._event_wait(self._waiting(call, sync), sync, "stream waits")
+        awaited = self._event_wait(self._waiting(call, sync), sync, "stream waits")
+        stream = sync.args.get("device"), sync.args.get("stream")
+        self.held[stream] += [(call.event.start_us, before) for before in awaited]
 
     def _waiting(self, call: Call, sync: Event) -> Draft | None:
         """What the stream does next that a call lets wait."""
         queue = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
         return queue.next_after(call.event.start_us) if queue is not None else None
 
-    def _event_wait(self, waiting: Draft | None, sync: Event, what: str) -> None:
+    def _event_wait(self, waiting: Draft | None, sync: Event, what: str) -> list[Draft]:
+        """Let an op wait for an event; returns what is ahead of the event."""
         recorded_us = self.called_us.get(sync.args.get(_RECORD))
         if recorded_us is None:
             self.counts[f"{what} for an event recorded outside the trace"] += 1
-        elif waiting is not None:
-            self._add(waiting, self._last(sync, "wait_on_stream", recorded_us))
+            return []
+        awaited = self._ahead(sync, "wait_on_stream", recorded_us)
+        if waiting is not None:
+            for before in awaited:
+                self._add(waiting, before)
+        return awaited
 
-    def _last(self, sync: Event, key: str, before_us: float) -> Draft | None:
-        queue = self.queues.get((sync.args.get("device"), sync.args.get(key)))
-        return queue.last_before(before_us) if queue is not None else None
+    def _ahead(self, sync: Event, key: str, before_us: float) -> list[Draft]:
+        """The last op that was put on a stream before, and what the stream was told to wait for since."""
+        stream = sync.args.get("device"), sync.args.get(key)
+        queue, held = self.queues.get(stream), self.held[stream]
+        last = queue.last_before(before_us) if queue is not None else None
+        since_us = queue.last_put_us(before_us) if queue is not None else float("-inf")
+        first, stop = bisect_right(held, since_us, key=_called), bisect_left(held, before_us, key=_called)
+        return [*([] if last is None else [last]), *(before for _, before in held[first:stop])]
 
     def _add(self, draft: Draft, before: Draft | None) -> None:
-        if before is None or before.lane == draft.lane:
+        if before is None or before.lane == draft.lane or before in draft.after:
             return
         if draft.can_follow(before):
             draft.after.append(before)
@@ -241,6 +258,11 @@ class _Queue:
     def last_before(self, time_us: float) -> Draft | None:
         index = bisect_left(self.times_us, time_us) - 1
         return self.drafts[index] if index >= 0 else None
+
+    def last_put_us(self, time_us: float) -> float:
+        """When the last op before was put on the stream."""
+        index = bisect_left(self.times_us, time_us) - 1
+        return self.times_us[index] if index >= 0 else float("-inf")
 
     def next_after(self, time_us: float) -> Draft | None:
         index = bisect_left(self.times_us, time_us)
