@@ -161,6 +161,7 @@ class Waits:
     def _inside_graph(self, drafts: Sequence[Draft]) -> None:
         """Infer waits inside a CUDA graph: an op waited for the op of another stream whose end ended its idling."""
         running: list[tuple[float, int, Draft]] = []
+
         # of each stream the last op that began, and the last that ended
         begun: dict[Lane, Draft] = {}
         ended: dict[Lane, Draft] = {}
