@@ -106,7 +106,8 @@ def check_fits(
         hint = f"a batch of {min(largest_batch, batch - 1)} fits"
     else:
         layers = int(config.layers * usable / (each.weights + sequence))
-        hint = f"use more ranks with memory of their own, or a model of about {layers} layers"
+        less = f"a model of about {layers} layers" if layers else "a smaller model, or a shorter prompt"
+        hint = f"use more ranks with memory of their own, or {less}"
     graphs = f"{plan.graphs / 1e9:.1f} of CUDA graphs, " if plan.graphs else ""
     raise InfeasibleError(
         f"{sum(plan) / 1e9:.1f} GB needed per rank ({plan.weights / 1e9:.1f} of weights, "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ladder_sim.errors import MissingDependencyError
+from ladder_sim.errors import MissingDependencyError, UsageError
 from runtime.comm.base import Alone, AloneInExchange, Handle, Times
 from runtime.comm.streams import SideStream
 from runtime.comm.table import LatencyTable
@@ -32,6 +32,8 @@ extern "C" __global__ void emulated_KIND(int ticks) {
 """
 # step of that clock on an H100; a C int of them lasts a minute
 _TICK_S = 32e-9
+# of a message
+_LONGEST_S = 60.0
 
 
 class _Link(Alone):
@@ -71,7 +73,13 @@ class _Link(Alone):
         raise NotImplementedError
 
     def _seconds(self, kind: str, size_bytes: int) -> float:
-        return self.table.seconds(size_bytes) * (1 if kind == "all_reduce" else 0.5)
+        seconds = self.table.seconds(size_bytes) * (1 if kind == "all_reduce" else 0.5)
+        if seconds > _LONGEST_S:
+            raise UsageError(
+                f"a message of {size_bytes} bytes takes {seconds:.3g} s by the table: must be at most {_LONGEST_S:g} s",
+                hint="the table's columns are in bytes and seconds; give it sizes up to those of the messages",
+            )
+        return seconds
 
 
 class _Exchange(AloneInExchange):

@@ -242,6 +242,13 @@ def test_a_link_carries_one_message_after_the_other(monkeypatch: pytest.MonkeyPa
     assert clock.now_s == pytest.approx(0.02, abs=1e-5)
 
 
+def test_a_table_in_other_units_is_refused() -> None:
+    """Regression: a wait of thirty years ended in a traceback, and one of a minute on a GPU in a shorter one."""
+    link = EmulatedLink(2, LatencyTable([(1, 1e9), (2, 1e9)]))
+    with pytest.raises(UsageError, match="a message of 4 bytes takes 2e.09 s by the table: must be at most 60 s"):
+        link.all_reduce(torch.zeros(1))
+
+
 def test_latencies_between_and_beyond_a_tables_points(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     file.write_text(json.dumps([{"bytes": 1e4, "seconds": 1e-5}, {"bytes": 1e6, "seconds": 1e-3}]))

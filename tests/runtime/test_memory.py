@@ -160,3 +160,11 @@ def test_what_would_fit_does() -> None:
         check_fits(DENSE, EngineConfig(), wirings, batch=batch, free_bytes=free_bytes, **work)
         with pytest.raises(InfeasibleError):
             check_fits(DENSE, EngineConfig(), wirings, batch=batch + stages, free_bytes=free_bytes, **work)
+
+
+def test_a_prompt_that_no_model_has_memory_for() -> None:
+    """Regression: the way out was a model of 0 layers."""
+    work: dict[str, Any] = {"comm": Alone(), "batch": 1, "prompt": 100_000, "gen": 8, "dtype": torch.bfloat16}
+    with pytest.raises(InfeasibleError) as refused:
+        check_fits(DENSE, EngineConfig(), [lay_out("ladder", DENSE.layers)], free_bytes=50e6, **work)
+    assert refused.value.hint == "use more ranks with memory of their own, or a smaller model, or a shorter prompt"
