@@ -91,10 +91,12 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
     passes = [forward for rank in ranks for forward in _of_rank(graph, rank)]
     if not passes:
         count = sum(op.kind in REDUCES for op in graph.ops)
+        scatters = any(op.kind == "reduce_scatter" for op in graph.ops)
+        plain = ", without sequence parallelism or sharded weights" if scatters else ""
         raise UsageError(
             f"no transformer blocks found: the trace has {count} all-reduces, and the kernels between them do not "
             "alternate between attention and MLP, or do not wait for them",
-            hint="give a trace of a tensor-parallel forward pass of at least two layers in the standard wiring",
+            hint=f"give a trace of a tensor-parallel forward pass of at least two layers in the standard wiring{plain}",
         )
     return passes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.contention import GLOO_BYTE_S, GLOO_MESSAGE_S, Contention, default_contention
 from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
@@ -191,6 +192,8 @@ def test_the_call_says_what_gloo_does(tmp_path: Path) -> None:
     assert [op.kind for op in graph.ops if op.communicates] == ["reduce_scatter", "send_recv"]
     assert {"gemm", "add"} <= {op.kind for op in graph.ops}
     assert replay(graph).steps[0].replayed_s == pytest.approx(420e-6)
+    with pytest.raises(UsageError, match="without sequence parallelism"):
+        find_passes(graph)
 
 
 def test_thread_blocks_take_sms_of_a_gpu() -> None:
