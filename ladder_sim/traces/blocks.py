@@ -107,8 +107,9 @@ def _of_rank(graph: TraceGraph, rank: int) -> list[Pass]:
     reduces = [index for index, op in enumerate(graph.ops) if op.kind in REDUCES and graph.lanes[op.lane].rank == rank]
     if lane is None or not reduces:
         return []
+    ahead = graph.before_on_lane()
     # number of ops of the lane before each all-reduce
-    places = [_place(graph, lane, own, index) for index in reduces]
+    places = [_place(graph, lane, own, index, ahead.get(index)) for index in reduces]
     segments = [tuple(own[start:stop]) for start, stop in zip(places, [*places[1:], len(own)], strict=True)]
     passes = []
     for first, end in _runs(graph, reduces, segments):
@@ -201,8 +202,13 @@ def _compute_lane(graph: TraceGraph, rank: int) -> int | None:
     return max(busy, key=busy.__getitem__, default=None)
 
 
-def _place(graph: TraceGraph, lane: int, own: list[int], index: int) -> int:
-    """Number of ops of the lane up to the last that an all-reduce waits for, or that was issued before it."""
-    op = graph.ops[index]
-    awaited = [before for before in op.after if graph.ops[before].lane == lane]
+def _place(graph: TraceGraph, lane: int, own: list[int], index: int, ahead: int | None) -> int:
+    """Number of ops of the lane up to the last that an all-reduce waits for, or that was issued before it.
+
+    On CPUs its thread may wake up `ahead` of it, and wait for the call meanwhile.
+    """
+    after = graph.ops[index].after
+    if ahead is not None and graph.ops[ahead].kind in HOST_KINDS:
+        after += graph.ops[ahead].after
+    awaited = [before for before in after if graph.ops[before].lane == lane]
     return bisect_right(own, max(awaited, default=index))

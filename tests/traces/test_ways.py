@@ -179,6 +179,40 @@ def test_what_overlapped_in_the_recording_is_not_slowed_again(tmp_path: Path) ->
     assert 1.05 < times["upper-bound"].speedup < 1.1
 
 
+@pytest.mark.parametrize("woken_us", [5, 30])
+def test_a_block_ends_with_its_call_whenever_gloo_wakes_up(tmp_path: Path, woken_us: int) -> None:
+    """Regression: what ran until gloo's thread woke up counted as part of the block, so that blocks were not alike."""
+    trace = TraceFile()
+    now = 0.0
+    for number in range(8):
+        trace.event("cpu_op", "aten::mm" if number % 2 else "aten::linear", now, 100, MAIN)
+        trace.event("cpu_op", "c10d::allreduce_", now + 110, 10, MAIN, **ISSUED)
+        trace.event("cpu_op", "aten::view", now + 125, 5, MAIN)
+        started = now + 120 + (woken_us if number == 3 else 1)
+        trace.event("user_annotation", "gloo:all_reduce", started, 600, 9, **REDUCED)
+        now += 800
+    trace.event("cpu_op", "aten::add", now, 10, MAIN)
+    [forward] = find_passes(load([trace.write(tmp_path / "rank0.json")]))
+    assert forward.layers == 4
+
+
+@pytest.mark.parametrize(("groups", "met"), [([[0, 1], [0], [0, 1]], True), ([[0, 1], [0, 1, 2, 3]], False)])
+def test_ranks_meet_where_the_group_is_known(tmp_path: Path, groups: list[list[int]], met: bool) -> None:
+    files = []
+    for rank in range(2):
+        trace = TraceFile(rank, 2)
+        config = [{"pg_name": str(number), "ranks": ranks} for number, ranks in enumerate(groups)]
+        trace.metadata["distributedInfo"] |= {"pg_config": config}
+        trace.event("cpu_op", "aten::mm", 0, 100 + 200 * rank, MAIN)
+        trace.event("cpu_op", "c10d::allreduce_", 101 + 200 * rank, 500 - 200 * rank, MAIN, **BLOCKING)
+        trace.event("user_annotation", "gloo:all_reduce", 110 + 200 * rank, 480 - 200 * rank, 9, **REDUCED)
+        files.append(trace.write(tmp_path / f"rank{rank}.json"))
+    graph = load(files)
+    # together they begin when the second is ready
+    assert [op.duration_s for op in graph.ops if op.communicates] == pytest.approx([280e-6 if met else 480e-6, 280e-6])
+    assert met != any("2 process groups" in note for note in graph.notes)
+
+
 def test_the_call_says_what_gloo_does(tmp_path: Path) -> None:
     """Regression: a reduce-scatter was an all-reduce, as gloo runs it, and a send hid what its thread computes."""
     trace = TraceFile()

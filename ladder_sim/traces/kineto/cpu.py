@@ -62,6 +62,7 @@ class CpuReader:
         self.scopes = Scopes(file)
         self.notes: list[str] = []
         self.issued = self._by_issue()
+        self.group, self.ranks = self._only_group()
         # collectives by gloo's thread, or the link
         self.queues: dict[Lane, list[Draft]] = defaultdict(list)
 
@@ -113,7 +114,6 @@ class CpuReader:
         return draft
 
     def _of_group(self, event: Event, kind: str | None, lane: Lane, step: int, *, issued_s: float) -> Draft:
-        config = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or [{}]
         return Draft(
             name=event.name,
             kind=kind or "collective",
@@ -123,12 +123,23 @@ class CpuReader:
             step=step,
             collective=Collective(
                 message_bytes=tensor_bytes(event.args),
-                group=str(config[0].get("pg_name", "")),
-                ranks=self.file.world_size,
+                group=self.group,
+                ranks=self.ranks,
             ),
             # two gloo threads may begin in the other order
             issued_s=issued_s,
         )
+
+    def _only_group(self) -> tuple[str, int]:
+        """Name and size of the rank's process group. Of several, the one of a collective is not recorded."""
+        groups = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or []
+        members = {tuple(group["ranks"]): str(group.get("pg_name", "")) for group in groups if group.get("ranks")}
+        others = {ranks: name for ranks, name in members.items() if len(ranks) > 1}
+        if len(others) > 1:
+            self.notes.append(f"{len(others)} process groups: the trace does not say whose a collective is")
+            # shared with no other rank
+            return f"of rank {self.file.rank}", 0
+        return next(((name, len(ranks)) for ranks, name in others.items()), ("0", self.file.world_size))
 
     def _by_issue(self) -> dict[tuple[Any, float], Event]:
         """Collectives by thread and start of the operator that issued them: the last operator numbered before each.
