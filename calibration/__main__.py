@@ -1,6 +1,5 @@
 """Command line of calibration: ``python -m calibration run ...``, ``fit ...``, ``import ...`` and so on."""
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from calibration.importers import command as import_command
 from calibration.measure import command as measure_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
+from ladder_sim.system.arguments import Parser
 from ladder_sim.system.processes import end_with_parent, reserve_stdout
 from runtime.comm.launch import report_error
 
@@ -26,14 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code: 0, or that of the error.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    options = argument_parser().parse_args(argv, argparse.Namespace(argv=argv))
+    return exit_code(lambda: _run(argv), debug="--debug" in argv, report=report_error)
+
+
+def _run(argv: list[str]) -> int | None:
+    options = argument_parser().read(argv)
+    options.argv = argv
     # only what starts ranks has an exit code of its own
-    return exit_code(lambda: options.run(options), debug=options.debug, report=report_error)
+    code: int | None = options.run(options)
+    return code
 
 
-def argument_parser() -> argparse.ArgumentParser:
+def argument_parser() -> Parser:
     """The commands and their options."""
-    parser = argparse.ArgumentParser(prog="calibration", description="From measurements to calibration profiles.")
+    parser = Parser(prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (

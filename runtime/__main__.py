@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ladder_sim.errors import LadderSimError, discard_output, exit_code
 from ladder_sim.system.processes import end_with_parent, reserve_stdout
 from runtime.comm.launch import launch, report_error
-from runtime.options import parse
+from runtime.options import argument_parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    arguments = parse(argv)
+    arguments = argument_parser().read(argv)
     ranks = arguments.tp * arguments.attention_dp * arguments.pp
     if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:
         arguments.check(arguments)

@@ -111,9 +111,9 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     prints = _is_first_rank()
     width = max(len("model"), *(len(str(folder)) for folder in arguments.models))
     line = f"{{:{width}}}  {{:16}}  {{:>10}}  {{:>10}}  {{:>8}}"
-    if prints and not arguments.json:
-        print(line.format("model", "variant", "perplexity", "nats/token", "tokens"))
-    for row in evaluate(_config(EvaluationConfig, arguments), _config(CommConfig, arguments)):
+    for number, row in enumerate(evaluate(_config(EvaluationConfig, arguments), _config(CommConfig, arguments))):
+        if prints and not arguments.json and number == 0:
+            print(line.format("model", "variant", "perplexity", "nats/token", "tokens"))
         cells = (f"{row['perplexity']:.4g}", f"{row['nats_per_token']:.4f}", row["tokens"])
         if prints:
             print(json.dumps(row) if arguments.json else line.format(row["model"], row["variant"], *cells), flush=True)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
-from ladder_sim.errors import UsageError
+from ladder_sim.system.arguments import Parser
 from runtime import commands
 from runtime.config import AllReduce, Dispatch, EngineConfig, ExecutionConfig, Wish, read_time
 from runtime.training.config import Objective, Place, Trained, TrainingConfig
@@ -19,21 +19,9 @@ from runtime.training.config import Objective, Place, Trained, TrainingConfig
 _DTYPES = "fp32, bf16 or fp16"
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of one command; raises UsageError."""
-    arguments, unknown = argument_parser().parse_known_args(argv)
-    if unknown:
-        option, command = unknown[0].partition("=")[0], arguments.command
-        raise UsageError(
-            f"{option} is not an option of {command}",
-            hint=f"leave it out; `python -m runtime {command} --help` lists the options",
-        )
-    return arguments
-
-
-def argument_parser() -> argparse.ArgumentParser:
+def argument_parser() -> Parser:
     """The commands and their options."""
-    parser = _Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
+    parser = Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for add in (_add_bench, _add_complete, _add_eval, _add_convert, _add_train, _add_adapt):
         add(subcommands)
@@ -46,13 +34,6 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shows = action.default is not None and action.default is not False and action.default != []
         return super()._get_help_string(action) if shows and not action.required else action.help
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises its errors instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
 
 
 def _add_bench(subcommands: Any) -> None:

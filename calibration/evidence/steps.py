@@ -7,7 +7,7 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,6 +34,7 @@ from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
 from ladder_sim.system.files import read_bytes, replacing, write_file
 from ladder_sim.system.schema import Schema
+from ladder_sim.units import format_seconds
 
 # files of the folder; the first is of a step that has begun, the second of one that is done
 BEGUN, MEASURED = "ops.begun", "ops.measured"
@@ -47,7 +48,13 @@ OPS_SHARE = 0.5
 # what an emulated all-reduce is looked up by: 1 KB to 1 GB
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
 VARIANTS = "standard,parallel,ladder,upper-bound"
-FIGURES = ("ttft_s", "tpot_s", "speedup")
+# what is compared: its name, and a value of it as text
+FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "ttft_s": ("TTFT", format_seconds),
+    "tpot_s": ("TPOT", format_seconds),
+    "speedup": ("speedup", "{:.2f}".format),
+}
+
 # all-reduces between GPUs that stand for an engine's own; the last needs NVSwitch
 BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
 
@@ -260,8 +267,12 @@ class Evidence:
                     if measured[figure] is not None
                 }
                 compared.append({"run": run.name, "variant": variant, **both})
-                texts = (f"{figure} {at['predicted']:.3g} for {at['measured']:.3g}" for figure, at in both.items())
-                print(f"{run.name}, {variant}, predicted for measured: {', '.join(texts)}", file=sys.stderr)
+                texts = (
+                    f"{name} {show(both[figure]['predicted'])} predicted, {show(both[figure]['measured'])} measured"
+                    for figure, (name, show) in FIGURES.items()
+                    if figure in both
+                )
+                print(f"{run.name}, {variant}: {'; '.join(texts)}", file=sys.stderr)
                 if run.allreduce != "own":
                     # a table of runs has no column for it
                     continue

@@ -134,7 +134,8 @@ def _run(arguments: list[str]) -> int:
             return EXIT_USAGE
         place = getattr(error, "ctx", None)
         command_path = place.command_path if place else "ladder-sim COMMAND"
-        hint = f"`{command_path} --help` lists the options"
+        listed = "commands" if message.startswith("No such command") else "options"
+        hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
         if unknown and place:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]

@@ -67,7 +67,7 @@ def _verdict(near: Sequence[Likeness], runs: int) -> str:
     assert errors is not None
     shared = set.intersection(*(set(each.apart) for each in near))
     apart = [part for part in near[0].apart if part in shared]
-    lacking = f"No measured run is alike in: {', '.join(apart)}." if apart else ""
+    lacking = f"No measured run has the same {', '.join(apart)}." if apart else ""
     return (
         f"The predictions of the {errors.rows} nearest of {runs} measured runs are off by {errors.mean_error:.1%} on "
         f"average and {errors.max_error:.1%} at most; {errors.inside:.0%} of them lie in the 90 % interval. {lacking}"

@@ -98,7 +98,8 @@ class Quality:
         """What sums up the largest model, or that nothing is known of models that are served."""
         if _large(self.rows):
             return f"published quality of {self.wiring}: {self.summary}"
-        unknown = f"no published quality of {self.wiring} is known here" + (", but of tiny models" if self.rows else "")
+        tiny = ", only of tiny models" if self.rows else ""
+        unknown = f"no published quality of {self.wiring} is known here{tiny}"
         return f"{unknown}; {self.summary}" if _large(self.relatives) else unknown
 
     @property

@@ -306,8 +306,10 @@ def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:
 
 
 def _unknown(kind: str, name: str, names: tuple[str, ...]) -> UnknownNameError:
-    shown = (same_size(name, names) if kind == "model" else "", f"`ladder-sim list {kind}s` shows all")
-    return UnknownNameError(kind, name, names, more="; ".join(filter(None, shown)), answer=answer(kind, name))
+    more = f"`ladder-sim list {kind}s` shows all"
+    if kind == "model":
+        more = "; ".join(filter(None, (same_size(name, names), f"{more}, any other is given by its config.json")))
+    return UnknownNameError(kind, name, names, more=more, answer=answer(kind, name))
 
 
 def _stem(path: Path) -> str:

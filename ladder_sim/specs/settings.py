@@ -205,7 +205,9 @@ def _fabric_of(tier: str) -> Callable[[str], str]:
         name, names = text.strip(), catalog.fabric_names(tier)
         own = tier == "inter" and name.endswith(".toml")
         if not own and name not in names:
-            raise UnknownNameError(f"{tier}.fabric", text, names, more="only a cluster's file may name another")
+            measured = "a .toml of `calibrate import nccl-tests` is yours; " if tier == "inter" else ""
+            more = f"{measured}only a cluster's file may name another"
+            raise UnknownNameError(f"{tier}.fabric", text, names, more=more)
         return name
 
     return fabric

@@ -12,6 +12,8 @@ _LARGEST = Decimal("1e30")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER}):({_NUMBER})(?::([x+])({_NUMBER}))?\s*([^\d\s:.,+-][^:,]*)?", re.ASCII)
 _PLAIN = re.compile(rf"\s*({_NUMBER})\s*([^\d\s:][^:]*)?", re.ASCII)
+# ranges of other languages
+_OTHER_FORM = re.compile(r"(\d+)\s*(?:\.\.+|-)\s*(\d+)\s*([A-Za-z]\S*)?", re.ASCII)
 _FORM = "START:STOP:xFACTOR or START:STOP:+STEP, then a unit, e.g. 50:800:x2Gb/s"
 
 
@@ -48,6 +50,10 @@ def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
     unit = _shared_unit(pieces)
     values: list[str] = []
     for piece in pieces:
+        other = _OTHER_FORM.fullmatch(piece)
+        if other:
+            start, stop, unit = other.groups("")
+            raise UsageError(f"{name}: '{piece}' is not a range", hint=f"write {start}:{stop}:x2{unit}")
         if ":" in piece:
             values += _steps(piece, name, factor)
         else:

@@ -1,1 +1,1 @@
-"""What the three packages ask of the operating system: files read and written safely, child processes."""
+"""What the three packages share: how command lines are read, files read and written safely, child processes."""

@@ -107,12 +107,18 @@ def _traces(path: Path) -> list[Path]:
     # pathlib raises an error for a name that is too long
     if not os.path.isdir(path):
         return [] if _EXECUTION in path.name else [path]
-    files = [file for file in sorted(path.glob("*")) if ".json" in file.name and _EXECUTION not in file.name]
-    files += sorted(path.glob("*.sqlite"))
+    files = _files(path)
     if not files:
-        hint = "give a folder with *.json, *.json.gz or *.sqlite files"
+        # as `trace capture` fills it: a folder of each variant
+        inner = [str(folder) for folder in sorted(path.iterdir()) if folder.is_dir() and _files(folder)]
+        hint = f"give one of {', '.join(inner)}" if inner else "give a folder with *.json, *.json.gz or *.sqlite files"
         raise UsageError(f"no traces in the folder '{path}'", hint=hint)
     return files
+
+
+def _files(folder: Path) -> list[Path]:
+    files = [file for file in sorted(folder.glob("*")) if ".json" in file.name and _EXECUTION not in file.name]
+    return files + sorted(folder.glob("*.sqlite"))
 
 
 def _reads(path: Path) -> dict[int, frozenset[int]]:

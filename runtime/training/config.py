@@ -161,8 +161,10 @@ def prepare_training(config: TrainingConfig) -> TrainingInput:
     shape.check_context(config.context, hint="choose shorter sequences with --context")
     wiring = lay_out(config.variant, shape.layers, shape.ladder_layers)
     wiring.check_norms(shape, config.tp)
-    if config.tp > 1 and not wiring.reduces:
-        raise UsageError(f"variant '{wiring.name}': its ranks learn nothing of each other", hint="choose another")
+    if not wiring.reduces:
+        raise UsageError(
+            f"variant '{wiring.name}' is no model: its ranks learn nothing of each other", hint="choose another"
+        )
     teacher = _teacher(config, shape)
     _claim(config)
     rewired = _rewired(described, wiring, shape)

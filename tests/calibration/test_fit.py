@@ -239,6 +239,17 @@ def test_a_number_of_cores_that_is_none(tmp_path: Path) -> None:
         make_profile(store, name="p", cluster="h100-sxm", created="2026-11-23")
 
 
+@pytest.mark.parametrize("flags", [(), ("--cluster", "h100-sxm", "--out", "p.json", "--fast")])
+def test_a_missing_or_unknown_option_is_an_error_like_any_other(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    assert main(["fit", "s.jsonl", *flags]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert ("--fast" if flags else "--cluster, --out") in error
+    assert hint.endswith("`ladder-sim calibrate fit --help` lists the options")
+
+
 def test_a_bad_fit_is_refused_and_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples(tmp_path / "s.jsonl", noise=1.5)
     out = tmp_path / "p.json.gz"

@@ -93,7 +93,16 @@ def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     assert {row["figure"] for row in batches.document.rows} == {"speedup"}
     assert "the same but for sizes" in shown(tables(batches))
     other = panel("validation", "model=8b&tp=2&cluster=l40s-pcie&stack=vllm&concurrency=8")
-    assert "No measured run is alike in: GPU" in other.verdict
+    assert "No measured run has the same GPU" in other.verdict
+
+
+def test_the_nearest_runs_are_drawn_with_their_whole_intervals() -> None:
+    figure = panel("validation", "model=405b&nodes=2").figure
+    near = figure["data"][-1]
+    low, high = (10**end for end in figure["layout"]["yaxis"]["range"])
+    for value, above, below in zip(near["y"], near["error_y"]["array"], near["error_y"]["arrayminus"], strict=True):
+        assert low < value - below
+        assert value + above < high
 
 
 @pytest.fixture(scope="module")

@@ -68,9 +68,9 @@ def test_commands_that_need_other_machines_have_the_options_that_they_show(page:
     assert commands
     for command, *words in commands:
         if command.startswith("calibrat"):
-            calibration.__main__.argument_parser().parse_args(words)
+            calibration.__main__.argument_parser().read(words)
         else:
-            runtime.options.parse(words if command == "runtime" else of_runtime(words))
+            runtime.options.argument_parser().read(words if command == "runtime" else of_runtime(words))
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)

@@ -80,7 +80,7 @@ def test_tiny_models_are_listed_and_sum_up_nothing() -> None:
     assert parallel is not None
     assert desync is not None
     assert {row.model for row in parallel.rows} == {"4 layers of 96", "8 layers of 128", "9 layers of 192"}
-    assert parallel.sentence == "no published quality of parallel is known here, but of tiny models"
+    assert parallel.sentence == "no published quality of parallel is known here, only of tiny models"
     assert parallel.summary == desync.summary == "of tiny models alone"
     assert desync.sentence == "no published quality of desync:4 is known here"
 

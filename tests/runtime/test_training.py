@@ -288,6 +288,7 @@ def test_bad_input_is_refused_before_a_step(files: Path, tmp_path: Path, capsys:
         "3 ranks cannot share": [*scratch, *text, *out, "--tp", "3"],
         "exists already": [*scratch, *text, *out[:2], "--out", str(model)],
         "longest context": [*scratch, *text, *out, "--context", "129"],
+        "'upper-bound' is no model": [*scratch, *text, *out, "--variant", "upper-bound"],
         "must be above 0 and finite": [*scratch, *text, *out, "--lr", "inf"],
     }
     for message, arguments in cases.items():

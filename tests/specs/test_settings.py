@@ -154,6 +154,7 @@ def test_a_mistyped_fabric_is_refused(set_fabric: Callable[[Overrides], object])
         set_fabric({"inter.fabric": "ib-ndr40"})
     assert caught.value.message == "unknown inter.fabric 'ib-ndr40'"
     assert "ib-ndr400" in caught.value.hint
+    assert "a .toml of `calibrate import nccl-tests` is yours" in caught.value.hint
     with pytest.raises(UnknownNameError, match="did you mean 'nvlink4-nvswitch'"):
         set_fabric({"intra.fabric": "nvlink4-nvswich"})
 

@@ -89,14 +89,18 @@ def test_h100_figures() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "hint"),
     [
-        ("model", "405bb", "did you mean '405b'? `ladder-sim list models` shows all"),
+        (
+            "model",
+            "405bb",
+            "did you mean '405b'? `ladder-sim list models` shows all, any other is given by its config.json",
+        ),
         (
             "model",
             "lama-3.1-405b",
-            "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all",
+            "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all, any other is given by its config.json",
         ),
         # other sizes and other products are no typing errors
-        ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
+        ("model", "llama-3.1-45b", "`ladder-sim list models` shows all, any other is given by its config.json"),
         ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
         ("stack", "tensorflow", "known: gpt-fast, sglang, trtllm, vllm; `ladder-sim list stacks` shows all"),
         ("stack", "tensorrt", "write trtllm"),

@@ -509,6 +509,17 @@ def test_traces_without_gpu_events_say_what_they_hold(tmp_path: Path) -> None:
         load([tmp_path / "absent.json"])
 
 
+def test_a_folder_of_folders_names_those_with_traces(tmp_path: Path) -> None:
+    """As `trace capture` writes them, one for each variant."""
+    for name in ("standard", "ladder", "other"):
+        (tmp_path / name).mkdir()
+    for name in ("standard", "ladder"):
+        two_streams().write(tmp_path / name / "rank0.json")
+    with pytest.raises(UsageError, match="no traces in the folder") as caught:
+        load([tmp_path])
+    assert caught.value.hint == f"give one of {tmp_path / 'ladder'}, {tmp_path / 'standard'}"
+
+
 def test_a_folder_stands_for_its_traces(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no traces in the folder"):
         load([tmp_path])

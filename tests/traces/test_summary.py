@@ -60,6 +60,13 @@ def test_info_shows_modules_and_spread(tmp_path: Path) -> None:
     assert [module["name"] for module in document["modules"]] == ["forward", "Block", "MLP", "Attention"]
 
 
+def test_info_says_how_modules_are_recorded(tmp_path: Path) -> None:
+    file = TraceFile()
+    file.kernel("gemm", 0, 10, 100)
+    shown = CliRunner().invoke(trace, ["info", str(file.write(tmp_path / "rank0.json")), "--modules"]).stdout
+    assert "No module or range is recorded: torch.profiler records modules with with_stack=True" in shown
+
+
 def test_idle_time_by_its_cause(tmp_path: Path) -> None:
     file = TraceFile()
     file.kernel("first", 0, 10, 100)

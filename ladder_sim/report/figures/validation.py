@@ -106,8 +106,11 @@ def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> 
             )
         )
     values = [value for each in runs for value in (each.run.quantity.measured, each.run.quantity.predicted.value)]
-    axes = [log_axis(f"{side} {what}", [value / unit for value in values]) for side in ("measured", "predicted")]
-    return drawn.update_layout(xaxis=axes[0], yaxis=axes[1])
+    bounds = [bound for quantity in near for bound in (quantity.predicted.low, quantity.predicted.high)]
+    return drawn.update_layout(
+        xaxis=log_axis(f"measured {what}", [value / unit for value in values]),
+        yaxis=log_axis(f"predicted {what}", [value / unit for value in (*values, *bounds)]),
+    )
 
 
 def _parity_figure(title: str, subtitle: str, what: str, points: Sequence[tuple[str, str, Quantity]]) -> "go.Figure":

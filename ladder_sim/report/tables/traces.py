@@ -49,7 +49,9 @@ def info_report(
                 times = _times(total.shortest_s, total.longest_s, total.deviation_s)
                 row += [f"{total.seconds / whole_s:.1%}" if whole_s else "-", *times]
         parts += [table(columns, totals, left=2, keys=2, title="Ops by time"), Text()]
-    if modules:
+    if modules and not summary.modules:
+        parts += [Text("No module or range is recorded: torch.profiler records modules with with_stack=True"), Text()]
+    elif modules:
         by_module = [
             [module.name, str(module.calls), *_times(module.seconds, module.seconds / module.calls)]
             for module in summary.modules[:top]
