@@ -49,6 +49,8 @@ SUFFIX = ".json.gz"
 MOE_FOLDER = "moe"
 # a larger document is not a profile: shipped ones unpack to about 1 MB
 MAX_DOCUMENT_BYTES = 64 * 2**20
+# in errors of files that are none
+_WHAT = "a profile, which `ladder-sim calibrate fit` makes of samples"
 _SHIPPED = Path(__file__).parent / "profiles"
 _SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
 # entries that are left out where there is nothing in them
@@ -136,7 +138,7 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
             return _profile(ProfileDocument.model_validate_json(document))
         return _derived(DerivedDocument.model_validate_json(document))
     except (ValidationError, BrokenRuleError) as broken:
-        raise refused(broken, origin, what="a profile", error=ProfileError) from None
+        raise refused(broken, origin, what=_WHAT, error=ProfileError) from None
 
 
 def encode(profile: CalibrationProfile) -> bytes:

@@ -68,11 +68,15 @@ def step_position(graph: TraceGraph, step: str | None) -> int | None:
         used = [op for op in graph.ops if op.communicates] or graph.ops
         last = max((op.step for op in used), default=ALONE)
         return None if last == ALONE else last
-    if step not in graph.steps:
+    # by its number, too: 3 for ProfilerStep#3
+    named = [name for name in graph.steps if name == step] or [
+        name for name in graph.steps if name.endswith(f"#{step}")
+    ]
+    if len(named) != 1:
         raise UsageError(
             f"no step '{step}' in the trace", hint=f"steps: {', '.join(graph.steps) or 'none; leave --step out'}"
         )
-    return graph.steps.index(step)
+    return graph.steps.index(named[0])
 
 
 def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> TraceGraph:

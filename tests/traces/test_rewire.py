@@ -16,7 +16,7 @@ from ladder_sim.simulate import passes
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import TraceGraph
-from ladder_sim.traces.iterations import choose_step
+from ladder_sim.traces.iterations import choose_step, step_position
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import from_timeline, simulate
 from ladder_sim.traces.rewire import rewire
@@ -166,6 +166,14 @@ def test_no_blocks_no_rewiring(tmp_path: Path) -> None:
         rewire(graph, "desync:2")
     with pytest.raises(UsageError, match="no step 'x'"):
         choose_step(graph, "x")
+
+
+def test_a_step_is_chosen_by_its_name_or_number() -> None:
+    steps = ("ProfilerStep#3", "ProfilerStep#13", "a#4", "b#4", "#4")
+    graph = TraceGraph(ops=(), lanes=(), steps=steps)
+    assert [step_position(graph, step) for step in ("3", "13", "#4", "a#4")] == [0, 1, 4, 2]
+    with pytest.raises(UsageError, match="no step '4'"):
+        step_position(graph, "4")
 
 
 def test_hybrid_ladder_has_no_more_layers_than_the_trace(tmp_path: Path) -> None:
