@@ -87,8 +87,7 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
     UsageError
         There is no such pass.
     """
-    ranks = sorted({lane.rank for lane in graph.lanes})
-    passes = [forward for rank in ranks for forward in _of_rank(graph, rank)]
+    passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
         count = sum(op.kind in REDUCES for op in graph.ops)
         scatters = any(op.kind == "reduce_scatter" for op in graph.ops)

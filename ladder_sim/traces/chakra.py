@@ -36,7 +36,7 @@ def write_chakra(graph: TraceGraph, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for rank in sorted({lane.rank for lane in graph.lanes}):
+    for rank in graph.ranks:
         data = b"".join(_framed(message) for message in _messages(graph, rank))
         written.append(folder / f"rank.{rank}.et")
         write_file(written[-1], data)
@@ -45,19 +45,17 @@ def write_chakra(graph: TraceGraph, folder: Path) -> list[Path]:
 
 def _messages(graph: TraceGraph, rank: int) -> Iterator[bytes]:
     yield _text(1, VERSION)
-    before_on_lane = graph.before_on_lane()
-    for index, op in enumerate(graph.ops):
+    for index, (op, awaited) in enumerate(zip(graph.ops, graph.awaited(), strict=True)):
         if graph.lanes[op.lane].rank == rank:
-            before = {*op.after, *([before_on_lane[index]] if index in before_on_lane else [])}
-            own = sorted(other for other in before if graph.lanes[graph.ops[other].lane].rank == rank)
-            yield _node(graph, index, op, own)
+            own = {before for before in awaited if graph.lanes[graph.ops[before].lane].rank == rank}
+            yield _node(graph, index, op, sorted(own))
 
 
 def _node(graph: TraceGraph, index: int, op: TraceOp, before: list[int]) -> bytes:
     comm_type = _COMM_TYPES.get(op.kind)
     attributes = [
         _attribute("is_cpu_op", _field(_BOOL, int(not graph.lanes[op.lane].device))),
-        _attribute("duration_us", _varint(_DOUBLE << 3 | 1) + _double(1e6 * op.duration_s)),
+        _attribute("duration_us", _varint(_DOUBLE << 3 | 1) + struct.pack("<d", 1e6 * op.duration_s)),
     ]
     if comm_type is not None:
         size_bytes = 0.0 if op.collective is None else op.collective.message_bytes
@@ -98,10 +96,6 @@ def _text(number: int, value: str) -> bytes:
 
 def _bytes(number: int, value: bytes) -> bytes:
     return _varint(number << 3 | 2) + _framed(value)
-
-
-def _double(value: float) -> bytes:
-    return struct.pack("<d", value)
 
 
 def _varint(value: int) -> bytes:

@@ -104,6 +104,11 @@ class TraceGraph:
     notes: tuple[str, ...] = ()
     """What the trace does not record."""
 
+    @property
+    def ranks(self) -> list[int]:
+        """Those that it holds, in order."""
+        return sorted({lane.rank for lane in self.lanes})
+
     def queues(self) -> list[list[int]]:
         """Positions of the ops of every lane."""
         queues: list[list[int]] = [[] for _ in self.lanes]
@@ -114,6 +119,15 @@ class TraceGraph:
     def before_on_lane(self) -> dict[int, int]:
         """Positions of ops, each with the op before it on its lane."""
         return {after: before for queue in self.queues() for before, after in pairwise(queue)}
+
+    def awaited(self) -> list[tuple[int, ...]]:
+        """Positions of all ops that each op waits for, the one before it on its lane included."""
+        before = self.before_on_lane()
+        return [(*op.after, *([before[index]] if index in before else [])) for index, op in enumerate(self.ops)]
+
+    def launches(self, op: TraceOp) -> list[int]:
+        """Positions of the calls that enqueued an op."""
+        return [before for before in op.after if self.ops[before].kind == "launch"]
 
     def communication_lanes(self) -> frozenset[int]:
         """Device streams, or threads of a CPU backend, that spend most of their time on collectives."""

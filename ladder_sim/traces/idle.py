@@ -44,9 +44,9 @@ def idle_times(graph: TraceGraph) -> list[IdleTime]:
         for index in queue[1:]:
             op = graph.ops[index]
             gap_s = op.start_s - done_s
-            launches = [graph.ops[before] for before in op.after if graph.ops[before].kind == "launch"]
+            launches = graph.launches(op)
             if gap_s > 0.0:
-                if launches and launches[0].start_s > done_s:
+                if launches and graph.ops[launches[0]].start_s > done_s:
                     host_s += gap_s
                 elif gap_s < KERNEL_WAIT_S:
                     kernel_s += gap_s

@@ -100,8 +100,8 @@ def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> Trac
 def _launched_s(graph: TraceGraph, index: int) -> float:
     """When the CPU launched an op; for an op of the CPU, its start."""
     op = graph.ops[index]
-    launches = [graph.ops[before].start_s for before in op.after if graph.ops[before].kind == "launch"]
-    return launches[0] if launches and graph.lanes[op.lane].device else op.start_s
+    launches = graph.launches(op)
+    return graph.ops[launches[0]].start_s if launches and graph.lanes[op.lane].device else op.start_s
 
 
 def _period(names: list[str]) -> int:

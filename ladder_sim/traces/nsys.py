@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.kineto.reader import CALLS, Event, KinetoFile
+from ladder_sim.traces.kineto.reader import CALLS, Event, KinetoFile, in_order
 
 SUFFIXES = (".sqlite", ".sqlite3", ".nsys-rep")
 _US = 1e-3
@@ -83,16 +83,14 @@ class _Database:
         return [self._file(processes[process], rank, len(ranks)) for rank, (_, process) in enumerate(ranks)]
 
     def _file(self, events: dict[str, list[Event]], rank: int, ranks: int) -> KinetoFile:
-        for category in events.values():
-            # an outer event before those inside it
-            category.sort(key=lambda event: (event.start_us, -event.end_us))
         # several processes in one file are the ranks; a single one has its rank in the name of the file, if anywhere
         place: dict[str, Any] = {"distributedInfo": {"rank": rank, "world_size": ranks}} if ranks > 1 else {}
         graphs = sum(event.name.startswith(_GRAPH) for event in events["kernel"])
         notes = (f"{graphs} CUDA graphs without their kernels: record with --cuda-graph-trace=node",) if graphs else ()
         # its processes share a clock
         metadata = {"host_name": self.path.name, **place}
-        return KinetoFile(metadata=metadata, events=defaultdict(list, events), name=self.path.name, notes=notes)
+        ordered = defaultdict(list, {category: in_order(unsorted) for category, unsorted in events.items()})
+        return KinetoFile(metadata=metadata, events=ordered, name=self.path.name, notes=notes)
 
     def _events(self) -> Iterator[Event]:
         for row in self._rows("CUPTI_ACTIVITY_KIND_KERNEL"):

@@ -120,7 +120,7 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
 
 def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
     threads: dict[int, Track] = {}
-    for rank in sorted({lane.rank for lane in graph.lanes}):
+    for rank in graph.ranks:
         process = next(numbers)
         yield process_name(process, f"{prefix}rank {rank}")
         own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]

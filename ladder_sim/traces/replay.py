@@ -51,22 +51,18 @@ class Replay:
 
     def unexplained(self) -> list[UnexplainedWait]:
         """Waits of device ops that no dependency explains, longest first; the replay leaves them out."""
-        ops, before_on_lane = self.graph.ops, self.graph.before_on_lane()
-        own_s = []
+        ops, own_s = self.graph.ops, []
         # a collective starts with its last rank
         group_s: dict[int, float] = {}
-        for index, op in enumerate(ops):
-            awaited = [*op.after, *([before_on_lane[index]] if index in before_on_lane else [])]
+        for op, awaited in zip(ops, self.graph.awaited(), strict=True):
             own_s.append(max((ops[before].end_s for before in awaited), default=0.0))
             if op.group != NO_GROUP:
-                group_s[op.group] = max(own_s[index], group_s.get(op.group, 0.0))
+                group_s[op.group] = max(own_s[-1], group_s.get(op.group, 0.0))
         waits = []
-        for index, op in enumerate(ops):
-            if not self.graph.lanes[op.lane].device:
-                continue
-            ready_s = group_s.get(op.group, own_s[index])
-            if op.start_s - op.lead_s > ready_s:
-                waits.append(UnexplainedWait(op=op, seconds=op.start_s - op.lead_s - ready_s))
+        for op, ready_s in zip(ops, own_s, strict=True):
+            late_s = op.start_s - op.lead_s - group_s.get(op.group, ready_s)
+            if late_s > 0.0 and self.graph.lanes[op.lane].device:
+                waits.append(UnexplainedWait(op=op, seconds=late_s))
         return sorted(waits, key=lambda wait: -wait.seconds)
 
 

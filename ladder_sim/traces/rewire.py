@@ -183,8 +183,7 @@ class _Rewiring:
 
     def _launch(self, index: int) -> list[int]:
         """The call that enqueues only this op, and the CPU time before it."""
-        calls = [call for call in self.graph.ops[index].after if self.graph.ops[call].kind == "launch"]
-        alone = [call for call in calls if len(self.followers[call]) == 1]
+        alone = [call for call in self.graph.launches(self.graph.ops[index]) if len(self.followers[call]) == 1]
         ahead = [self.before[call] for call in alone if call in self.before]
         return sorted({*alone, *(gap for gap in ahead if self.graph.ops[gap].kind == "host")})
 

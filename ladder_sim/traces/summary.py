@@ -86,7 +86,7 @@ def summarize_run(graph: TraceGraph) -> RunSummary:
     for op in graph.ops:
         totals[op.kind, op.name_in_layer].append(op.end_s - op.start_s)
     ranks = []
-    for rank in sorted({lane.rank for lane in graph.lanes}):
+    for rank in graph.ranks:
         comm, compute = spans_of(graph, rank)
         ranks.append(
             RankSummary(

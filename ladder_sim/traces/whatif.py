@@ -99,8 +99,7 @@ def graph_gaps_s(graph: TraceGraph) -> dict[int, float]:
     gaps_s = {}
     for index, before in graph.before_on_lane().items():
         op, ahead = graph.ops[index], graph.ops[before]
-        shared = {launch for launch in op.after if graph.ops[launch].kind == "launch"}.intersection(ahead.after)
-        if shared and graph.lanes[op.lane].device:
+        if graph.lanes[op.lane].device and not set(graph.launches(op)).isdisjoint(ahead.after):
             ready_s = max([ahead.end_s, *(graph.ops[awaited].end_s for awaited in op.after)])
             if op.start_s - op.lead_s > ready_s:
                 gaps_s[index] = op.start_s - op.lead_s - ready_s

@@ -22,7 +22,7 @@ from ladder_sim.traces.kineto import link
 from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
 from ladder_sim.traces.kineto.modules import Scopes
-from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile
+from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile, by_thread, in_order
 from ladder_sim.traces.kineto.sizes import tensor_bytes
 
 # name of the lane of collectives through shared memory
@@ -68,12 +68,9 @@ class CpuReader:
 
     def read(self) -> RankDraft:
         """All ops, with their dependencies."""
-        threads: dict[Any, list[Event]] = defaultdict(list)
-        for event in sorted(self.spans, key=lambda event: (event.start_us, -event.end_us)):
-            threads[event.process, event.thread].append(event)
         drafts: list[Draft] = []
-        for (_, thread), events in sorted(threads.items(), key=lambda item: str(item[0])):
-            drafts += _Thread(self, Lane(name=f"thread {thread}", rank=self.file.rank, device=False)).read(events)
+        for lane, events in by_thread(in_order(self.spans), self.file.rank):
+            drafts += _Thread(self, lane).read(events)
         for queue in self.queues.values():
             drafts += _with_wake_ups(queue)
         return rank_draft(self.file, self.clock, drafts, self.notes)

@@ -15,7 +15,7 @@ from ladder_sim.traces.graph import COLLECTIVES, Collective, Lane
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
 from ladder_sim.traces.kineto.modules import Scopes
-from ladder_sim.traces.kineto.reader import CALLS, GPU_CATEGORIES, Clock, Event, KinetoFile
+from ladder_sim.traces.kineto.reader import CALLS, GPU_CATEGORIES, Clock, Event, KinetoFile, by_thread
 from ladder_sim.traces.kineto.sizes import element_bytes, tensor_bytes
 from ladder_sim.traces.kineto.threads import hand_over
 from ladder_sim.traces.kineto.waits import Call, Waits, blocks
@@ -45,14 +45,8 @@ class CudaReader:
     def read(self) -> RankDraft:
         """All ops, with their dependencies."""
         streams = self._device_ops()
-        threads: dict[Any, list[Event]] = defaultdict(list)
-        for event in self.file.events[CALLS]:
-            threads[event.process, event.thread].append(event)
-        host: list[list[Draft]] = []
-        for (_, thread), events in sorted(threads.items(), key=lambda item: str(item[0])):
-            queue = self._thread(Lane(name=f"thread {thread}", rank=self.file.rank, device=False), events)
-            if queue:
-                host.append(queue)
+        threads = by_thread(self.file.events[CALLS], self.file.rank)
+        host = [queue for lane, events in threads if (queue := self._thread(lane, events))]
         waits = Waits(self.file, self.calls, streams)
         waits.resolve()
         hand_over(host, self.file, self.clock)
@@ -179,9 +173,9 @@ def _between(idle: Sequence[Event], lane: Lane, start_s: float, end_s: float, st
 
 
 def _outermost(events: Sequence[Event]) -> Iterator[Event]:
-    """Calls that are not part of another call, in order of time."""
+    """Calls that are not part of another call."""
     end_us = float("-inf")
-    for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
+    for event in events:
         # one that takes no time may begin where another ends
         if event.end_us > end_us or event.start_us == end_us:
             end_us = event.end_us

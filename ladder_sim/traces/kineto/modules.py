@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 from ladder_sim.traces.graph import SCOPE_SEPARATOR
-from ladder_sim.traces.kineto.reader import MODULE_FRAME, MODULES, Event, KinetoFile
+from ladder_sim.traces.kineto.reader import MODULE_FRAME, MODULES, Event, KinetoFile, in_order
 
 
 class Scopes:
@@ -19,7 +19,7 @@ class Scopes:
             # of libraries, and the steps themselves
             if event.start_us not in marks and ":" not in event.name and not event.name.startswith("#")
         )
-        for event in sorted((*file.events[MODULES], *annotations), key=lambda event: (event.start_us, -event.end_us)):
+        for event in in_order((*file.events[MODULES], *annotations)):
             self._spans[event.process, event.thread].append(event)
 
         # of each thread: the next span to begin, and those that are open

@@ -19,7 +19,7 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
     if missing:
         collectives = sum(draft.collective is not None for file in files for draft in file.drafts)
         notes.append(
-            f"no trace of rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {world}: "
+            f"no trace of {_named(missing)} of {world}: "
             f"{collectives} collectives keep the time recorded on the others, waits for peers included"
         )
     alone = 0
@@ -42,8 +42,11 @@ def _shared_notes(files: Sequence[RankDraft]) -> Iterator[str]:
         for note in dict.fromkeys(file.notes):
             ranks[note].append(file.rank)
     for note, own in ranks.items():
-        named = f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}: "
-        yield note if len(own) == len(files) else named + note
+        yield note if len(own) == len(files) else f"{_named(own)}: {note}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import read_bytes
-from ladder_sim.traces.graph import ALONE
+from ladder_sim.traces.graph import ALONE, Lane
 from ladder_sim.units import quoted
 
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -78,6 +78,20 @@ class Event(NamedTuple):
     """Start plus duration."""
     args: Mapping[str, Any]
     """Its other properties."""
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """Events in order of time, an outer one before those inside it."""
+    return sorted(events, key=lambda event: (event.start_us, -event.end_us))
+
+
+def by_thread(events: Iterable[Event], rank: int) -> Iterator[tuple[Lane, list[Event]]]:
+    """Events of each CPU thread of a rank, as they come."""
+    threads: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+    for event in events:
+        threads[event.process, event.thread].append(event)
+    for (_, thread), own in sorted(threads.items(), key=lambda item: str(item[0])):
+        yield Lane(name=f"thread {thread}", rank=rank, device=False), own
 
 
 class Mark(NamedTuple):
@@ -163,7 +177,7 @@ def is_trace(document: dict[str, Any]) -> bool:
     return isinstance(document.get("traceEvents"), list)
 
 
-def sort_events(document: dict[str, Any], name: str = "") -> KinetoFile:
+def sort_events(document: dict[str, Any], name: str) -> KinetoFile:
     """Sort the events of a parsed file of this name by category and time."""
     events = document["traceEvents"]
     file = KinetoFile(
@@ -174,10 +188,9 @@ def sort_events(document: dict[str, Any], name: str = "") -> KinetoFile:
     for event in events:
         if type(event) is Event:
             file.events[event.category].append(event)
-    for name, category in file.events.items():
-        # an outer event before those inside it
-        category.sort(key=lambda event: (event.start_us, -event.end_us))
-        _check_single(name, category)
+    for category, unsorted in file.events.items():
+        file.events[category] = in_order(unsorted)
+        _check_single(category, file.events[category])
     return file
 
 
