@@ -57,6 +57,7 @@ def write(folder: Path, layers: int, hidden: int) -> None:
     from runtime.checkpoint.save import save
     from runtime.comm.base import Alone
     from runtime.config import EngineConfig, ModelConfig
+    from runtime.memory import Workload
 
     config = {
         "model_type": "llama",
@@ -67,8 +68,8 @@ def write(folder: Path, layers: int, hidden: int) -> None:
         "intermediate_size": 4 * hidden,
         "vocab_size": 32000,
     }
-    kinds = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "batch": 1, "prompt": 1, "gen": 1}
-    model = load(ModelConfig.from_hf(config), EngineConfig(), Alone(), lambda name, shape: torch.randn(shape), **kinds)
+    shape, work = ModelConfig.from_hf(config), Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
+    model = load(shape, EngineConfig(), Alone(), lambda name, size: torch.randn(size), work, torch.device("cpu"))
     save(model, folder, config, file_bytes=2e8)
 
 
@@ -95,10 +96,11 @@ def part(folder: Path, tp: int) -> "Decoder":
     from runtime.checkpoint.files import Checkpoint
     from runtime.comm.base import Alone
     from runtime.config import EngineConfig
+    from runtime.memory import Workload
 
     checkpoint = Checkpoint.open(folder)
-    kinds = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "batch": 1, "prompt": 1, "gen": 1}
-    return load(checkpoint.shape, EngineConfig(), Alone(tp), checkpoint.source, **kinds)
+    work = Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
+    return load(checkpoint.shape, EngineConfig(), Alone(tp), checkpoint.source, work, torch.device("cpu"))
 
 
 def memory_bytes(field: str) -> int:

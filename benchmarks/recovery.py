@@ -129,6 +129,7 @@ def untrained(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     from runtime.checkpoint.files import Checkpoint
     from runtime.comm.base import Alone
     from runtime.config import EngineConfig
+    from runtime.memory import Workload
     from runtime.model.wiring import lay_out
     from runtime.training.batches import Batches
     from runtime.training.corpus import Corpus
@@ -143,10 +144,9 @@ def untrained(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     wirings |= {f"last {count}": lay_out(f"hybrid-ladder:{count}", shape.layers) for count in last}
     first = [count for count in FIRST if count <= shape.layers]
     wirings |= {f"first {count}": lay_out(f"hybrid-ladder:{count}", shape.layers, range(count)) for count in first}
-    sizes = {"batch": 1, "prompt": arguments.context, "gen": 0}
     dtype = TORCH_DTYPES[checkpoint.dtype] if on_gpu() else torch.float32
-    engine = EngineConfig(prefill_logits="all")
-    model = load(shape, engine, comm, checkpoint.source, device=device_of(comm), dtype=dtype, **sizes)
+    work = Workload(batch=1, prompt=arguments.context, gen=0, dtype=dtype)
+    model = load(shape, EngineConfig(prefill_logits="all"), comm, checkpoint.source, work, device_of(comm))
     windows_BT = Batches(corpus, arguments.context, 0).held_out(arguments.eval_windows).to(device_of(comm))
     sums = {name: {"held_out": 0.0, "divergence": 0.0} for name in wirings}
     with torch.inference_mode():

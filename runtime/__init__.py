@@ -12,7 +12,7 @@
         evaluate  perplexity
         convert   (in checkpoint/)
         train     (in training/), from scratch; `adapt` a checkpoint
-    prepare       input of complete and evaluate, checked before a rank starts
+    prepare       input of bench, complete and evaluate, checked before a rank starts
     assemble      a rank's decoder on its device, after memory has checked that it fits
     generate      prefill and decode steps of one batch
     execution     what of it is recorded, compiled and fused, as asked for and as possible

@@ -1,18 +1,18 @@
 """Make a rank's decoder on its device: check that it fits, fill it, give it prompts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import of
 from runtime.execution import Execution
 from runtime.generate import Generator
-from runtime.memory import check_fits, default_dtype, enough_memory, free_bytes
+from runtime.memory import Workload, check_fits, default_dtype, enough_memory, free_bytes
 from runtime.model.decoder import Decoder
-from runtime.model.wiring import Wiring, lay_out
+from runtime.model.wiring import Wiring
 
 # by the names of config.DTYPES
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,25 +43,13 @@ def assemble(
 
     Where groups of ranks have requests of their own, each has its part of the batch.
     """
-    weights, each = random_weights(seed, device), batch // comm.exchange.size
-    wanted = execution or ExecutionConfig()
-    model = load(
-        shape,
-        engine,
-        comm,
-        weights,
-        device=device,
-        dtype=dtype,
-        batch=each,
-        prompt=prompt,
-        gen=gen,
-        wirings=wirings,
-        recorded=wanted.recorded if of(device).has_graphs else (),
-    )
+    each, wanted = batch // comm.exchange.size, execution or ExecutionConfig()
+    recorded = wanted.recorded if of(device).has_graphs else ()
+    work = Workload(batch=each, prompt=prompt, gen=gen, dtype=dtype, wirings=wirings, recorded=recorded)
+    model = load(shape, engine, comm, random_weights(seed, device), work, device)
     done = Execution.of(model, wanted)
     if done.blocks == "compiled":
-        for layer in model.layers:
-            layer.compile_by(of(model.embedding_VD).compiled)
+        model.compile_blocks()
     with enough_memory("prompts and cache", comm.rank):
         numbers = torch.Generator(device).manual_seed(seed)
         prompt_BT = torch.randint(shape.vocab, (batch, prompt), generator=numbers, device=device)
@@ -74,18 +62,10 @@ def load(
     engine: EngineConfig,
     comm: Communicator,
     source: Source,
-    *,
+    work: Workload,
     device: torch.device,
-    dtype: torch.dtype,
-    batch: int,
-    prompt: int,
-    gen: int,
-    wirings: Sequence[Wiring] = (),
-    recorded: Collection[Phase] = (),
 ) -> Decoder:
-    """A decoder with the weights of `source`, for `wirings`: by default those that wait for one output at most.
-
-    Graphs of the phases in `recorded` have to fit, too.
+    """A decoder with the weights of `source`.
 
     Raises
     ------
@@ -93,19 +73,8 @@ def load(
         It does not fit the memory with this batch and context, or runs out of it; the hint is what would.
     """
     ranks_here = comm.size * comm.exchange.size * comm.pipeline.stages if comm.name == "gloo" else 1
-    check_fits(
-        shape,
-        engine,
-        wirings or [lay_out("ladder", shape.layers)],
-        comm=comm,
-        batch=batch,
-        prompt=prompt,
-        gen=gen,
-        dtype=dtype,
-        free_bytes=free_bytes(device, ranks_here),
-        recorded=recorded,
-    )
-    with device, default_dtype(dtype), enough_memory("its weights", comm.rank):
-        model = Decoder(shape, engine, comm, positions=prompt + gen).requires_grad_(False)
+    check_fits(shape, engine, work, comm, free_bytes(device, ranks_here))
+    with device, default_dtype(work.dtype), enough_memory("its weights", comm.rank):
+        model = Decoder(shape, engine, comm, positions=work.prompt + work.gen).requires_grad_(False)
     fill(model, source)
     return model

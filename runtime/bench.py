@@ -10,11 +10,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -27,64 +27,19 @@ from runtime.comm.base import Times
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, check_counts, check_dtype, check_groups
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import of
 from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
-from runtime.memory import enough_memory, needs
+from runtime.memory import Workload, enough_memory, needs
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
+from runtime.prepare import BenchConfig
 from runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA = Schema()
 # steps of a trace after the prefill
 TRACED_DECODES = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchConfig:
-    """What `bench` is to do."""
-
-    model: Path
-    """config.json."""
-    variants: tuple[str, ...]
-    """Wirings."""
-    tp: int = 1
-    """Tensor-parallel degree."""
-    attention_dp: int = 1
-    """Groups of ranks, each with attention of its own for its share of the batch."""
-    pp: int = 1
-    """Pipeline stages."""
-    batch: int = 1
-    """Sequences served together."""
-    prompt: int = 1024
-    """Tokens of each prompt."""
-    gen: int = 512
-    """New tokens of each sequence."""
-    dtype: str = "auto"
-    """One of DTYPES; auto: bf16 on GPUs, fp32 on CPUs."""
-    warmups: int = 5
-    """Requests of each variant before those that count."""
-    repeats: int = 10
-    """Requests of each variant that count, at least."""
-    within: float | None = None
-    """Half-width that the intervals of speedups shall have at most, as a share; None: `repeats` are enough."""
-    budget_s: float = 600.0
-    """Limit of the rounds after those."""
-    threads: int = 1
-    """CPU threads of each rank."""
-    seed: int = 0
-    """Of weights and prompts."""
-
-    def __post_init__(self) -> None:
-        check_counts(tp=self.tp, attention_dp=self.attention_dp, pp=self.pp)
-        check_counts(batch=self.batch, prompt=self.prompt, gen=self.gen)
-        check_counts(repeats=self.repeats, threads=self.threads)
-        check_counts(minimum=0, warmups=self.warmups)
-        if self.within is not None and not 0 < self.within < 1:
-            raise UsageError(f"--within is {self.within:.4g}: must be above 0 and below 100 %", hint="for example 1%")
-        check_dtype(self.dtype)
-        check_groups(self.batch, self.attention_dp)
 
 
 def bench(
@@ -159,9 +114,15 @@ def _measured(
             generator.forget()
     samples = {wiring.name: [turns[wiring.name] for turns in rounds] for wiring in wirings}
 
-    sizes: dict[str, Any] = {"prompt": config.prompt, "gen": config.gen, "dtype": TORCH_DTYPES[dtype]}
-    plan = needs(shape, engine, wirings, comm=comm, recorded=generator.execution.recorded, **sizes)
-    planned_bytes = sum(plan.of_batch(config.batch // comm.exchange.size, comm.pipeline.stages))
+    work = Workload(
+        batch=config.batch // comm.exchange.size,
+        prompt=config.prompt,
+        gen=config.gen,
+        dtype=TORCH_DTYPES[dtype],
+        wirings=wirings,
+        recorded=generator.execution.recorded,
+    )
+    plan = needs(shape, engine, work, comm).of_batch(work.batch, comm.pipeline.stages)
     header: dict[str, object] = {
         "run": {
             **asdict(config),
@@ -178,7 +139,7 @@ def _measured(
         "shape": asdict(shape),
         "environment": {**environment(), "variables": variables(), "links": gpu_links() if is_first else ""},
         "gpus": {"before": before, "after": after},
-        "memory": {"planned_bytes": planned_bytes, "reserved_bytes": of(device).reserved_bytes()},
+        "memory": {"planned_bytes": sum(plan), "reserved_bytes": of(device).reserved_bytes()},
     }
     if trace is not None:
         _trace(generator, wirings, trace)
@@ -198,11 +159,8 @@ class _Requests:
         self._generator, self._wirings, self._progress = generator, wirings, progress
         self._done = count(1)
 
-    def round(self, number: int, *, watched: bool | None = None) -> "dict[str, _Sample]":
-        """Times by wiring on the slowest rank; the next number begins with the next wiring.
-
-        `watched`: communication is measured, too; None: if that costs nothing.
-        """
+    def round(self, number: int, *, watched: bool = False) -> "dict[str, _Sample]":
+        """Times by wiring on the slowest rank, `watched` with communication; the next number begins with the next."""
         turn, generator = number % len(self._wirings), self._generator
         samples = {}
         for wiring in (*self._wirings[turn:], *self._wirings[:turn]):
@@ -269,12 +227,11 @@ class _Sample(NamedTuple):
         return self.prefill_s + self.decode_s
 
 
-def _request(generator: Generator, wiring: Wiring, *, watched: bool | None = None) -> _Sample:
+def _request(generator: Generator, wiring: Wiring, *, watched: bool = False) -> _Sample:
     comm = generator.model.comm
-    if watched is None:
-        watched = isinstance(comm, EmulatedLink)
     comm.barrier()
-    with comm.watched() if watched else nullcontext(Times()) as times:
+    # an emulated link of CPUs knows its times at no cost
+    with comm.watched() if watched or isinstance(comm, EmulatedLink) else nullcontext(Times()) as times:
         start_s = _now()
         generator.prefill(wiring)
         first_s = _now()

@@ -10,9 +10,16 @@ from typing import Any, TypeVar
 
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, check_counts, check_groups
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.model.wiring import lay_out
-from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
+from runtime.prepare import (
+    BenchConfig,
+    CompletionConfig,
+    EvaluationConfig,
+    SamplingConfig,
+    prepare_completion,
+    prepare_evaluation,
+)
 from runtime.training.config import TrainingConfig, prepare_training
 
 _Config = TypeVar("_Config")
@@ -27,17 +34,15 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
 
 def check_bench(arguments: argparse.Namespace) -> None:
     """Refuse what `run_bench` could not do."""
-    shape = ModelConfig.from_file(arguments.model)
-    check_counts(attention_dp=arguments.attention_dp)
-    engine = _config(EngineConfig, arguments)
-    shape.check_ranks(arguments.tp, engine.ep, arguments.attention_dp)
-    engine.check_degrees(arguments.attention_dp, arguments.pp)
-    shape.layers_of(0, arguments.pp)
-    check_groups(arguments.batch, arguments.attention_dp)
-    for variant in arguments.variants:
+    config, engine = _config(BenchConfig, arguments), _config(EngineConfig, arguments)
+    shape = ModelConfig.from_file(config.model)
+    shape.check_ranks(config.tp, engine.ep, config.attention_dp)
+    engine.check_degrees(config.attention_dp, config.pp)
+    shape.layers_of(0, config.pp)
+    for variant in config.variants:
         wiring = lay_out(variant, shape.layers)
-        wiring.check_norms(shape, arguments.tp)
-        if engine.sequence_parallel and arguments.tp > 1:
+        wiring.check_norms(shape, config.tp)
+        if engine.sequence_parallel and config.tp > 1:
             wiring.check_shares()
 
 
@@ -47,7 +52,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         # the profiler would print to stderr each time that it starts and stops
         os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", KINETO_LOG_LEVEL="99")
     # imported here, as below: the launcher needs no torch
-    from runtime.bench import BenchConfig, bench
+    from runtime.bench import bench
     from runtime.comm.rendezvous import CommConfig
 
     result = bench(
@@ -70,7 +75,6 @@ def run_complete(arguments: argparse.Namespace) -> None:
     """Complete prompts, and print them as they come."""
     from runtime.comm.rendezvous import CommConfig
     from runtime.complete import complete
-    from runtime.sampling import SamplingConfig
 
     streams = _is_first_rank() and not arguments.json and len(arguments.prompts) == 1
     result: Any = complete(

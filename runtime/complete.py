@@ -16,9 +16,9 @@ from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
 from runtime.generate import Generator
-from runtime.memory import enough_memory
-from runtime.prepare import CompletionConfig, CompletionInput, prepare_completion
-from runtime.sampling import Sampler, SamplingConfig
+from runtime.memory import Workload, enough_memory
+from runtime.prepare import CompletionConfig, CompletionInput, SamplingConfig, prepare_completion
+from runtime.sampling import Sampler
 
 SCHEMA = Schema()
 # what the bytes of an incomplete character decode to
@@ -90,18 +90,10 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
     device, checkpoint = device_of(comm), task.checkpoint
     dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
     rows, pads = left_padded(task.prompts)
-    model = load(
-        checkpoint.shape,
-        EngineConfig(ep=config.ep),
-        comm,
-        checkpoint.source,
-        device=device,
-        dtype=TORCH_DTYPES[dtype],
-        batch=len(rows),
-        prompt=len(rows[0]),
-        gen=task.gen,
-        wirings=[task.wiring],
+    work = Workload(
+        batch=len(rows), prompt=len(rows[0]), gen=task.gen, dtype=TORCH_DTYPES[dtype], wirings=[task.wiring]
     )
+    model = load(checkpoint.shape, EngineConfig(ep=config.ep), comm, checkpoint.source, work, device)
     generator = Generator(
         model,
         torch.tensor(rows, device=device),

@@ -18,7 +18,7 @@ from runtime.comm.base import Communicator
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
-from runtime.memory import enough_memory
+from runtime.memory import Workload, enough_memory
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 from runtime.prepare import EvaluationConfig, EvaluationInput, prepare_evaluation
@@ -39,18 +39,9 @@ def evaluate(config: EvaluationConfig, links: CommConfig) -> Iterator[dict[str, 
 def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicator) -> Iterator[dict[str, object]]:
     checkpoint = task.checkpoint
     dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
-    model = load(
-        checkpoint.shape,
-        EngineConfig(prefill_logits="all", ep=config.ep),
-        comm,
-        checkpoint.source,
-        device=device_of(comm),
-        dtype=TORCH_DTYPES[dtype],
-        batch=1,
-        prompt=task.context,
-        gen=0,
-        wirings=task.wirings,
-    )
+    engine = EngineConfig(prefill_logits="all", ep=config.ep)
+    work = Workload(batch=1, prompt=task.context, gen=0, dtype=TORCH_DTYPES[dtype], wirings=task.wirings)
+    model = load(checkpoint.shape, engine, comm, checkpoint.source, work, device_of(comm))
     for wiring in task.wirings:
         start_s = time.perf_counter()
         nats = nats_per_token(model, wiring, task.tokens, task.context)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime import device
 from runtime.comm.base import Handle
+from runtime.config import Phase
 from runtime.execution import EAGER, Execution
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
@@ -89,7 +90,7 @@ class Generator:
             for first in range(0, batch, each)
         ]
         self.execution = execution
-        self._graphs: dict[tuple[str, str], Callable[[], None]] = {}
+        self._graphs: dict[tuple[Phase, str], Callable[[], None]] = {}
 
     @property
     def gen(self) -> int:
@@ -105,10 +106,7 @@ class Generator:
     def prefill(self, wiring: Wiring) -> None:
         """Run the prompts and write the first new token of each."""
         for part in self._parts:
-            if self.execution.prefill == "eager":
-                self._prefill(part, wiring)
-            else:
-                self._replay("prefill", part, wiring, partial(self._prefill, part, wiring))
+            self._launch("prefill", part, wiring, partial(self._prefill, part, wiring))
             part.step = 0
         self.finish()
 
@@ -117,10 +115,7 @@ class Generator:
         """Write new token `step`; prefill's is 0. In a pipeline it may be on its way yet: see `finish`."""
         for part in self._parts:
             self._settle(part)
-            if self.execution.decode == "eager":
-                self._decode(part, wiring, self._prompt + step)
-            else:
-                self._replay("decode", part, wiring, partial(self._decode, part, wiring, self._prompt + step))
+            self._launch("decode", part, wiring, partial(self._decode, part, wiring, self._prompt + step))
             part.step = step
             if part.arriving is None:
                 self._settle(part)
@@ -168,8 +163,11 @@ class Generator:
             self._tokens_BG[part.rows, part.step] = part.token_B1[:, 0]
             part.step = None
 
-    def _replay(self, phase: str, part: _MicroBatch, wiring: Wiring, step: Callable[[], None]) -> None:
-        """Record a step if it is new, which does not change token and position, and run it."""
+    def _launch(self, phase: Phase, part: _MicroBatch, wiring: Wiring, step: Callable[[], None]) -> None:
+        """Run a step; one that is replayed is recorded the first time, which does not change token and position."""
+        if phase not in self.execution.recorded:
+            step()
+            return
         if (phase, wiring.name) not in self._graphs:
             token_B1, position_1 = part.token_B1.clone(), part.position_1.clone()
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,10 +17,28 @@ from runtime.comm.base import Alone, AloneInExchange, AloneInPipeline, Communica
 from runtime.config import EngineConfig, ModelConfig, Phase
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
-from runtime.model.wiring import Wiring
+from runtime.model.wiring import Wiring, lay_out
 
 # share of the free memory; the rest is for what allocators waste
 _USABLE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a rank's decoder is loaded for."""
+
+    batch: int
+    """Sequences of the rank's group."""
+    prompt: int
+    """Tokens of the longest prompt."""
+    gen: int
+    """New tokens of each sequence."""
+    dtype: torch.dtype
+    """Of weights and activations."""
+    wirings: Sequence[Wiring] = ()
+    """Empty: those that wait for one output at most."""
+    recorded: Collection[Phase] = ()
+    """Phases whose steps become graphs."""
 
 
 class Needs(NamedTuple):
@@ -41,17 +59,7 @@ class Needs(NamedTuple):
         return self._replace(cache=batch * self.cache, prefill=each * self.prefill, graphs=each * self.graphs)
 
 
-def needs(
-    config: ModelConfig,
-    engine: EngineConfig,
-    wirings: Sequence[Wiring],
-    *,
-    comm: Communicator,
-    prompt: int,
-    gen: int,
-    dtype: torch.dtype,
-    recorded: Collection[Phase] = (),
-) -> Needs:
+def needs(config: ModelConfig, engine: EngineConfig, work: Workload, comm: Communicator) -> Needs:
     """What a rank needs for one sequence, counted in passes on PyTorch's device without memory.
 
     A recorded prefill counts twice, in its graph and by itself: it is warmed up before it is recorded.
@@ -59,10 +67,11 @@ def needs(
     pipeline = AloneInPipeline(comm.pipeline.stage, comm.pipeline.stages)
     alone = Alone(comm.size, pipeline, AloneInExchange(comm.exchange.size))
     # the most outputs that wait to be added; other differences between wirings are smaller than what is wasted
+    wirings, context = work.wirings or [lay_out("ladder", config.layers)], work.prompt + work.gen
     latest = max(wirings, key=lambda wiring: max(block.leaves for block in wiring.blocks))
-    with torch.device("meta"), default_dtype(dtype), torch.inference_mode():
+    with torch.device("meta"), default_dtype(work.dtype), torch.inference_mode():
         # who gets how many copies in an all-to-all depends on the tokens; they are as many in a gather or fewer
-        model = Decoder(config, replace(engine, dispatch="allgather"), alone, positions=prompt + gen)
+        model = Decoder(config, replace(engine, dispatch="allgather"), alone, positions=context)
         cache = model.cache(batch=1)
 
         def peak_bytes(tokens: int, **now: Any) -> int:
@@ -71,39 +80,29 @@ def needs(
             peak: int = alive.peak_bytes
             return peak
 
-        prefill, graphs = peak_bytes(prompt), 0
+        prefill, graphs = peak_bytes(work.prompt), 0
         # stages of a pipeline record nothing
-        if pipeline.stages == 1 and "prefill" in recorded:
+        if pipeline.stages == 1 and "prefill" in work.recorded:
             graphs = prefill
-        if pipeline.stages == 1 and "decode" in recorded:
+        if pipeline.stages == 1 and "decode" in work.recorded:
             position_1 = torch.zeros(1, dtype=torch.long)
-            graphs = max(graphs, peak_bytes(1, position_T=position_1, context=prompt + gen))
+            graphs = max(graphs, peak_bytes(1, position_T=position_1, context=context))
     return Needs(sum(weight.nbytes for weight in model.parameters()), cache.nbytes, prefill, graphs)
 
 
 def check_fits(
-    config: ModelConfig,
-    engine: EngineConfig,
-    wirings: Sequence[Wiring],
-    *,
-    comm: Communicator,
-    batch: int,
-    prompt: int,
-    gen: int,
-    dtype: torch.dtype,
-    free_bytes: float,
-    recorded: Collection[Phase] = (),
+    config: ModelConfig, engine: EngineConfig, work: Workload, comm: Communicator, free_bytes: float
 ) -> None:
     """Raise InfeasibleError with what would fit, if weights, cache and steps exceed the free memory."""
     usable, stages = free_bytes * _USABLE, comm.pipeline.stages
-    each = needs(config, engine, wirings, comm=comm, prompt=prompt, gen=gen, dtype=dtype, recorded=recorded)
-    plan = each.of_batch(batch, stages)
+    each = needs(config, engine, work, comm)
+    plan = each.of_batch(work.batch, stages)
     if sum(plan) <= usable:
         return
     sequence = each.cache + (each.prefill + each.graphs) / stages
     largest_batch = int((usable - each.weights) // sequence)
     if largest_batch >= 1:
-        hint = f"a batch of {min(largest_batch, batch - 1)} fits"
+        hint = f"a batch of {min(largest_batch, work.batch - 1)} fits"
     else:
         layers = int(config.layers * usable / (each.weights + sequence))
         less = f"a model of about {layers} layers" if layers else "a smaller model, or a shorter prompt"
@@ -111,7 +110,7 @@ def check_fits(
     graphs = f"{plan.graphs / 1e9:.1f} of CUDA graphs, " if plan.graphs else ""
     raise InfeasibleError(
         f"{sum(plan) / 1e9:.1f} GB needed per rank ({plan.weights / 1e9:.1f} of weights, "
-        f"{plan.cache / 1e9:.1f} of cache, {plan.prefill / 1e9:.1f} of a prefill, {graphs}batch {batch}): "
+        f"{plan.cache / 1e9:.1f} of cache, {plan.prefill / 1e9:.1f} of a prefill, {graphs}batch {work.batch}): "
         f"{free_bytes / 1e9:.1f} GB are free",
         hint=hint,
     )

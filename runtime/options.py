@@ -14,6 +14,7 @@ from typing import Any, get_args
 from ladder_sim.system.arguments import Parser
 from runtime import commands
 from runtime.config import AllReduce, Dispatch, EngineConfig, ExecutionConfig, Wish, read_time
+from runtime.prepare import BenchConfig, CompletionConfig, EvaluationConfig, SamplingConfig
 from runtime.training.config import Objective, Place, Trained, TrainingConfig
 
 _DTYPES = "fp32, bf16 or fp16"
@@ -29,16 +30,16 @@ def argument_parser() -> Parser:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults other than None, False and an empty list, of options that may be left out."""
+    """Shows defaults other than None and False, of options that may be left out."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        shows = action.default is not None and action.default is not False and action.default != []
+        shows = action.default is not None and action.default is not False
         return super()._get_help_string(action) if shows and not action.required else action.help
 
 
 def _add_bench(subcommands: Any) -> None:
     purpose = "Measure residual wirings with random weights, taking turns."
-    parser = _add_command(subcommands, "bench", purpose, EngineConfig, ExecutionConfig)
+    parser = _add_command(subcommands, "bench", purpose, BenchConfig, EngineConfig, ExecutionConfig)
     parser.set_defaults(check=commands.check_bench, run=commands.run_bench)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="config.json of a decoder")
@@ -46,11 +47,11 @@ def _add_bench(subcommands: Any) -> None:
     add("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
 
     add = parser.add_argument_group("workload").add_argument
-    add("--batch", type=int, default=1, metavar="N", help="sequences served together")
-    add("--prompt", type=_tokens, default=1024, metavar="N", help="tokens of each prompt")
-    add("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
-    add("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
-    add("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count, at least")
+    add("--batch", type=int, metavar="N", help="sequences served together")
+    add("--prompt", type=_tokens, metavar="N", help="tokens of each prompt")
+    add("--gen", type=int, metavar="N", help="new tokens of each sequence")
+    add("--warmups", type=int, metavar="N", help="requests of each variant that do not count")
+    add("--repeats", type=int, metavar="N", help="requests of each variant that count, at least")
     add("--within", type=_share, metavar="P%", help="go on until 95 %% intervals of speedups are +- this; 0.01 or 1%%")
     add(
         "--budget",
@@ -60,7 +61,7 @@ def _add_bench(subcommands: Any) -> None:
         metavar="TIME",
         help="limit of going on",
     )
-    add("--seed", type=_seed, default=0, metavar="N", help="of weights and prompts")
+    add("--seed", type=_seed, metavar="N", help="of weights and prompts")
     add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
 
     add = parser.add_argument_group("engine").add_argument
@@ -75,7 +76,6 @@ def _add_bench(subcommands: Any) -> None:
         dest="techniques",
         type=_techniques,
         action="extend",
-        default=[],
         metavar="NAME",
         help="token-split[:K] or sequence-parallel; repeatable, or joined by +",
     )
@@ -92,18 +92,19 @@ def _add_bench(subcommands: Any) -> None:
         backends=("auto", "nccl", "gloo", "emulate", "none"),
     )
     _add_stages(add)
-    add("--attention-dp", type=int, default=1, metavar="N", help="groups of --tp ranks with a part of the batch each")
+    add("--attention-dp", type=int, metavar="N", help="groups of --tp ranks with a part of the batch each")
     add("--dispatch", choices=get_args(Dispatch), help="how tokens reach experts of other groups")
     add("--allreduce", choices=get_args(AllReduce), default="backend", help="others: in a node's symmetric memory")
     add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
 
 
 def _add_complete(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "complete", "Complete prompts with a checkpoint.")
+    purpose = "Complete prompts with a checkpoint."
+    parser = _add_command(subcommands, "complete", purpose, CompletionConfig, SamplingConfig)
     parser.set_defaults(check=commands.check_complete, run=commands.run_complete)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of a checkpoint")
-    add("--variant", default="auto", help="residual wiring; auto: the checkpoint's")
+    add("--variant", help="residual wiring; auto: the checkpoint's")
     add("--json", action="store_true", help="print one JSON object at the end instead of the texts")
     add("--save", type=Path, metavar="FILE", help="write that JSON object to a file, too")
 
@@ -112,15 +113,15 @@ def _add_complete(subcommands: Any) -> None:
     add("--raw", action="store_true", help="leave out the checkpoint's chat template")
     add("--gen", type=int, metavar="N", help="new tokens; by default 512, or what the context has room for")
     add("--stop", dest="stops", action="append", metavar="TEXT", help="string that ends a text; repeatable")
-    add("--temperature", type=float, default=0.0, metavar="X", help="0: the most likely token")
-    add("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
-    add("--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability")
-    add("--seed", type=_seed, default=0, metavar="N", help="of sampling")
+    add("--temperature", type=float, metavar="X", help="0: the most likely token")
+    add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0: all")
+    add("--top-p", type=float, metavar="P", help="only the most likely tokens with this total probability")
+    add("--seed", type=_seed, metavar="N", help="of sampling")
     _add_stages(_add_ranks(parser))
 
 
 def _add_eval(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "eval", "Perplexity of checkpoints on a text file.")
+    parser = _add_command(subcommands, "eval", "Perplexity of checkpoints on a text file.", EvaluationConfig)
     parser.set_defaults(check=commands.check_evaluate, run=commands.run_evaluate)
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
@@ -133,7 +134,7 @@ def _add_eval(subcommands: Any) -> None:
 
 def _add_convert(subcommands: Any) -> None:
     parser = _add_command(subcommands, "convert", "Wire a checkpoint's upper layers as ladder.")
-    parser.set_defaults(tp=1, attention_dp=1, pp=1, backend="none", run=commands.run_convert)
+    parser.set_defaults(backend="none", run=commands.run_convert)
     add = parser.add_argument
     add("model", type=Path, metavar="DIR", help="folder of a checkpoint")
     add("--ladder-layers", type=int, required=True, metavar="K", help="number of layers, from the top of the stack")
@@ -198,17 +199,22 @@ def _add_training(parser: argparse.ArgumentParser, *, pretrained: bool) -> None:
     add("--device", choices=get_args(Place), help="auto: a GPU if there is one")
     add("--compile", nargs="?", choices=get_args(Wish), const="on", help="blocks through torch.compile")
     _add_ranks(parser, dtype="of products, fp32 or bf16; weights are fp32", experts=False)
-    parser.set_defaults(dtype="fp32")
 
 
 def _add_command(subcommands: Any, name: str, purpose: str, *configs: type) -> argparse.ArgumentParser:
-    """Add a command; fields of `configs` have the defaults of options that say none."""
+    """Add a command; an option has the default of the field of `configs` that is named like it.
+
+    But those of several values, which an option would add its own to.
+    """
     parser: argparse.ArgumentParser = subcommands.add_parser(
         name, help=purpose, description=purpose, formatter_class=_Help
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    # of commands without such options
+    parser.set_defaults(tp=1, attention_dp=1, pp=1, table=None)
     for config in configs:
-        parser.set_defaults(**{each.name: each.default for each in fields(config) if each.default is not MISSING})
+        own = {field.name: field.default for field in fields(config) if not isinstance(field.default, tuple)}
+        parser.set_defaults(**{name: default for name, default in own.items() if default is not MISSING})
     return parser
 
 
@@ -220,13 +226,12 @@ def _add_ranks(
     backends: Sequence[str] = ("auto", "nccl", "gloo"),
 ) -> Any:
     """Add what all commands with ranks share; returns the group's `add_argument`."""
-    parser.set_defaults(table=None, attention_dp=1, pp=1)
     add = parser.add_argument_group("ranks").add_argument
-    add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
+    add("--tp", type=int, metavar="N", help="tensor-parallel degree")
     if experts:
-        add("--ep", type=int, default=1, metavar="N", help="parts in which whole experts are distributed over ranks")
-    add("--dtype", default="auto", help=dtype)
-    add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
+        add("--ep", type=int, metavar="N", help="parts in which whole experts are distributed over ranks")
+    add("--dtype", help=dtype)
+    add("--threads", type=int, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
     add("--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default")
     add(
@@ -241,7 +246,7 @@ def _add_ranks(
 
 
 def _add_stages(add: Any) -> None:
-    add("--pp", type=int, default=1, metavar="N", help="pipeline stages, of --tp ranks each")
+    add("--pp", type=int, metavar="N", help="pipeline stages, of --tp ranks each")
 
 
 def _names(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The input of `complete` and `eval`, read and checked before any rank is started. Imports no torch."""
+"""The input of `bench`, `complete` and `eval`, read and checked before any rank is started. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +7,61 @@ from ladder_sim.errors import UsageError
 from ladder_sim.system.files import read_text
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.tokenizer import Text
-from runtime.config import ModelConfig, check_counts, check_dtype
+from runtime.config import ModelConfig, check_counts, check_dtype, check_groups
 from runtime.model.wiring import Wiring, lay_out
 
 # by default, unless the model's context is shorter: new tokens of `complete`, tokens of a window of `eval`
 _GEN, _CONTEXT = 512, 1024
 # of a text to evaluate
 _TEXT_BYTES = 2**28
+# colder, the logits over it are infinite, and the choice is the most likely token anyway
+_COLDEST = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """What `bench` is to do."""
+
+    model: Path
+    """config.json."""
+    variants: tuple[str, ...]
+    """Wirings."""
+    tp: int = 1
+    """Tensor-parallel degree."""
+    attention_dp: int = 1
+    """Groups of ranks, each with attention of its own for its share of the batch."""
+    pp: int = 1
+    """Pipeline stages."""
+    batch: int = 1
+    """Sequences served together."""
+    prompt: int = 1024
+    """Tokens of each prompt."""
+    gen: int = 512
+    """New tokens of each sequence."""
+    dtype: str = "auto"
+    """One of DTYPES; auto: bf16 on GPUs, fp32 on CPUs."""
+    warmups: int = 5
+    """Requests of each variant before those that count."""
+    repeats: int = 10
+    """Requests of each variant that count, at least."""
+    within: float | None = None
+    """Half-width that the intervals of speedups shall have at most, as a share; None: `repeats` are enough."""
+    budget_s: float = 600.0
+    """Limit of the rounds after those."""
+    threads: int = 1
+    """CPU threads of each rank."""
+    seed: int = 0
+    """Of weights and prompts."""
+
+    def __post_init__(self) -> None:
+        check_counts(tp=self.tp, attention_dp=self.attention_dp, pp=self.pp)
+        check_counts(batch=self.batch, prompt=self.prompt, gen=self.gen)
+        check_counts(repeats=self.repeats, threads=self.threads)
+        check_counts(minimum=0, warmups=self.warmups)
+        if self.within is not None and not 0 < self.within < 1:
+            raise UsageError(f"--within is {self.within:.4g}: must be above 0 and below 100 %", hint="for example 1%")
+        check_dtype(self.dtype)
+        check_groups(self.batch, self.attention_dp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +98,28 @@ class CompletionConfig:
             raise UsageError("no prompt", hint="give one with --prompt")
         if not all(self.stops):
             raise UsageError("a stop string is empty and would end every text at once", hint="leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How the next token is chosen."""
+
+    temperature: float = 0.0
+    """Logits are divided by it; 0: the most likely token."""
+    top_k: int = 0
+    """Number of most likely tokens to draw from; 0: all."""
+    top_p: float = 1.0
+    """Draw from the most likely tokens with this total probability."""
+    seed: int = 0
+    """Of the draws."""
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0 and not _COLDEST <= self.temperature < float("inf"):
+            raise UsageError(f"temperature is {self.temperature}: must be 0, or from {_COLDEST} up")
+        if self.top_k < 0:
+            raise UsageError(f"top_k is {self.top_k}: must be 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p is {self.top_p}: must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def recorded_steps(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             record_shapes=True,
             schedule=schedule(wait=0, warmup=warmups, active=steps, repeat=1),
-            on_trace_ready=lambda done: export(done),
+            on_trace_ready=export,
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True) if cuda else None,
             acc_events=True,
         ) as profiler,

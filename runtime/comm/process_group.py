@@ -287,24 +287,22 @@ def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, time
     two collectives overlap. As for torch's own groups, GLOO_SOCKET_IFNAME names the interfaces.
     """
 
-    def own(kind: str, groups: list[list[int]]) -> dist.ProcessGroup | None:
+    def own(kind: str, groups: list[list[int]]) -> dist.ProcessGroup:
         number, members = next((number, members) for number, members in enumerate(groups) if rank in members)
         prefixed = PrefixStore(f"{kind} {number}", store)
-        at = members.index(rank)
-        if len(members) == 1 and kind != "tensor":
-            return None
-        return _gloo_group(prefixed, at, len(members), threads=threads, timeout_s=timeout_s)
+        return _gloo_group(prefixed, members.index(rank), len(members), threads=threads, timeout_s=timeout_s)
 
     return _made(own, degrees)
 
 
-def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup | None], degrees: Degrees) -> Groups:
-    """The groups of this rank, of each kind, by what makes one."""
+def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup], degrees: Degrees) -> Groups:
+    """The groups of this rank that there are, by what makes one of a kind; every rank asks for the same, in order."""
     inside, beside, across = degrees.groups()
-    tensor, exchange = own("tensor", inside), own("exchange", beside)
-    stages, tokens = own("stages", across), own("tokens", across)
-    assert tensor is not None
-    return Groups(tensor, exchange, (stages, tokens) if stages and tokens else None)
+    return Groups(
+        tensor=own("tensor", inside),
+        exchange=own("exchange", beside) if degrees.attention_dp > 1 else None,
+        stages=(own("stages", across), own("tokens", across)) if degrees.pp > 1 else None,
+    )
 
 
 def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:
@@ -376,9 +374,7 @@ def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_
     if degrees.ranks == degrees.tp:
         return Groups(world, None, None)
 
-    def own(kind: str, groups: list[list[int]]) -> dist.ProcessGroup | None:
-        if len(groups[0]) == 1 and kind != "tensor":
-            return None
+    def own(kind: str, groups: list[list[int]]) -> dist.ProcessGroup:
         # every rank has to take part in making every group
         made: list[dist.ProcessGroup] = [
             dist.new_group(members, timeout=timeout, pg_options=_nccl_options(timeout)) for members in groups

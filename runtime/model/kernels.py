@@ -384,13 +384,9 @@ def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, win
 
 
 @_kernel("activation")
+@fused
 def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     """The MLP's nonlinearity: of N = 2I features gate and up side by side, or of I features."""
-    return _activate(x_BTN, name, gated)
-
-
-@fused
-def _activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     return _activated(x_BTN, name, gated)
 
 

@@ -30,11 +30,10 @@ from runtime.comm.base import Communicator
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
-from runtime.device import of
 from runtime.environment import environment
 from runtime.execution import Execution
 from runtime.fields import read_object
-from runtime.memory import enough_memory
+from runtime.memory import Workload, enough_memory
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
 from runtime.training.batches import Batches
@@ -83,8 +82,7 @@ class Run:
         if config.trained == "rewired":
             freeze(self.model, task.wiring)
         if Execution.of(self.model, ExecutionConfig(compile=config.compile)).blocks == "compiled":
-            for layer in self.model.layers:
-                layer.compile_by(of(self.model.embedding_VD).compiled)
+            self.model.compile_blocks()
         self._teacher: Callable[[Tensor], Tensor] | None = None
         if task.teacher:
             self._teacher = self._as_teacher(task.teacher)
@@ -204,18 +202,9 @@ class Run:
         return logits
 
     def _load(self, shape: ModelConfig, wiring: Wiring, source: Source, dtype: torch.dtype) -> Decoder:
-        return load(
-            shape,
-            EngineConfig(prefill_logits="all"),
-            self.comm,
-            source,
-            device=self.device,
-            dtype=dtype,
-            batch=self.config.batch // self.config.accumulate,
-            prompt=self.config.context,
-            gen=0,
-            wirings=[wiring],
-        )
+        batch = self.config.batch // self.config.accumulate
+        work = Workload(batch=batch, prompt=self.config.context, gen=0, dtype=dtype, wirings=[wiring])
+        return load(shape, EngineConfig(prefill_logits="all"), self.comm, source, work, self.device)
 
     def _check_text(self) -> None:
         file, sha256 = self.config.out / RUN, self.task.corpus.sha256

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from runtime.__main__ import main
-from runtime.bench import BenchConfig, bench
+from runtime.bench import bench
 from runtime.comm.base import Communicator
 from runtime.comm.rendezvous import CommConfig
 from runtime.config import EngineConfig, ModelConfig
+from runtime.prepare import BenchConfig
 from tests.support.ranks import on_ranks
 from tests.support.reference import full_weights, reference_logits
 from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, engine_of, logits, tokens_of

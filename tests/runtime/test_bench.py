@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ladder_sim.cli.run import _resolve
 from ladder_sim.errors import InfeasibleError, UsageError, install_command
-from runtime.bench import BenchConfig, _Sample, bench
+from runtime.bench import _Sample, bench
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone, Handle
 from runtime.comm.emulate import EmulatedLink
@@ -24,6 +24,7 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
+from runtime.prepare import BenchConfig
 from tests.support.commands import run
 from tests.support.schemas import check
 from tests.support.terminal import progress_of

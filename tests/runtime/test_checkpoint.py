@@ -25,7 +25,7 @@ from runtime.comm.base import Alone
 from runtime.config import ModelConfig
 from runtime.fields import read_object
 from runtime.model.wiring import lay_out
-from runtime.sampling import SamplingConfig
+from runtime.prepare import SamplingConfig
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
 from tests.support.loaded import CASES, GEN, PROMPTS, completed, expert_degrees, model_of, run_ranks

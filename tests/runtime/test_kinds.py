@@ -11,9 +11,8 @@ from runtime.checkpoint.tensors import tensor_shapes
 from runtime.comm.base import Alone
 from runtime.config import EngineConfig, ModelConfig
 from runtime.kinds import Experts, Latent, Yarn
-from runtime.memory import check_fits
+from runtime.memory import Workload, check_fits
 from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 
 pytestmark = pytest.mark.torch
 
@@ -220,8 +219,7 @@ def test_degrees_that_do_not_divide(config: dict[str, Any], tp: int, ep: int, pa
 def test_what_a_model_with_experts_needs() -> None:
     """All experts count, not those that one token passes."""
     shape = ModelConfig.from_hf(MIXTRAL)
-    sizes = {"batch": 1, "prompt": 1, "gen": 1, "dtype": torch.bfloat16}
-    wirings = [lay_out("ladder", shape.layers)]
-    check_fits(shape, EngineConfig(), wirings, comm=Alone(), free_bytes=100e9, **sizes)
+    work = Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
+    check_fits(shape, EngineConfig(), work, Alone(), 100e9)
     with pytest.raises(InfeasibleError, match=r"93\.\d GB needed per rank"):
-        check_fits(shape, EngineConfig(), wirings, comm=Alone(), free_bytes=90e9, **sizes)
+        check_fits(shape, EngineConfig(), work, Alone(), 90e9)

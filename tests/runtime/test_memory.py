@@ -19,7 +19,7 @@ from runtime.checkpoint.weights import Sliceable, fill, random_weights
 from runtime.comm.base import Alone, AloneInPipeline
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
 from runtime.kinds import Experts
-from runtime.memory import check_fits, enough_memory, needs
+from runtime.memory import Workload, check_fits, enough_memory, needs
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 
@@ -56,7 +56,7 @@ def test_a_prefill_needs_what_is_planned(
 ) -> None:
     """As torch's allocator counts it; the plan was 1.7 to 5.5 times too small."""
     wirings, comm = [lay_out(variant, config.layers)], Alone(2)
-    plan = needs(config, engine, wirings, comm=comm, prompt=PROMPT, gen=8, dtype=torch.float32)
+    plan = needs(config, engine, Workload(batch=1, prompt=PROMPT, gen=8, dtype=torch.float32, wirings=wirings), comm)
     model = Decoder(config, engine, comm, positions=PROMPT + 8)
     fill(model, random_weights(seed=0))
     assert plan.weights == sum(weight.nbytes for weight in model.parameters())
@@ -92,22 +92,21 @@ def test_graphs_keep_the_largest_recorded_step(
     comm, engine, batch = Alone(2), EngineConfig(attention=attention), 2
     wirings = [lay_out(variant, DENSE.layers) for variant in ("standard", "ladder")]
     wished = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs=prefill)
-    sizes: dict[str, Any] = {"prompt": PROMPT, "gen": 8, "dtype": torch.float32}
-    where = {"device": torch.device("cpu"), "batch": batch, "seed": 0}
-    generator = assemble(DENSE, engine, comm, wirings=wirings, execution=wished, **sizes, **where)
+    work: dict[str, Any] = {"batch": batch, "prompt": PROMPT, "gen": 8, "dtype": torch.float32, "wirings": wirings}
+    generator = assemble(DENSE, engine, comm, device=torch.device("cpu"), seed=0, execution=wished, **work)
     for wiring in wirings:
         generator.prefill(wiring)
         generator.decode(wiring, 1)
     assert len(kept) == (4 if prefill == "on" else 2)
     recorded = generator.execution.recorded
     assert recorded == wished.recorded
-    plan = needs(DENSE, engine, wirings, comm=comm, recorded=recorded, **sizes).of_batch(batch, 1)
+    plan = needs(DENSE, engine, Workload(recorded=recorded, **work), comm).of_batch(batch, 1)
     # a decode step makes little, in pieces of 64 bytes
     assert max(kept) <= plan.graphs * 1.02 + 2**14
     assert plan.graphs <= max(kept) * 1.1 + 2**14
     # what is not recorded keeps nothing, and a pipeline records nothing
-    assert needs(DENSE, engine, wirings, comm=comm, **sizes).graphs == 0
-    staged = needs(DENSE, engine, wirings, comm=Alone(2, AloneInPipeline(0, 2)), recorded=recorded, **sizes)
+    assert needs(DENSE, engine, Workload(**work), comm).graphs == 0
+    staged = needs(DENSE, engine, Workload(recorded=recorded, **work), Alone(2, AloneInPipeline(0, 2)))
     assert staged.graphs == 0
 
 
@@ -151,20 +150,17 @@ def test_what_would_fit_does() -> None:
     )
     for stages, recorded, words in cases:
         comm = Alone(2, AloneInPipeline(0, stages))
-        work: dict[str, Any] = {"comm": comm, "prompt": PROMPT, "gen": 8, "dtype": torch.bfloat16}
-        work["recorded"] = recorded
-        wirings, free_bytes = [lay_out("ladder", DENSE.layers)], 50e6
+        work = Workload(batch=1000, prompt=PROMPT, gen=8, dtype=torch.bfloat16, recorded=recorded)
         with pytest.raises(InfeasibleError, match=words) as refused:
-            check_fits(DENSE, EngineConfig(), wirings, batch=1000, free_bytes=free_bytes, **work)
+            check_fits(DENSE, EngineConfig(), work, comm, 50e6)
         batch = int(refused.value.hint.split()[3])
-        check_fits(DENSE, EngineConfig(), wirings, batch=batch, free_bytes=free_bytes, **work)
+        check_fits(DENSE, EngineConfig(), replace(work, batch=batch), comm, 50e6)
         with pytest.raises(InfeasibleError):
-            check_fits(DENSE, EngineConfig(), wirings, batch=batch + stages, free_bytes=free_bytes, **work)
+            check_fits(DENSE, EngineConfig(), replace(work, batch=batch + stages), comm, 50e6)
 
 
 def test_a_prompt_that_no_model_has_memory_for() -> None:
     """Regression: the way out was a model of 0 layers."""
-    work: dict[str, Any] = {"comm": Alone(), "batch": 1, "prompt": 100_000, "gen": 8, "dtype": torch.bfloat16}
     with pytest.raises(InfeasibleError) as refused:
-        check_fits(DENSE, EngineConfig(), [lay_out("ladder", DENSE.layers)], free_bytes=50e6, **work)
+        check_fits(DENSE, EngineConfig(), Workload(batch=1, prompt=100_000, gen=8, dtype=torch.bfloat16), Alone(), 50e6)
     assert refused.value.hint == "use more ranks with memory of their own, or a smaller model, or a shorter prompt"

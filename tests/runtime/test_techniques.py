@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ladder_sim.errors import UsageError
 from runtime.__main__ import main
-from runtime.bench import BenchConfig, bench
+from runtime.bench import bench
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone, Communicator
 from runtime.comm.rendezvous import CommConfig
@@ -20,6 +20,7 @@ from runtime.generate import Generator
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
+from runtime.prepare import BenchConfig
 from tests.support.ranks import on_ranks
 from tests.support.world import BEHIND, EXPERTS, GROUPED, LATENT
 

@@ -18,8 +18,8 @@ from runtime.comm.base import Alone
 from runtime.complete import Completion
 from runtime.model.kernels import sample
 from runtime.model.wiring import lay_out
-from runtime.prepare import CompletionConfig, prepare_completion
-from runtime.sampling import Sampler, SamplingConfig
+from runtime.prepare import CompletionConfig, SamplingConfig, prepare_completion
+from runtime.sampling import Sampler
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
 from tests.support.commands import process

@@ -15,9 +15,11 @@ from runtime.complete import left_padded
 from runtime.config import EngineConfig, ModelConfig
 from runtime.fields import read_object
 from runtime.generate import Generator
+from runtime.memory import Workload
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
-from runtime.sampling import Sampler, SamplingConfig
+from runtime.prepare import SamplingConfig
+from runtime.sampling import Sampler
 from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])
@@ -32,17 +34,8 @@ SAMPLED = SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, seed=3)
 
 def model_of(folder: Path, comm: Communicator, **engine: Any) -> Decoder:
     checkpoint = Checkpoint.open(folder)
-    return load(
-        checkpoint.shape,
-        EngineConfig(**engine),
-        comm,
-        checkpoint.source,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        batch=len(PROMPTS),
-        prompt=max(map(len, PROMPTS)),
-        gen=GEN,
-    )
+    work = Workload(batch=len(PROMPTS), prompt=max(map(len, PROMPTS)), gen=GEN, dtype=torch.float32)
+    return load(checkpoint.shape, EngineConfig(**engine), comm, checkpoint.source, work, torch.device("cpu"))
 
 
 def expert_degrees(config: ModelConfig, size: int) -> list[int]:
