@@ -13,17 +13,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from calibration.importers import parquet
+from calibration.importers import package, parquet
 from calibration.importers.allreduce import all_reduce_curves, collective_curves, engine_curves
 from calibration.importers.clean import RISING, from_memory, outlier_note, static, without_excluded
-from calibration.importers.grids import Grid, Series, distinct, merge
+from calibration.importers.grids import Grid, Series, distinct, merge, rounded
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName
 from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Gpu, Kind, roofline_s, table_shape
-from ladder_sim.des.shared import Floats
-from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.costs.table_parts import ideal_time_s
+from ladder_sim.errors import UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.workload import KV_BYTES
 
@@ -84,8 +84,6 @@ KEEP = {
 JUDGE = {"head_dim": (192.0,)}
 # share of the engines that must have measured a point of a table
 QUORUM = 0.5
-# significant digits of a stored time: a tenth of the repeat noise
-DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,39 +127,61 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
     """
     if system not in SYSTEMS:
         raise UnknownNameError("system", system, SYSTEMS)
-    systems = parquet.find_systems(source)
-    data = systems / "data" / system
-    if not data.is_dir() or not (systems / f"{system}.yaml").is_file():
-        raise UsageError(f"'{systems}' holds no measurements of system '{system}'")
-    figures = parquet.read_gpu_figures(systems / f"{system}.yaml")
-    bandwidth_Bps = figures["mem_bw"]
-    reader = _Reader(systems)
+    files = package.SystemFiles(system, source)
+    figures = package.read_gpu_figures(files.description)
+    gemms = _read_gemms(files, figures)
+    attention, kernels = _read_attention(files, figures["mem_bw"])
+    nccl, custom = _read_collectives(files)
+    files.notes += [note for (_, dtype), many in gemms.items() if (note := outlier_note(dtype, many))]
+    versions = sorted({series.label.split()[1] for many in nccl.values() for series in many})
+    engines = ", ".join(series.label for series in gemms.get(("gemm", "bf16"), []))
+    return Measurements(
+        system=system,
+        environment={"device": files.device, "engines": engines, "nccl": ", ".join(versions)},
+        figures=figures,
+        tables=gemms | attention,
+        kernels=kernels,
+        nccl=nccl,
+        custom=custom,
+        notes=tuple(files.notes),
+        files=tuple(files.read),
+    )
+
+
+def _read_gemms(files: package.SystemFiles, figures: Mapping[str, float]) -> dict[tuple[Kind, str], list[Series]]:
     tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
-    notes: list[str] = []
-    for label, path in parquet.newest_files(data / "gemm", "gemm_perf.parquet"):
-        columns = reader.read(path)
+    for label, path in package.newest_files(files.data / "gemm", "gemm_perf.parquet"):
+        columns = files.columns(path)
         for dtype in parquet.GEMM_DTYPES:
             series = parquet.gemm_series(label, columns, dtype)
-            if dtype == "fp8" and label.startswith("trtllm") and len(series.seconds):
-                folder = data / "quantize" / label.replace(" ", "/")
-                kernels = [reader.read(folder / f"{name}_perf.parquet") for name in QUANTISATION]
+            if dtype == "fp8" and series.engine == "trtllm" and len(series.seconds):
+                folder = files.data / "quantize" / label.replace(" ", "/")
+                kernels = [files.columns(folder / f"{name}_perf.parquet") for name in QUANTISATION]
                 series = static(
                     series,
                     [parquet.quantise_series(label, each) for each in kernels],
-                    bandwidth_Bps=bandwidth_Bps,
+                    bandwidth_Bps=figures["mem_bw"],
                     flops=figures["fp8_tc_flops"],
                 )
-                notes.append(f"gemm fp8 of {label}: quantisation subtracted ({', '.join(QUANTISATION)})")
-            series, reasons = without_excluded(series, system, dtype)
+                files.notes.append(f"gemm fp8 of {label}: quantisation subtracted ({', '.join(QUANTISATION)})")
+            series, reasons = without_excluded(series, files.system, dtype)
             weights_bytes = series.points[:, 1:].prod(axis=1) * GEMM_FORMATS[dtype].weight_bytes
-            series, raised = from_memory(series, weights_bytes, bandwidth_Bps, f"gemm {dtype}")
-            notes += [*reasons, *raised]
+            series, raised = from_memory(series, weights_bytes, figures["mem_bw"], f"gemm {dtype}")
+            files.notes += [*reasons, *raised]
             tables["gemm", dtype].append(series)
-    attention: dict[str, str] = {}
+    return nonempty(tables)
+
+
+def _read_attention(
+    files: package.SystemFiles, bandwidth_Bps: float
+) -> tuple[dict[tuple[Kind, str], list[Series]], dict[str, str]]:
+    """Its series, and the decode kernel of each engine."""
+    tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
+    kernels: dict[str, str] = {}
     for kind, phase in PHASES.items():
-        for label, path in parquet.newest_files(data / "attention", f"{phase}_attention_perf.parquet"):
-            columns = reader.read(path)
-            attention[label.split()[0]] = parquet.attention_kernel(columns)
+        for label, path in package.newest_files(files.data / "attention", f"{phase}_attention_perf.parquet"):
+            columns = files.columns(path)
+            kernels[label.split()[0]] = parquet.attention_kernel(columns)
             for kv_dtype, element_bytes in KV_BYTES.items():
                 series = parquet.attention_series(label, columns, kind, kv_dtype)
                 if kind == "attention_decode":
@@ -169,39 +189,28 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
                     cache_bytes = 2.0 * element_bytes * series.points[:, [0, 2, 3]].prod(axis=1)
                     what = f"decode attention, {kv_dtype} cache"
                     series, raised = from_memory(series, cache_bytes, bandwidth_Bps, what)
-                    notes += raised
+                    files.notes += raised
                 tables[kind, kv_dtype].append(series)
+    return nonempty(tables), kernels
+
+
+def _read_collectives(
+    files: package.SystemFiles,
+) -> tuple[dict[tuple[str, int], list[Series]], dict[tuple[str, int], list[Series]]]:
+    """NCCL's by operation and ranks, and the engines' all-reduces by engine and ranks."""
     nccl: dict[tuple[str, int], list[Series]] = defaultdict(list)
-    for label, path in parquet.all_files(data / "comm", "nccl_perf.parquet"):
-        columns = reader.read(path)
+    for label, path in package.all_files(files.data / "comm", "nccl_perf.parquet"):
+        columns = files.columns(path)
         for op in OPS:
             for ranks in np.unique(columns["num_gpus"]).tolist():
                 nccl[op, ranks].append(parquet.nccl_series(label, columns, op, ranks))
     custom: dict[tuple[str, int], list[Series]] = defaultdict(list)
-    for label, path in parquet.all_files(data / "comm", "custom_allreduce_perf.parquet"):
-        columns = reader.read(path)
+    for label, path in package.all_files(files.data / "comm", "custom_allreduce_perf.parquet"):
+        columns = files.columns(path)
         for ranks in np.unique(columns["num_gpus"]).tolist():
             engine, series = parquet.custom_series(label, columns, ranks)
             custom[engine, ranks].append(series)
-    kept = _nonempty(tables)
-    for (kind, dtype), many in kept.items():
-        if kind == "gemm" and (note := outlier_note(dtype, many)):
-            notes.append(note)
-    return Measurements(
-        system=system,
-        environment={
-            "device": reader.device,
-            "engines": ", ".join(series.label for series in kept.get(("gemm", "bf16"), [])),
-            "nccl": ", ".join(sorted({series.label.split()[1] for many in nccl.values() for series in many})),
-        },
-        figures=figures,
-        tables=kept,
-        kernels=attention,
-        nccl=_nonempty(nccl),
-        custom=_nonempty(custom),
-        notes=tuple(notes),
-        files=tuple(reader.files),
-    )
+    return nonempty(nccl), nonempty(custom)
 
 
 def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
@@ -219,7 +228,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
         cluster_name=cluster,
         created=created,
         environment=measured.environment,
-        sources=(parquet.source_of(measured.system, what, measured.files, measured.notes),),
+        sources=(package.source_of(measured.system, what, measured.files, measured.notes),),
         reference=reference,
         gemm=_tables("gemm", measured.tables, reference),
         attention_prefill={"flash": _tables("attention_prefill", measured.tables, reference)},
@@ -250,7 +259,7 @@ def make_engine_profile(
             "attention": measured.kernels[engine],
             "all-reduce": version,
         },
-        sources=(*base.sources, parquet.source_of(measured.system, f"attention and all-reduce of {engine}", files)),
+        sources=(*base.sources, package.source_of(measured.system, f"attention and all-reduce of {engine}", files)),
         attention_prefill={"flash": _tables("attention_prefill", own, reference)},
         attention_decode={"flash": _tables("attention_decode", own, reference)},
         collectives={
@@ -262,7 +271,7 @@ def make_engine_profile(
 
 def of_engine(tables: Mapping[Key, list[Series]], engine: str) -> dict[Key, list[Series]]:
     """One engine's series of each table."""
-    return _nonempty({key: [s for s in many if s.label.split()[0] == engine] for key, many in tables.items()})
+    return nonempty({key: [series for series in many if series.engine == engine] for key, many in tables.items()})
 
 
 def _tables(kind: Kind, measured: Mapping[tuple[Kind, str], list[Series]], reference: Gpu) -> dict[str, RatioTable]:
@@ -285,8 +294,8 @@ def reference_gpu(measured: Measurements) -> Gpu:
 def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> RatioTable:
     """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
     grid = _merge(kind, series)
-    seconds = _round(grid.seconds)
-    ideal_s = _ideal_s(kind, dtype, grid, reference)
+    seconds = rounded(grid.seconds)
+    ideal_s = ideal_time_s(grid.axes, kind, dtype, reference)
     points = MAX_POINTS_BF16 if (kind, dtype) == ("gemm", "bf16") else MAX_POINTS[kind]
     table = thin(
         grid.axes,
@@ -312,7 +321,7 @@ def left_out_errors(
         ``"leave-one-out"``: at grid points, with their axis value taken out of the grid.
     """
     grid = _merge(kind, series)
-    ideal_s = _ideal_s(kind, dtype, grid, reference)
+    ideal_s = ideal_time_s(grid.axes, kind, dtype, reference)
     left = np.isfinite(grid.seconds)
     left[np.ix_(*(np.isin(v, kept) for v, kept in zip(grid.axes.values(), table.axes, strict=True)))] = False
     errors = {"aggregated": ErrorStats.of(predicted_s(table, grid.axes, ideal_s)[left], grid.seconds[left])}
@@ -327,36 +336,11 @@ def left_out_errors(
     return errors
 
 
-class _Reader:
-    """Reads files, and records which ones and the device they name."""
-
-    def __init__(self, systems: Path) -> None:
-        self.systems = systems
-        self.files: list[str] = []
-        self.device = ""
-
-    def read(self, path: Path) -> parquet.Columns:
-        columns = parquet.read_columns(path)
-        self.files.append(path.relative_to(self.systems).as_posix())
-        if "device" in columns and len(columns["device"]):
-            self.device = str(columns["device"][0])
-        return columns
-
-
-def _nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
+def nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
+    """Without series that have no rows, and without keys that have no others."""
     kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 
 
 def _merge(kind: Kind, series: list[Series]) -> Grid:
     return merge(AXES[kind], distinct(series), quorum=QUORUM, rising=RISING if kind == "gemm" else ())
-
-
-def _round(seconds: Floats) -> Floats:
-    # through text, so that the errors are those of the decimal number that is stored
-    return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
-
-
-def _ideal_s(kind: Kind, dtype: str, grid: Grid, reference: Gpu) -> Floats:
-    points = dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True))
-    return roofline_s(table_shape(kind, dtype, points), reference)

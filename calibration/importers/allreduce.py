@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibration.importers import parquet
-from calibration.importers.grids import Series, distinct, envelope, merge
+from calibration.importers.grids import Series, distinct, envelope, merge, rounded
+from calibration.importers.package import version_key
 from calibration.importers.thin import thin_curve
 from ladder_sim.costs.lookup import Curve, ErrorStats
 
@@ -66,17 +66,16 @@ def engine_curves(custom: Mapping[tuple[str, int], list[Series]], engine: str) -
     """
     own = {ranks: many for (name, ranks), many in custom.items() if name == engine}
     # some folders of one engine hold a copy of another's rows
-    versions = {s.label.split()[1] for many in own.values() for s in many if s.label.split()[0] == engine}
+    versions = {s.label.split()[1] for many in own.values() for s in many if s.engine == engine}
     if not versions:
         return "", {}
-    label = f"{engine} {max(versions, key=parquet.version_key)}"
+    label = f"{engine} {max(versions, key=version_key)}"
     curves = {}
     for ranks, many in sorted(own.items()):
         for series in many:
             if series.label == label:
-                in_order = np.argsort(series.points[:, 0])
-                seconds = envelope(series.seconds[in_order], [0])
-                curves[ranks] = _curve([replace(series, points=series.points[in_order], seconds=seconds)])
+                ordered = series.at(np.argsort(series.points[:, 0]))
+                curves[ranks] = _curve([replace(ordered, seconds=envelope(ordered.seconds, [0]))])
     return label, curves
 
 
@@ -112,7 +111,7 @@ def _curve(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Cu
     """Median of the series at `sizes`, thinned, with its errors at the sizes left out."""
     points = _median_points(series)
     chosen = np.array([size for size in points if sizes is None or size in sizes])
-    seconds = np.array([float(f"{points[size]:.4g}") for size in chosen])
+    seconds = rounded(np.array([points[size] for size in chosen]))
     curve = thin_curve(chosen, seconds, target=TARGET_ERROR, max_share=MAX_SHARE)
     left = ~np.isin(chosen, curve.size_bytes)
     errors = {"aggregated": ErrorStats.of(curve.seconds_at(chosen[left])[0], seconds[left])}
@@ -132,8 +131,7 @@ def _median_points(series: Sequence[Series]) -> Points:
 
 
 def _without_excluded(series: Sequence[Series], ranks: int) -> list[Series]:
-    kept = []
-    for own in series:
-        rows = np.array([(own.label, ranks, size) not in EXCLUDED for size in own.points[:, 0]], dtype=np.bool_)
-        kept.append(Series(label=own.label, points=own.points[rows], seconds=own.seconds[rows]))
-    return kept
+    return [
+        own.at(np.array([(own.label, ranks, size) not in EXCLUDED for size in own.points[:, 0]], dtype=np.bool_))
+        for own in series
+    ]

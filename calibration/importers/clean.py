@@ -73,11 +73,10 @@ EXCLUSIONS = (
 
 def without_excluded(series: Series, system: str, dtype: str) -> tuple[Series, list[str]]:
     """The rows that are used, and a note on each exclusion that took some."""
-    engine = series.label.split()[0]
     rows = np.ones(len(series.seconds), dtype=np.bool_)
     notes = []
     for each in EXCLUSIONS:
-        if (each.engine, each.format) != (engine, dtype) or (each.systems and system not in each.systems):
+        if (each.engine, each.format) != (series.engine, dtype) or (each.systems and system not in each.systems):
             continue
         concerned = (series.points[:, 0] >= each.from_m) & (series.points[:, 0] <= each.to_m)
         rows &= ~concerned
@@ -86,7 +85,7 @@ def without_excluded(series: Series, system: str, dtype: str) -> tuple[Series, l
                 f" {way} m {m:g}" for way, m in (("from", each.from_m), ("up to", each.to_m)) if 1.0 < m < np.inf
             )
             notes.append(f"gemm {dtype} without {series.label}{which}: {each.reason}")
-    return replace(series, points=series.points[rows], seconds=series.seconds[rows]), notes
+    return series.at(rows), notes
 
 
 def static(series: Series, quantisation: Sequence[Series], *, bandwidth_Bps: float, flops: float) -> Series:

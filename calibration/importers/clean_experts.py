@@ -4,7 +4,7 @@ Measurements of something else are left out (`EXCLUSIONS`), none is faster than 
 time falls as tokens are added (`rising`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -83,10 +83,9 @@ def without_excluded(series: Series, system: str, key: Experts) -> tuple[Series,
     """The rows that are used, in which no time falls as tokens are added; a note on each exclusion that took some."""
     expert_tp, ep, tokens = series.points.T
     rows = (expert_tp <= MAX_EXPERT_TP) & (expert_tp * ep <= MAX_RANKS)
-    engine, version = series.label.split()
-    notes = set()
+    version, notes = series.label.split()[1], set()
     for each in EXCLUSIONS:
-        if each.engine != engine or system not in (each.systems or (system,)):
+        if each.engine != series.engine or system not in (each.systems or (system,)):
             continue
         stated = ((each.version, version), (each.format, key.format), (each.imbalance, key.imbalance))
         concerned = rows & (ep >= each.from_ep) & (tokens >= each.from_tokens)
@@ -94,7 +93,7 @@ def without_excluded(series: Series, system: str, key: Experts) -> tuple[Series,
             rows &= ~concerned
             which = " ".join(filter(None, (each.format, each.imbalance, "with EP" if each.from_ep > 1 else "")))
             notes.add(f"experts {which} without {series.label}: {each.reason}")
-    return rising(replace(series, points=series.points[rows], seconds=series.seconds[rows])), notes
+    return rising(series.at(rows)), notes
 
 
 def weights_read_bytes(key: Experts, series: Series) -> Floats:

@@ -5,7 +5,8 @@ Frameworks and their versions measure the same shapes with different kernels and
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from ladder_sim.des.shared import Floats
 OUTLIER_LOG = np.log(2.0)
 # times above this multiple of a larger problem's are outliers too
 FAR = 1.3
+# significant digits of a stored time: a tenth of the repeat noise
+DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +31,15 @@ class Series:
     """Coordinates, shape (rows, axes)."""
     seconds: Floats
     """Measured times, shape (rows,)."""
+
+    @property
+    def engine(self) -> str:
+        """The framework."""
+        return self.label.split()[0]
+
+    def at(self, rows: NDArray[Any]) -> Self:
+        """Some of the rows, chosen by a mask or by their places."""
+        return replace(self, points=self.points[rows], seconds=self.seconds[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +129,11 @@ def dense(values: Sequence[Floats], series: Series) -> Floats:
     flat = np.full(int(np.prod(shape)), np.nan)
     flat[cells] = times
     return flat.reshape(shape)
+
+
+def rounded(seconds: Floats) -> Floats:
+    """Times as they are stored; through text, so that errors are those of the decimal number."""
+    return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 
 
 def outliers(layers: Floats) -> NDArray[np.bool_]:

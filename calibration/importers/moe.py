@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.importers import parquet
-from calibration.importers.aiconfigurator import make_table
+from calibration.importers import package, parquet
+from calibration.importers.aiconfigurator import make_table, nonempty, of_engine
 from calibration.importers.clean_experts import rising, weights_read_bytes, without_excluded
-from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge
+from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge, rounded
 from calibration.importers.thin import predicted_s
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
@@ -24,7 +24,6 @@ from ladder_sim.costs.profile import CalibrationProfile, MoeTables
 from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.des.shared import Floats
-from ladder_sim.errors import UsageError
 from ladder_sim.specs.workload import KV_BYTES
 
 # (hidden, width, experts, top-k) of the layers that are kept: of models that people serve
@@ -75,80 +74,88 @@ class MoeMeasurements:
 
 def read_moe_system(system: str, source: Path | None = None) -> MoeMeasurements:
     """Read one system's files; raises as `read_system`."""
-    systems = parquet.find_systems(source)
-    data = systems / "data" / system
-    if not data.is_dir():
-        raise UsageError(f"'{systems}' holds no measurements of system '{system}'")
-    files: list[str] = []
-    notes: list[str] = []
+    files = package.SystemFiles(system, source)
+    experts, tables, dispatches = _read_experts(files), _read_latent(files), _read_dispatches(files)
+    return MoeMeasurements(
+        system=system,
+        experts=experts,
+        tables=tables,
+        dispatches=dispatches,
+        notes=tuple(files.notes),
+        files=tuple(files.read),
+    )
 
-    def read(label: str, path: Path) -> parquet.Columns:
-        columns = parquet.read_columns(path)
-        files.append(path.relative_to(systems).as_posix())
-        said = sorted({str(version) for version in columns.get("version", ())} - {label.split()[1]})
-        if said:
-            notes.append(f"{files[-1]}: rows say version {', '.join(said)}")
-        return columns
 
+def _read(files: package.SystemFiles, label: str, path: Path) -> package.Columns:
+    columns = files.columns(path)
+    said = sorted({str(version) for version in columns.get("version", ())} - {label.split()[1]})
+    if said:
+        files.notes.append(f"{files.read[-1]}: rows say version {', '.join(said)}")
+    return columns
+
+
+def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]]:
     experts: dict[Experts, dict[str, Series]] = defaultdict(dict)
     excluded: set[str] = set()
     raised: dict[str, int] = defaultdict(int)
-    bandwidth_Bps = parquet.read_gpu_figures(systems / f"{system}.yaml")["mem_bw"]
-    for label, path in _oldest_first(data / "moe", "moe_perf.parquet"):
-        engine = label.split()[0]
-        for key, series in parquet.expert_series(label, read(label, path)):
+    bandwidth_Bps = package.read_gpu_figures(files.description)["mem_bw"]
+    for label, path in _oldest_first(files.data / "moe", "moe_perf.parquet"):
+        for key, series in parquet.expert_series(label, _read(files, label, path)):
             if key[1:5] in LAYERS:
-                own, reasons = without_excluded(series, system, key)
+                own, reasons = without_excluded(series, files.system, key)
                 fastest_s = weights_read_bytes(key, own) / bandwidth_Bps
                 raised[label] += int((own.seconds < fastest_s).sum())
                 own = rising(replace(own, seconds=np.maximum(own.seconds, fastest_s)))
                 excluded |= reasons
                 if len(own.seconds):
-                    experts[key][engine] = own
-    notes += sorted(excluded)
-    notes += [
+                    experts[key][own.engine] = own
+    files.notes += sorted(excluded)
+    files.notes += [
         f"{count} experts' times of {label} raised to what reading weights takes"
         for label, count in raised.items()
         if count
     ]
+    return experts
+
+
+def _read_latent(files: package.SystemFiles) -> dict[tuple[Kind, str], list[Series]]:
     tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
     phases: dict[Kind, str] = {"mla_prefill": "context", "mla_decode": "generation"}
     for kind, phase in phases.items():
-        for label, path in parquet.newest_files(data / "mla", f"{phase}_mla_perf.parquet"):
-            columns = read(label, path)
+        for label, path in package.newest_files(files.data / "mla", f"{phase}_mla_perf.parquet"):
+            columns = _read(files, label, path)
             for kv_dtype in KV_BYTES:
                 tables[kind, kv_dtype].append(parquet.mla_series(label, columns, kind, kv_dtype))
-    for label, path in parquet.newest_files(data / "mla_bmm", "mla_bmm_perf.parquet"):
-        columns = read(label, path)
+    for label, path in package.newest_files(files.data / "mla_bmm", "mla_bmm_perf.parquet"):
+        columns = _read(files, label, path)
         for dtype in ("bf16", "fp8"):
             tables["bmm", dtype].append(parquet.bmm_series(label, columns, dtype))
+    return nonempty(tables)
+
+
+def _read_dispatches(files: package.SystemFiles) -> dict[str, parquet.Dispatches]:
     dispatches: dict[str, parquet.Dispatches] = defaultdict(dict)
+    copied_from = COPIES.get(files.system)
     for name in ("wideep_deepep_ll_perf", "wideep_deepep_normal_perf", "moe_a2a_perf", "trtllm_alltoall_perf"):
-        for label, path in _oldest_first(data / "comm", f"{name}.parquet"):
-            columns = read(label, path)
-            original = systems / "data" / COPIES.get(system, "") / path.relative_to(data)
-            if system in COPIES and original.is_file() and _same_times(columns, parquet.read_columns(original)):
-                notes.append(f"without {files.pop()}: its times are those of {COPIES[system]}")
-                continue
+        for label, path in _oldest_first(files.data / "comm", f"{name}.parquet"):
+            columns = _read(files, label, path)
+            if copied_from:
+                original = files.systems / "data" / copied_from / path.relative_to(files.data)
+                if original.is_file() and _same_times(columns, package.read_columns(original)):
+                    files.notes.append(f"without {files.read.pop()}: its times are those of {copied_from}")
+                    continue
             engine = label.split()[0]
             if name.startswith("wideep"):
-                of_node = parquet.read_gpus_per_node(systems / f"{system}.yaml")
+                of_node = package.read_gpus_per_node(files.description)
                 dispatches[engine] |= parquet.deepep_series(label, columns, of_node)
             elif name == "moe_a2a_perf":
                 dispatches[engine] |= parquet.a2a_series(label, columns)
             else:
                 dispatches[engine] |= parquet.nvlink_series(label, columns)
-    return MoeMeasurements(
-        system=system,
-        experts=experts,
-        tables={key: kept for key, many in tables.items() if (kept := [s for s in many if len(s.seconds)])},
-        dispatches=dispatches,
-        notes=tuple(notes),
-        files=tuple(files),
-    )
+    return dispatches
 
 
-def _same_times(columns: parquet.Columns, others: parquet.Columns) -> bool:
+def _same_times(columns: package.Columns, others: package.Columns) -> bool:
     return all(np.array_equal(values, others.get(name, ())) for name, values in columns.items() if name.endswith("_us"))
 
 
@@ -167,17 +174,13 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
         )
         for name in sorted({key.format for key in grids})
     }
-    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
     mla_of = MLA_OF[measured.system in WITHOUT_SPLIT_KV]
-    for (kind, of), many in measured.tables.items():
-        if usual := [series for series in many if series.label.startswith(mla_of)]:
-            tables[kind][of] = make_table(kind, of, usual, reference)
     what = "medians of experts' times; latent attention of one engine"
     return MoeTables(
         experts={**experts, **_factors(measured.experts)},
-        tables=tables,
+        tables=_latent_tables(measured, mla_of, reference),
         left_out=left_out,
-        sources=(parquet.source_of(measured.system, what, measured.files, measured.notes),),
+        sources=(package.source_of(measured.system, what, measured.files, measured.notes),),
     )
 
 
@@ -188,22 +191,27 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
         for key, table in base.experts.items()
         if engine in measured.experts.get(key, {})
     }
-    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
-    for (kind, of), many in measured.tables.items():
-        if own := [series for series in many if series.label.split()[0] == engine]:
-            tables[kind][of] = make_table(kind, of, own, reference)
     collectives: dict[str, dict[str, dict[int, Curve]]] = defaultdict(lambda: defaultdict(dict))
     for (op, kernel, ranks), series in sorted(measured.dispatches.get(engine, {}).items()):
         if len(series.seconds) > 1:
             collectives[op][kernel][ranks] = _curve(rising(series))
     files = tuple(file for file in measured.files if f"/{engine}" in file)
     what = f"experts, latent attention, dispatch and combine of {engine}"
-    source = parquet.source_of(measured.system, what, files)
+    source = package.source_of(measured.system, what, files)
+    tables = _latent_tables(measured, engine, reference)
     return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
 
 
+def _latent_tables(measured: MoeMeasurements, engine: str, reference: Gpu) -> dict[Kind, dict[str, RatioTable]]:
+    """Of latent attention and its projections, by one engine's kernels."""
+    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
+    for (kind, of), own in of_engine(measured.tables, engine).items():
+        tables[kind][of] = make_table(kind, of, own, reference)
+    return tables
+
+
 def _oldest_first(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
-    yield from sorted(parquet.all_files(folder, name), key=lambda file: parquet.version_key(file[0].split()[1]))
+    yield from sorted(package.all_files(folder, name), key=lambda file: package.version_key(file[0].split()[1]))
 
 
 def _median(engines: Mapping[str, Series]) -> Grid:
@@ -221,8 +229,7 @@ def _experts_table(key: Experts, grid: Grid, reference: Gpu) -> RatioTable:
 def _capped(own: Series, base: RatioTable) -> RatioTable:
     """An engine's times where `base` has its own, in whole hundredths of those and at most as long."""
     inside = np.logical_and.reduce([np.isin(own.points[:, i], values) for i, values in enumerate(base.axes)])
-    within = replace(own, points=own.points[inside], seconds=own.seconds[inside])
-    share = np.minimum(1.0, np.maximum(0.01, np.round(dense(list(base.axes), within) / base.seconds, 2)))
+    share = np.minimum(1.0, np.maximum(0.01, np.round(dense(list(base.axes), own.at(inside)) / base.seconds, 2)))
     return replace(base, seconds=base.seconds * share)
 
 
@@ -278,7 +285,7 @@ def _curve(series: Series) -> Curve:
     size_bytes = series.points[:, 0]
     tokens = size_bytes / parquet.TOKEN_BYTES
     kept = np.isin(tokens, TOKENS) | (tokens == tokens.min()) | (tokens == tokens.max())
-    seconds = np.array([float(f"{each:.4g}") for each in series.seconds])
+    seconds = rounded(series.seconds)
     curve = Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
     errors = ErrorStats.of(curve.seconds_at(size_bytes[~kept])[0], seconds[~kept])
     return replace(curve, left_out={"aggregated": errors})

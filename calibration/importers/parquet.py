@@ -1,27 +1,21 @@
-"""Reads the aiconfigurator package's parquet files into `Series` in SI units.
+"""From columns of the aiconfigurator package's parquet files to `Series` in SI units.
 
 The package keeps latencies in milliseconds and collective sizes in elements of two bytes.
 """
 
-import importlib.util
-import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
-from ladder_sim.costs.profile import ProfileSource
+from calibration.importers.package import Columns
 from ladder_sim.costs.roofline import Experts, coordinates
-from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.graph.shapes import AttentionShape, MlaShape
 from ladder_sim.specs.imbalance import Imbalance
-from ladder_sim.system.files import read_text
 
-PACKAGE = "aiconfigurator-core"
-VERSION = "0.12.0"
 # bytes of one element of bf16 and half
 HALF_BYTES = 2
 # query heads per KV head: no dense model has more than Llama-3.1-405B's 16, and kernels slow down beyond
@@ -54,120 +48,11 @@ DEEPEP_KERNELS = {
 }
 NVLINK_KERNELS = {"NVLinkOneSided": "nvlink-one-sided", "NVLinkTwoSided": "nvlink-two-sided"}
 
-Columns = Mapping[str, NDArray[Any]]
-
-
-def find_systems(source: Path | None) -> Path:
-    """Folder ``systems`` of the package: below `source`, or of the installed package.
-
-    Raises
-    ------
-    UsageError
-        If `source` holds no such folder.
-    MissingDependencyError
-        If no `source` is given and the package is not installed.
-    """
-    if source is not None:
-        for folder in (source, source / "systems", source / "aiconfigurator_core" / "systems"):
-            if (folder / "data").is_dir():
-                return folder
-        raise UsageError(f"no folder 'systems/data' in '{source}'", hint="name the unpacked folder aiconfigurator_core")
-    spec = importlib.util.find_spec("aiconfigurator_core")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(location) / "systems" / "data").is_dir():
-            return Path(location) / "systems"
-    raise MissingDependencyError(
-        f"package {PACKAGE}, which holds the measurements, is not installed",
-        hint=f"pip install {PACKAGE}=={VERSION}, or name an unpacked copy with --source DIR",
-    )
-
-
-def source_of(system: str, what: str, files: tuple[str, ...], notes: tuple[str, ...] = ()) -> ProfileSource:
-    """Where entries of a profile come from: files of the package, and what was left out or changed of them."""
-    return ProfileSource(
-        what=f"system {system}: {what}",
-        version=VERSION,
-        licence="Apache-2.0",
-        files=files,
-        citation=f"https://pypi.org/project/{PACKAGE}/{VERSION}/, (c) NVIDIA and affiliates",
-        notes=notes,
-    )
-
-
-def read_gpu_figures(system_file: Path) -> dict[str, float]:
-    """Figures of the ``gpu:`` section of a system's yaml file, by the file's own keys, SI units.
-
-    The section is flat ``key: number  # comment`` lines, so no yaml package is needed.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or lacks a figure that is needed.
-    """
-    figures: dict[str, float] = {}
-    section = ""
-    for line in read_text(system_file, what="the package's file of a system", error=UsageError).splitlines():
-        if match := re.match(r"(\w+):", line):
-            section = match[1]
-        elif section == "gpu" and (match := re.match(r"\s+(\w+):\s*(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)(?![\w.])", line)):
-            figures[match[1]] = float(match[2])
-    for name in ("bfloat16_tc_flops", "mem_bw"):
-        if not figures.get(name):
-            raise UsageError(f"{system_file}: gpu.{name} must be a number above 0", hint="install the package again")
-    return figures
-
-
-def read_gpus_per_node(system_file: Path) -> int:
-    """GPUs of one node, from the ``node:`` section of a system's yaml file."""
-    text = read_text(system_file, what="the package's file of a system", error=UsageError)
-    match = re.search(r"^\s+num_gpus_per_node:\s*(\d+)", text, re.MULTILINE)
-    if not match:
-        raise UsageError(f"{system_file}: node.num_gpus_per_node is missing", hint="install the package again")
-    return int(match[1])
-
-
-def read_columns(path: Path) -> Columns:
-    """All columns of one parquet file.
-
-    Raises
-    ------
-    MissingPackageError
-        If pyarrow is not installed.
-    UsageError
-        If the file is not a parquet file.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingPackageError("reading parquet files needs pyarrow", extra="import") from error
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"'{path}' is not a readable parquet file: {error}") from error
-    return {name: table.column(name).to_numpy() for name in table.column_names}
-
-
-def newest_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """The file `name` of the newest version of each framework below `folder`, with its label."""
-    for framework in sorted(entry for entry in folder.glob("*") if entry.is_dir()):
-        versions = [version for version in framework.iterdir() if (version / name).is_file()]
-        if versions:
-            newest = max(versions, key=lambda version: version_key(version.name))
-            yield f"{framework.name} {newest.name}", newest / name
-
-
-def all_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """The file `name` of every version of every framework below `folder`, with its label."""
-    for path in sorted(folder.glob(f"*/*/{name}")):
-        yield f"{path.parent.parent.name} {path.parent.name}", path
-
 
 def gemm_series(label: str, columns: Columns, dtype: str) -> Series:
     """Series over (m, n, k)."""
     rows = columns["gemm_dtype"] == GEMM_DTYPES[dtype]
-    points = np.column_stack([columns[name][rows] for name in ("m", "n", "k")]).astype(np.float64)
-    return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
+    return _timed(label, columns, rows, *(columns[name][rows] for name in ("m", "n", "k")))
 
 
 def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series:
@@ -184,20 +69,16 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
     rows = _of_most(rows, columns["kernel_source"])
     if (in_cache_dtype := rows & (columns["attn_dtype"] == KV_DTYPES[kv_dtype])).any():
         rows = in_cache_dtype
-    prompt = kind == "attention_prefill"
     shape = AttentionShape(
         kernel="flash",
         batch=columns["batch_size"][rows],
-        q_len=columns["isl"][rows] if prompt else 1,
-        # `step` tokens are in the cache of a decode step, and `isl` (one) joins them
-        kv_len=columns["isl"][rows] if prompt else (columns["step"] + columns["isl"])[rows],
+        **_lengths(columns, rows, prompt=kind == "attention_prefill"),
         heads=heads[rows],
         kv_heads=kv_heads[rows],
         head_dim=columns["head_dim"][rows],
         element_bytes=HALF_BYTES,
     )
-    point = coordinates(shape)
-    return Series(label=label, points=np.column_stack(list(point.values())), seconds=columns["latency"][rows] * 1e-3)
+    return _timed(label, columns, rows, *coordinates(shape).values())
 
 
 def attention_kernel(columns: Columns) -> str:
@@ -226,11 +107,9 @@ def expert_series(label: str, columns: Columns) -> Iterator[tuple[Experts, Serie
 def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series:
     """Series over the coordinates of ``mla_prefill`` or ``mla_decode``, measured on layers of DeepSeek-V2 and V3."""
     rows = columns["kv_cache_dtype"] == KV_DTYPES[kv_dtype]
-    prompt = kind == "mla_prefill"
     shape = MlaShape(
         batch=columns["batch_size"][rows],
-        q_len=columns["isl"][rows] if prompt else 1,
-        kv_len=columns["isl"][rows] if prompt else (columns["step"] + columns["isl"])[rows],
+        **_lengths(columns, rows, prompt=kind == "mla_prefill"),
         heads=columns["num_heads"][rows],
         latent=512,
         rope=64,
@@ -238,30 +117,21 @@ def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series
         value=128,
         element_bytes=HALF_BYTES,
     )
-    point = np.broadcast_arrays(*coordinates(shape).values())
-    return Series(
-        label=label, points=np.column_stack(point).astype(np.float64), seconds=columns["latency"][rows] * 1e-3
-    )
+    return _timed(label, columns, rows, *coordinates(shape).values())
 
 
 def bmm_series(label: str, columns: Columns, dtype: str) -> Series:
     """Series over the coordinates of ``bmm``."""
     rows = columns["bmm_dtype"] == GEMM_DTYPES.get(dtype)
     widths = np.array([BMM_WIDTHS[str(name)] for name in columns["op_name"][rows]]).reshape(-1, 2)
-    sizes = [columns[name][rows] for name in ("num_heads", "num_tokens")]
-    return Series(
-        label=label,
-        points=np.column_stack([*sizes, widths]).astype(np.float64),
-        seconds=columns["latency"][rows] * 1e-3,
-    )
+    return _timed(label, columns, rows, columns["num_heads"][rows], columns["num_tokens"][rows], *widths.T)
 
 
 def quantise_series(label: str, columns: Columns) -> Series:
     """Series over (m, k) of a kernel that quantises activations."""
     # a few times are 0
     rows = columns["latency"] > 0
-    points = np.column_stack([columns[name][rows] for name in ("m", "k")]).astype(np.float64)
-    return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
+    return _timed(label, columns, rows, columns["m"][rows], columns["k"][rows])
 
 
 def nccl_series(label: str, columns: Columns, op: str, ranks: int) -> Series:
@@ -281,6 +151,18 @@ def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series
         rows &= np.array([str(backend).endswith("_graph") for backend in columns["backend"]], dtype=np.bool_)
     engine = str(columns["framework"][0]).lower() if "framework" in columns else label.split()[0]
     return engine, _sizes(label, columns, rows)
+
+
+def _lengths(columns: Columns, rows: NDArray[np.bool_], *, prompt: bool) -> dict[str, Any]:
+    """Queries and keys of an attention: `step` tokens are in the cache of a decode step, and `isl` (one) joins them."""
+    new = columns["isl"][rows]
+    return {"q_len": new, "kv_len": new} if prompt else {"q_len": 1, "kv_len": columns["step"][rows] + new}
+
+
+def _timed(label: str, columns: Columns, rows: NDArray[np.bool_], *point: Any) -> Series:
+    """Series of some rows, whose coordinates these are."""
+    points = np.column_stack(np.broadcast_arrays(*point)).astype(np.float64)
+    return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
 
 
 def _of_most(rows: NDArray[np.bool_], names: NDArray[Any]) -> NDArray[np.bool_]:
@@ -347,9 +229,9 @@ def nvlink_series(label: str, columns: Columns) -> Dispatches:
             before_s = dict(zip(prepare.points[:, 0].tolist(), prepare.seconds.tolist(), strict=True))
             if before_s:
                 known = np.isin(dispatch.points[:, 0], prepare.points[:, 0])
-                points = dispatch.points[known]
-                total_s = dispatch.seconds[known] + [before_s[size] for size in points[:, 0].tolist()]
-                dispatch = Series(label=label, points=points, seconds=total_s)
+                dispatch = dispatch.at(known)
+                total_s = dispatch.seconds + [before_s[size] for size in dispatch.points[:, 0].tolist()]
+                dispatch = replace(dispatch, seconds=total_s)
             series["dispatch", kernel, ranks], series["combine", kernel, ranks] = dispatch, combine
     return series
 
@@ -366,8 +248,3 @@ def _dispatched(columns: Columns, tokens: str, top_k: str) -> tuple[NDArray[Any]
 
 def _of_rows(label: str, rows: NDArray[np.bool_], size_bytes: NDArray[Any], seconds: NDArray[Any]) -> Series:
     return Series(label=label, points=size_bytes[rows][:, None], seconds=seconds[rows])
-
-
-def version_key(version: str) -> list[int]:
-    """Sortable form: numbers in order; a release candidate's "rc" sorts before its release."""
-    return [int(part) if part.isdigit() else -1 for part in [*re.findall(r"\d+|rc", version), "0"]]

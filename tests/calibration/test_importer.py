@@ -27,6 +27,7 @@ from calibration.importers.aiconfigurator import (
 from calibration.importers.allreduce import engine_curves, one_shot_sizes, two_shot_sizes
 from calibration.importers.clean import from_memory, outlier_note, without_excluded
 from calibration.importers.grids import Series, dense, distinct, lowered, merge, outliers
+from calibration.importers.package import find_systems, newest_files, read_columns, read_gpu_figures
 from calibration.importers.thin import thin, thin_curve
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives.algorithms import OWN
@@ -405,20 +406,20 @@ def test_command_line_errors(package: Path, tmp_path: Path, capsys: pytest.Captu
 def test_absent_package_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install aiconfigurator-core==0\.12\.0"):
-        parquet.find_systems(None)
+        find_systems(None)
 
 
 def test_absent_pyarrow_names_the_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(MissingDependencyError, match=re.escape(install_command("import"))):
-        parquet.read_columns(tmp_path / "x.parquet")
+        read_columns(tmp_path / "x.parquet")
 
 
 def test_damaged_parquet_and_lacking_columns(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(UsageError, match="not a readable parquet file"):
-        parquet.read_columns(path)
+        read_columns(path)
 
 
 @pytest.mark.parametrize(
@@ -437,13 +438,13 @@ def test_the_figures_of_a_gpu_that_cannot_be_read(tmp_path: Path, text: str | by
     else:
         file.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UsageError, match=words):
-        parquet.read_gpu_figures(file)
+        read_gpu_figures(file)
 
 
 def test_release_candidates_come_before_their_release(tmp_path: Path) -> None:
     for version in ("1.3.0rc20", "1.3.0rc9", "1.3.0", "1.2.9"):
         write_rows(tmp_path / "trtllm" / version / "x.parquet", [{"a": 1}])
-    assert [label for label, _ in parquet.newest_files(tmp_path, "x.parquet")] == ["trtllm 1.3.0"]
+    assert [label for label, _ in newest_files(tmp_path, "x.parquet")] == ["trtllm 1.3.0"]
 
 
 @pytest.mark.parametrize(
