@@ -85,7 +85,7 @@ def main() -> int:
         rows += compare(few, **none)[0]
     engines: dict[str, list[Compared]] = {}
     for row in rows:
-        engines.setdefault(row.serving.setup.stack.partition("@")[0], []).append(row)
+        engines.setdefault(row.serving.setup.engine, []).append(row)
     for engine, members in sorted(engines.items()):
         without = errors_of(members, FORMS[0], np.zeros(1)).mean()
         sys.stdout.write(f"{engine}, {len(members)} rows: mean error without {without:.1%}\n")

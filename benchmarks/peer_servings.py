@@ -89,13 +89,12 @@ def peer_errors(compared: tuple[ServingComparison, ...], python: Path) -> dict[t
     calls, settings = [], []
     for each in compared:
         serving, setup = each.serving, each.serving.setup
-        backend = setup.stack.partition("@")[0]
         for gemm, rest in _MODES[setup.dtype]:
             prompts = {"one prompt": 1, "8192 tokens": max(8192 // serving.prompt, 1)}
             for chunk, count in prompts.items():
-                where = (_MODELS[setup.model], setup.cluster.replace("-", "_"), backend, setup.plan.tp, gemm, rest)
+                where = (_MODELS[setup.model], setup.cluster.replace("-", "_"), setup.engine, setup.plan.tp, gemm, rest)
                 calls.append((*where, serving.concurrency, serving.prompt, serving.gen, count * serving.prompt))
-                settings.append(((backend, setup.dtype), f"{gemm}, {chunk}", serving.tpot_s))
+                settings.append(((setup.engine, setup.dtype), f"{gemm}, {chunk}", serving.tpot_s))
     done = subprocess.run([python, "-c", _PEER], input=json.dumps(calls), capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
@@ -109,11 +108,7 @@ def lines(compared: tuple[ServingComparison, ...], errors: dict[tuple[str, str],
     """A row for each engine and precision, and each setting of the peer; mean and median absolute errors."""
     rows = ["| engine | rows | here | aiconfigurator 0.12 |", "|---|---|---|---|"]
     for group, by_setting in errors.items():
-        own = [
-            each.tpot
-            for each in compared
-            if (each.serving.setup.stack.partition("@")[0], each.serving.setup.dtype) == group
-        ]
+        own = [each.tpot for each in compared if (each.serving.setup.engine, each.serving.setup.dtype) == group]
         summary = ErrorSummary.of(own)
         if summary is None:
             continue

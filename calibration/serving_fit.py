@@ -76,7 +76,7 @@ def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[t
     """By engine and cluster and by time, in the logarithm."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        groups[_engine(row.setup), row.setup.cluster].append(number)
+        groups[row.setup.engine, row.setup.cluster].append(number)
     return {
         key: {time: conformal(np.abs(each[numbers]).tolist()) for time, each in errors.items()}
         for key, numbers in groups.items()
@@ -90,7 +90,7 @@ def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple
     """
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):
-        groups[_engine(row.setup)][row.setup.model].append(error)
+        groups[row.setup.engine][row.setup.model].append(error)
     unlike = math.log1p(math.hypot(*(UNCHECKED[part].kernels for part in ("layers", "model_family"))))
     shares = {}
     for engine, models in groups.items():
@@ -117,7 +117,7 @@ class _Problem:
                 name: np.array([getattr(rows[number], name) for number in numbers])
                 for name in ("concurrency", "prompt", "gen")
             }
-            self._groups.append((_engine(setup), scenario, resolve_profile(scenario, None), numbers, loads))
+            self._groups.append((setup.engine, scenario, resolve_profile(scenario, None), numbers, loads))
 
     def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
         """TPOT and TTFT of each row; without values by the stacks as they are."""
@@ -161,7 +161,7 @@ def _fit(rows: Sequence[Serving]) -> Floats:
 
     problem = _Problem(rows)
     measured_s = np.array([row.tpot_s for row in rows])
-    engines = {_engine(row.setup) for row in rows}
+    engines = {row.setup.engine for row in rows}
     priors = np.array([figure.prior_s for figure in FIGURES])
     free = [number for number, figure in enumerate(FIGURES) if engines & set(figure.engines)]
 
@@ -183,10 +183,6 @@ def _fit(rows: Sequence[Serving]) -> Floats:
         residuals, np.ones(len(free)), loss="soft_l1", bounds=(0.0, 20.0), diff_step=[0.01] * len(free), max_nfev=12
     )
     return values(solved.x)
-
-
-def _engine(setup: Setup) -> str:
-    return setup.stack.partition("@")[0]
 
 
 def add_to(commands: Any) -> None:

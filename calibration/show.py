@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from calibration.fit.tables import tables_in
+from calibration.fit.tables import curves_in, tables_in
 from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
@@ -99,12 +99,10 @@ def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[
         layers = sum(f"experts {key.format}" == name for key in profile.moe.experts)
         for against, error in errors.items():
             yield name, str(layers), against, error
-    for op, algorithms in (*profile.collectives.items(), *profile.moe.collectives.items()):
-        for algorithm, curves in algorithms.items():
-            for ranks, curve in curves.items():
-                for against, error in curve.left_out.items():
-                    if against in ("aggregated", "held out"):
-                        yield f"{op} {algorithm}, {ranks} GPUs", str(len(curve.seconds)), against, error
+    for name, ranks, curve in (*curves_in(profile.collectives), *curves_in(profile.moe.collectives)):
+        for against, error in curve.left_out.items():
+            if against in ("aggregated", "held out"):
+                yield f"{name}, {ranks} GPUs", str(len(curve.seconds)), against, error
 
 
 def _errors_from(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:

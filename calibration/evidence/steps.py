@@ -186,6 +186,13 @@ class Evidence:
                     for allreduce in BETWEEN_GPUS:
                         yield Run(f"{name}-{allreduce}", stack, batch, allreduce)
 
+    def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
+        """Of the runs that were measured."""
+        for run in self._runs():
+            path = self._folder / f"{run.name}.json"
+            if path.exists():
+                yield run, json.loads(path.read_text("utf-8"))
+
     def _check(self) -> Iterator[str]:
         """What only GPUs can show; yields what is not as expected."""
         environment = self._store.environment
@@ -196,13 +203,9 @@ class Evidence:
             checks += self._once(TOKENS, of_ranks(self._ranks))
         causes = faults(self._ranks, int(environment.get("gpus", 1)))
         checks += self._once(FAULTS, (cause(fault, self._model) for fault in causes))
-        for number, run in enumerate(self._runs()):
-            path = self._folder / f"{run.name}.json"
-            if not path.exists():
-                continue
-            result: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
+        for run, result in self._results():
             checks += of_run(run.name, result)
-            if number == 0:
+            if run == next(self._runs()):
                 checks += of_captures(self._folder / TRACES, run.stack, result["shape"]["layers"])
         write_file(self._folder / CHECKS, _rows(check._asdict() for check in checks))
         for check in checks:
@@ -251,13 +254,9 @@ class Evidence:
         """Predict every run from the profile; the measured ones become a table of runs as well."""
         compared: list[dict[str, Any]] = []
         runs: list[dict[str, Any]] = []
-        for run in self._runs():
-            path = self._folder / f"{run.name}.json"
-            if not path.exists():
-                continue
-            variants: Mapping[str, Any] = json.loads(path.read_text("utf-8"))["variants"]
-            predictions = predict(self._scenario(run), list(variants), profile=self._profile)
-            for variant, measured in variants.items():
+        for run, result in self._results():
+            predictions = predict(self._scenario(run), list(result["variants"]), profile=self._profile)
+            for variant, measured in result["variants"].items():
                 predicted = predictions[variant]
                 values = (predicted.ttft_s, predicted.tpot_s, predicted.speedup.value)
                 # a single new token has no TPOT

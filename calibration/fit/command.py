@@ -12,7 +12,7 @@ import numpy as np
 
 from calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
 from calibration.fit.samples import SampleStore, medians
-from calibration.fit.tables import curve_of, tables_in
+from calibration.fit.tables import curve_of, curves_in, tables_in
 from calibration.importers.nccl_tests import Sweep, fabric_text
 from calibration.options import add_created, profile_name
 from ladder_sim.costs.profile import CalibrationProfile
@@ -149,8 +149,6 @@ def measurements(profile: CalibrationProfile) -> Iterator[tuple[tuple[str, str],
             at = zip(table.names, table.axes, index, strict=True)
             point = ";".join(f"{axis}={values[i]:g}" for axis, values, i in at)
             yield (name, point), float(table.seconds[tuple(index)])
-    for op, algorithms in profile.collectives.items():
-        for algorithm, curves in algorithms.items():
-            for ranks, curve in curves.items():
-                for size, seconds in zip(curve.size_bytes, curve.seconds, strict=True):
-                    yield (f"{op} {algorithm} {ranks}", f"bytes={size:g}"), float(seconds)
+    for name, ranks, curve in curves_in(profile.collectives):
+        for size, seconds in zip(curve.size_bytes, curve.seconds, strict=True):
+            yield (f"{name} {ranks}", f"bytes={size:g}"), float(seconds)

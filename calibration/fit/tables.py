@@ -1,6 +1,6 @@
 """Tables and curves of measured points, as profiles hold them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -33,6 +33,14 @@ def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, Rat
         yield "sample", sampling, f"sampling {sampling}", table
     for layer, table in profile.experts.items():
         yield "moe", layer.format, f"experts {layer_label(layer)} {layer.format}", table
+
+
+def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> Iterator[tuple[str, int, Curve]]:
+    """Operation with algorithm, ranks and curve of every collective of a profile."""
+    for op, algorithms in collectives.items():
+        for algorithm, curves in algorithms.items():
+            for ranks, curve in curves.items():
+                yield f"{op} {algorithm}", ranks, curve
 
 
 def curve_of(points: Points) -> Curve:

@@ -141,6 +141,16 @@ def clock_of(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else CpuClock()
 
 
+def chained(run: Callable[[], object], clock: Clock, runs: int, launches: int = 1) -> float:
+    """Seconds of one of some runs in a row, behind one that is not timed: in that the ranks meet."""
+    clock.hold(launches * (1 + runs))
+    run()
+    start = clock.now()
+    for _ in range(runs):
+        run()
+    return clock.elapsed_s(start, clock.now()) / runs
+
+
 def timed(run: Callable[[], object], clock: Clock, launches: int = 1, *, runs: int = 1) -> float:
     """Seconds that the device takes for what `run` issues in so many launches: the mean of some runs in a row."""
     while True:

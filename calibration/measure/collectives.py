@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
 from calibration.fit.samples import Sample
-from calibration.measure.clock import clock_of
+from calibration.measure.clock import chained, clock_of
 from calibration.measure.launches import TINY_ELEMENTS
 from calibration.measure.numbers import DTYPE, normal
 from calibration.measure.plan import CHAINED_COLLECTIVES, QUEUED_KERNELS
@@ -48,13 +48,7 @@ def collective(op: Sample, ranks: Ranks) -> Callable[[], float]:
     def measure() -> float:
         # sums of sums would leave the range of numbers
         whole.copy_(numbers)
-        clock.hold(1 + CHAINED_COLLECTIVES)
-        # the first one waits until the ranks have met, so it is not timed
-        issue()
-        start = clock.now()
-        for _ in range(CHAINED_COLLECTIVES):
-            issue()
-        return clock.elapsed_s(start, clock.now()) / CHAINED_COLLECTIVES
+        return chained(issue, clock, CHAINED_COLLECTIVES)
 
     return measure
 
@@ -110,13 +104,5 @@ def queued_all_reduce(op: Sample, ranks: Ranks) -> Callable[[], float]:
         x.add_(1.0)
         comm.all_reduce(message, blocking=blocking).wait()
 
-    def measure() -> float:
-        # a message on another stream takes two events
-        clock.hold(4 * (1 + QUEUED_KERNELS))
-        pair()
-        start = clock.now()
-        for _ in range(QUEUED_KERNELS):
-            pair()
-        return clock.elapsed_s(start, clock.now()) / QUEUED_KERNELS
-
-    return measure
+    # a message on another stream takes two events
+    return lambda: chained(pair, clock, QUEUED_KERNELS, launches=4)

@@ -92,9 +92,8 @@ def summarize_servings(
         if each.serving.left_out:
             continue
         setup = each.serving.setup
-        engine = setup.stack.partition("@")[0]
         parts = {
-            "engine": f"{engine}, {setup.dtype} on {setup.cluster}",
+            "engine": f"{setup.engine}, {setup.dtype} on {setup.cluster}",
             "stack": setup.stack,
             "cluster": setup.cluster,
             "dtype": setup.dtype,

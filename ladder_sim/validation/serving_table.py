@@ -66,6 +66,11 @@ class Setup:
     server: tuple[tuple[str, float], ...] = ()
     """Settings of the server that are not the stack's."""
 
+    @property
+    def engine(self) -> str:
+        """Without its version."""
+        return self.stack.partition("@")[0]
+
     def scenario(self, concurrency: int | None = None, prompt: int = 1024, gen: int = 512) -> Scenario:
         """One of its loads, of any variant."""
         plan = self.plan
