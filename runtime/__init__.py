@@ -1,6 +1,7 @@
 """Real tensor-, expert- and pipeline-parallel forward passes of every residual wiring, in PyTorch.
 
-    model/        the decoder: wiring, residual, layers of attention, latent and feed_forward, kernels, shard, autograd
+    model/        the decoder: wiring, residual, layers of attention, latent and feed_forward, kernels of all and of
+                  attention, shard, autograd
     comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat
     checkpoint/   Hugging Face's files: files, tensors, weights, save, convert, tokenizer, template
     config        shape of a model, engine options; its parts that are not Llama's in kinds, read with fields and

@@ -66,9 +66,10 @@ def bench(
         return _measured(config, engine, links, trace, execution or ExecutionConfig())
 
 
-def _measured(
-    config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None, execution: ExecutionConfig
-) -> dict[str, object]:
+def _prepared(
+    config: BenchConfig, engine: EngineConfig, links: CommConfig, execution: ExecutionConfig
+) -> tuple[Generator, list[Wiring], str]:
+    """What runs: a model with its batch, in which wirings, and the name of its data type."""
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
@@ -97,6 +98,14 @@ def _measured(
         wirings=wirings,
         execution=execution,
     )
+    return generator, wirings, dtype
+
+
+def _measured(
+    config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None, execution: ExecutionConfig
+) -> dict[str, object]:
+    generator, wirings, dtype = _prepared(config, engine, links, execution)
+    model, comm = generator.model, generator.model.comm
     is_first = Place.from_environment().rank == 0
     total = (config.warmups + config.repeats) * len(wirings)
     with Progress(total, "requests", wanted=is_first) as progress:
@@ -107,22 +116,13 @@ def _measured(
         rounds = _rounds(done, config)
         after = gpu_states() if is_first else []
         watched = None
-        if device.type == "cuda":
+        if model.embedding_VD.is_cuda:
             # what measures communication takes time, too: in requests of their own, with graphs of their own
             generator.forget()
             watched = done.round(0, watched=True)
             generator.forget()
     samples = {wiring.name: [turns[wiring.name] for turns in rounds] for wiring in wirings}
-
-    work = Workload(
-        batch=config.batch // comm.exchange.size,
-        prompt=config.prompt,
-        gen=config.gen,
-        dtype=TORCH_DTYPES[dtype],
-        wirings=wirings,
-        recorded=generator.execution.recorded,
-    )
-    plan = needs(shape, engine, work, comm).of_batch(work.batch, comm.pipeline.stages)
+    planned_bytes = _planned_bytes(config, generator, wirings)
     header: dict[str, object] = {
         "run": {
             **asdict(config),
@@ -136,10 +136,10 @@ def _measured(
         },
         "execution": asdict(generator.execution),
         "engine": asdict(engine),
-        "shape": asdict(shape),
+        "shape": asdict(model.config),
         "environment": {**environment(), "variables": variables(), "links": gpu_links() if is_first else ""},
         "gpus": {"before": before, "after": after},
-        "memory": {"planned_bytes": sum(plan), "reserved_bytes": of(device).reserved_bytes()},
+        "memory": {"planned_bytes": planned_bytes, "reserved_bytes": of(model.embedding_VD).reserved_bytes()},
     }
     if trace is not None:
         _trace(generator, wirings, trace)
@@ -150,6 +150,20 @@ def _measured(
         for name, requests in samples.items()
     }
     return SCHEMA.marked(**header, variants=variants)
+
+
+def _planned_bytes(config: BenchConfig, generator: Generator, wirings: Sequence[Wiring]) -> int:
+    """Memory that a rank was expected to need."""
+    model, comm = generator.model, generator.model.comm
+    work = Workload(
+        batch=config.batch // comm.exchange.size,
+        prompt=config.prompt,
+        gen=config.gen,
+        dtype=model.embedding_VD.dtype,
+        wirings=wirings,
+        recorded=generator.execution.recorded,
+    )
+    return sum(needs(model.config, model.engine, work, comm).of_batch(work.batch, comm.pipeline.stages))
 
 
 class _Requests:

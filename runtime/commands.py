@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,15 +13,8 @@ from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.model.wiring import lay_out
-from runtime.prepare import (
-    BenchConfig,
-    CompletionConfig,
-    EvaluationConfig,
-    SamplingConfig,
-    prepare_completion,
-    prepare_evaluation,
-)
-from runtime.training.config import TrainingConfig, prepare_training
+from runtime.prepare import BenchConfig, CompletionConfig, EvaluationConfig, SamplingConfig
+from runtime.training.config import TrainingConfig
 
 _Config = TypeVar("_Config")
 
@@ -30,6 +24,11 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]
     given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def checked_by(prepare: Callable[[_Config], object], config: type[_Config]) -> Callable[[argparse.Namespace], object]:
+    """What refuses input that a command could not use, by preparing it."""
+    return lambda arguments: prepare(_config(config, arguments))
 
 
 def check_bench(arguments: argparse.Namespace) -> None:
@@ -66,11 +65,6 @@ def run_bench(arguments: argparse.Namespace) -> None:
         _write(json.dumps(result, indent=1), arguments.save)
 
 
-def check_complete(arguments: argparse.Namespace) -> None:
-    """Refuse what `run_complete` could not do."""
-    prepare_completion(_config(CompletionConfig, arguments))
-
-
 def run_complete(arguments: argparse.Namespace) -> None:
     """Complete prompts, and print them as they come."""
     from runtime.comm.rendezvous import CommConfig
@@ -102,11 +96,6 @@ def run_complete(arguments: argparse.Namespace) -> None:
     print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, {degrees}]", file=sys.stderr)
 
 
-def check_evaluate(arguments: argparse.Namespace) -> None:
-    """Refuse what `run_evaluate` could not do."""
-    prepare_evaluation(_config(EvaluationConfig, arguments))
-
-
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """Perplexities, a line each."""
     from runtime.comm.rendezvous import CommConfig
@@ -126,11 +115,6 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 def run_convert(arguments: argparse.Namespace) -> None:
     """Rewire a checkpoint."""
     convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link, hf_code=arguments.hf_code)
-
-
-def check_train(arguments: argparse.Namespace) -> None:
-    """Refuse what `run_train` could not do."""
-    prepare_training(_config(TrainingConfig, arguments))
 
 
 def run_train(arguments: argparse.Namespace) -> None:

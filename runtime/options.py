@@ -13,9 +13,17 @@ from typing import Any, get_args
 
 from ladder_sim.system.arguments import Parser
 from runtime import commands
+from runtime.commands import checked_by
 from runtime.config import AllReduce, Dispatch, EngineConfig, ExecutionConfig, Wish, read_time
-from runtime.prepare import BenchConfig, CompletionConfig, EvaluationConfig, SamplingConfig
-from runtime.training.config import Objective, Place, Trained, TrainingConfig
+from runtime.prepare import (
+    BenchConfig,
+    CompletionConfig,
+    EvaluationConfig,
+    SamplingConfig,
+    prepare_completion,
+    prepare_evaluation,
+)
+from runtime.training.config import Objective, Place, Trained, TrainingConfig, prepare_training
 
 _DTYPES = "fp32, bf16 or fp16"
 
@@ -101,7 +109,7 @@ def _add_bench(subcommands: Any) -> None:
 def _add_complete(subcommands: Any) -> None:
     purpose = "Complete prompts with a checkpoint."
     parser = _add_command(subcommands, "complete", purpose, CompletionConfig, SamplingConfig)
-    parser.set_defaults(check=commands.check_complete, run=commands.run_complete)
+    parser.set_defaults(check=checked_by(prepare_completion, CompletionConfig), run=commands.run_complete)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of a checkpoint")
     add("--variant", help="residual wiring; auto: the checkpoint's")
@@ -122,7 +130,7 @@ def _add_complete(subcommands: Any) -> None:
 
 def _add_eval(subcommands: Any) -> None:
     parser = _add_command(subcommands, "eval", "Perplexity of checkpoints on a text file.", EvaluationConfig)
-    parser.set_defaults(check=commands.check_evaluate, run=commands.run_evaluate)
+    parser.set_defaults(check=checked_by(prepare_evaluation, EvaluationConfig), run=commands.run_evaluate)
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
     add("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
@@ -165,7 +173,8 @@ def _add_adapt(subcommands: Any) -> None:
 
 def _add_training(parser: argparse.ArgumentParser, *, pretrained: bool) -> None:
     """Add what both have in common."""
-    parser.set_defaults(check=commands.check_train, run=commands.run_train, pretrained=pretrained)
+    check = checked_by(prepare_training, TrainingConfig)
+    parser.set_defaults(check=check, run=commands.run_train, pretrained=pretrained)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="new folder: losses, states to resume from, checkpoint")
     add("--resume", action="store_true", help="go on where a run in that folder stopped")

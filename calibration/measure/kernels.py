@@ -16,7 +16,7 @@ from calibration.measure.numbers import DTYPE, SEED, normal
 from ladder_sim.costs.experts import MEASURED_IMBALANCE
 from ladder_sim.costs.roofline import AXES
 from runtime.device import of
-from runtime.model import kernels
+from runtime.model import attention_kernels, kernels
 
 # more than any cache holds
 POOL_BYTES = 512 * 10**6
@@ -113,7 +113,7 @@ def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
     q = normal((sequences, group, 1, width), weights.device)
     cache = weights.rotating((2, sequences, 1, kv_len, width))
     position = torch.full((1,), kv_len - 1, device=weights.device)
-    attend, here = kernels.math_attention, of(q)
+    attend, here = attention_kernels.math_attention, of(q)
     if here.has_graphs and not here.compiler_problem:
         attend = here.compiled(attend, dynamic=False)
 
@@ -204,7 +204,7 @@ def _rope(moved_bytes: float, device: torch.device) -> Run:
     turns = normal((2, tokens, ROPE_WIDTH), device).float()
     cache = [torch.empty(1, key_heads, tokens, ROPE_WIDTH, dtype=DTYPE, device=device) for _ in range(2)]
     position = torch.arange(tokens, device=device)
-    return lambda: kernels.rope(q, k, v, turns, position, cache)
+    return lambda: attention_kernels.rope(q, k, v, turns, position, cache)
 
 
 def _rows(moved_bytes: float, device: torch.device, tensors: float) -> Tensor:

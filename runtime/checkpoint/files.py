@@ -65,10 +65,7 @@ class Checkpoint:
             A file is missing or damaged, or a tensor is missing, superfluous, or has another shape or type than the
             config.
         """
-        config = read_object(folder / CONFIG, what="the folder of a checkpoint: config.json and *.safetensors")
-        kind = config.get("model_type")
-        if kind not in tuple(TYPES):
-            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
+        config = read_config(folder / CONFIG, what="the folder of a checkpoint: config.json and *.safetensors")
         shape = ModelConfig.from_file(folder)
         stored = _read_headers(folder)
         shapes = tensor_shapes(shape)
@@ -93,6 +90,15 @@ class Checkpoint:
     def source(self, name: str, _shape: Shape) -> Stored:
         """The tensor of a name; a `weights.Source`."""
         return self.tensors[name]
+
+
+def read_config(file: Path, *, what: str) -> dict[str, object]:
+    """A config.json of a known model type; raises UsageError."""
+    config = read_object(file, what=what)
+    kind = config.get("model_type")
+    if kind not in tuple(TYPES):
+        raise UsageError(f"{file}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
+    return config
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:

@@ -45,7 +45,7 @@ def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
         for number in range(experts.count):
             features |= _mlp(config, f"mlp.experts.{number}", experts.intermediate, biased=False)
     if width:
-        features |= _mlp(config, "mlp.shared_experts" if experts else "mlp", width, biased=config.mlp_bias)
+        features |= _mlp(config, mlp_name(shared=experts is not None), width, biased=config.mlp_bias)
     shapes |= {f"{name}.weight": (outputs, inputs) for name, (outputs, inputs, _) in features.items()}
     shapes |= {f"{name}.bias": (outputs,) for name, (outputs, _, biased) in features.items() if biased}
     return shapes
@@ -56,6 +56,16 @@ def block_norms(config: ModelConfig) -> tuple[str, str]:
     if config.norms_behind:
         return "post_attention_layernorm", "post_feedforward_layernorm"
     return "input_layernorm", "post_attention_layernorm"
+
+
+def mlp_name(*, shared: bool) -> str:
+    """Name of the MLP that every token passes; `shared`: there are routed experts next to it."""
+    return "mlp.shared_experts" if shared else "mlp"
+
+
+def up_names(*, gated: bool) -> tuple[str, ...]:
+    """Names of an MLP's projections of the residual stream."""
+    return ("gate_proj", "up_proj") if gated else ("up_proj",)
 
 
 def _head_norms(config: ModelConfig) -> dict[str, int]:
@@ -94,8 +104,7 @@ def _attention(config: ModelConfig) -> dict[str, Projection]:
 
 
 def _mlp(config: ModelConfig, name: str, width: int, *, biased: bool) -> dict[str, Projection]:
-    gates = ("gate_proj", "up_proj") if config.gated_mlp else ("up_proj",)
     return {
-        **{f"{name}.{gate}": (width, config.hidden, biased) for gate in gates},
+        **{f"{name}.{up}": (width, config.hidden, biased) for up in up_names(gated=config.gated_mlp)},
         f"{name}.down_proj": (config.hidden, width, biased),
     }

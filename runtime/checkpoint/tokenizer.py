@@ -29,7 +29,7 @@ class Text:
     """The tokenizer of a checkpoint."""
 
     def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer", vocab: int) -> None:
-        self._folder, self._tokenizer, self._vocab = folder, tokenizer, vocab
+        self._folder, self._file, self._tokenizer, self._vocab = folder, folder / "tokenizer.json", tokenizer, vocab
         # tokens that end a text
         self.ends = _end_tokens(folder)
 
@@ -71,10 +71,9 @@ class Text:
         UsageError
             The tokenizer fails, or adds a token that has no embedding in the model.
         """
-        file = self._folder / "tokenizer.json"
-        ids: list[int] = _library(file, lambda: self._tokenizer.encode(text, add_special_tokens=special).ids)
+        ids: list[int] = _library(self._file, lambda: self._tokenizer.encode(text, add_special_tokens=special).ids)
         if ids and max(ids) >= self._vocab:
-            raise UsageError(f"{file}: adds token {max(ids)}: must be below {self._vocab}", hint=_DAMAGED)
+            raise UsageError(f"{self._file}: adds token {max(ids)}: must be below {self._vocab}", hint=_DAMAGED)
         return ids
 
     def encode_prompt(self, prompt: str, *, raw: bool) -> list[int]:
@@ -88,7 +87,7 @@ class Text:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special ones."""
-        return _library(self._folder / "tokenizer.json", lambda: str(self._tokenizer.decode(list(tokens))))
+        return _library(self._file, lambda: str(self._tokenizer.decode(list(tokens))))
 
 
 def _library(file: Path, call: Callable[[], Result]) -> Result:

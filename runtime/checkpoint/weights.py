@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.tensors import EMBEDDING, LAST_NORM, LM_HEAD, block_norms, tensor_shapes
+from runtime.checkpoint.tensors import EMBEDDING, LAST_NORM, LM_HEAD, block_norms, mlp_name, tensor_shapes, up_names
 from runtime.memory import enough_memory
 from runtime.model.attention import GroupedAttention
 from runtime.model.decoder import Decoder
@@ -158,7 +158,8 @@ def _pieces_of(layer: Layer, where: str) -> Iterator[Piece]:
         yield from _grouped(layer.attention, f"{where}.self_attn")
     if layer.mlp is not None:
         width = layer.mlp.width
-        yield from _summed(layer.mlp.down, f"{where}.{_mlp_name(layer)}.down_proj", lambda shard: shard.mlp(width))
+        name = mlp_name(shared=layer.experts is not None)
+        yield from _summed(layer.mlp.down, f"{where}.{name}.down_proj", lambda shard: shard.mlp(width))
     if layer.experts is not None:
         yield from _experts(layer.experts, f"{where}.mlp")
 
@@ -188,16 +189,8 @@ def _attention_inputs(layer: Layer) -> _Inputs:
 def _mlp_inputs(layer: Layer) -> _Inputs:
     if layer.mlp is None:
         return []
-    width, biased = layer.mlp.width, layer.config.mlp_bias
-    return [(f"{_mlp_name(layer)}.{name}", lambda shard: shard.mlp(width), biased) for name in _ups(layer.mlp.gated)]
-
-
-def _mlp_name(layer: Layer) -> str:
-    return "mlp.shared_experts" if layer.experts else "mlp"
-
-
-def _ups(gated: bool) -> tuple[str, ...]:
-    return ("gate_proj", "up_proj") if gated else ("up_proj",)
+    width, biased, name = layer.mlp.width, layer.config.mlp_bias, mlp_name(shared=layer.experts is not None)
+    return [(f"{name}.{up}", lambda shard: shard.mlp(width), biased) for up in up_names(gated=layer.mlp.gated)]
 
 
 def _grouped(attention: GroupedAttention, where: str) -> Iterator[Piece]:
@@ -240,7 +233,7 @@ def _experts(routed: RoutedExperts, where: str) -> Iterator[Piece]:
         held = 0 <= at < len(routed.up_LND)
         # of another rank's expert an empty part
         up_ND, down_DI = (stack[at] if held else stack.new_empty(0) for stack in (routed.up_LND, routed.down_LDI))
-        names = _ups(routed.gated)
+        names = up_names(gated=routed.gated)
         for name, part in zip(names, up_ND.chunk(len(names)) if held else [up_ND] * len(names), strict=True):
             yield Piece(f"{where}.experts.{number}.{name}.weight", part, features)
         yield Piece(f"{where}.experts.{number}.down_proj.weight", down_DI, features, dim=1)

@@ -82,18 +82,10 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     """
     place = Place.from_environment()
     backend = _choose(config, place, degrees.ranks)
-    gpu = -1
     if backend != "auto":
         check_kind(config.allreduce, backend, degrees.tp)
     if backend in ("emulate", "none"):
-        if degrees.pp > 1:
-            raise UsageError(f"--backend {backend} runs one stage, and --pp is {degrees.pp}", hint="use gloo or nccl")
-        if place.size > 1:
-            raise UsageError(
-                f"--backend {backend} stands for all ranks in one process, and {place.size} were started",
-                hint="start one process, without torchrun",
-            )
-        return _alone(config, backend, degrees)
+        return _alone(config, backend, degrees, place.size)
     if place.size != degrees.ranks:
         options = {"--tp": degrees.tp, "--attention-dp": degrees.attention_dp, "--pp": degrees.pp}
         ranks = " ".join(f"{option} {degree}" for option, degree in options.items() if degree > 1 or option == "--tp")
@@ -102,8 +94,7 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     heartbeat = Heartbeat(store, place.rank, place.size)
     settings: dict[str, object] = {"allreduce": config.allreduce}
     try:
-        if backend != "gloo":
-            backend, gpu = agree(store, place, backend)
+        backend, gpu = agree(store, place, backend) if backend != "gloo" else (backend, -1)
         check_kind(config.allreduce, backend, degrees.tp)
         if backend == "nccl":
             heartbeat.end_if_stuck(config.timeout_s)
@@ -181,7 +172,14 @@ def visible_gpus() -> list[str]:
     return [f"{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
 
 
-def _alone(config: CommConfig, backend: str, degrees: Degrees) -> Communicator:
+def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -> Communicator:
+    if degrees.pp > 1:
+        raise UsageError(f"--backend {backend} runs one stage, and --pp is {degrees.pp}", hint="use gloo or nccl")
+    if processes > 1:
+        raise UsageError(
+            f"--backend {backend} stands for all ranks in one process, and {processes} were started",
+            hint="start one process, without torchrun",
+        )
     tp, groups = degrees.tp, degrees.attention_dp
     if backend == "none":
         return Alone(tp, exchange=AloneInExchange(groups))

@@ -16,7 +16,7 @@ from runtime import device
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.device import Spans
-from runtime.model import kernels
+from runtime.model import attention_kernels, kernels
 from runtime.model.autograd import shared
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
@@ -53,8 +53,8 @@ class Step:
     ) -> Tensor:
         """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
         if engine.attention == "math":
-            return kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
-        return kernels.flash_attention(
+            return attention_kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
+        return attention_kernels.flash_attention(
             q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale, window, self.spans
         )
 
@@ -106,7 +106,7 @@ class GroupedAttention(nn.Module):
                 q_BTHK, k_BTGK = _joint(self.q_norm, q_BTHK, self.k_norm, k_BTGK, step.comm)
             else:
                 q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        q_BHTK, k_BGSK, v_BGSK = kernels.rope(q_BTHK, k_BTGK, v_BTGK, step.turn_2TK, step.position_T, cache)
+        q_BHTK, k_BGSK, v_BGSK = attention_kernels.rope(q_BTHK, k_BTGK, v_BTGK, step.turn_2TK, step.position_T, cache)
         output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK, window=self.window))
         return output_BTD
 

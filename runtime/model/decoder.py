@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.device import of
-from runtime.model import kernels
+from runtime.model import attention_kernels, kernels
 from runtime.model.attention import Step
 from runtime.model.autograd import gathered, repeated, shared
 from runtime.model.dispatch import Arriving, arrived
@@ -130,9 +130,9 @@ class Decoder(nn.Module):
         pad_B = None if pad_B is None else pad_B[rows]
         spans = None
         if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
-            spans = kernels.spans(position_T, pad_B, rows.stop - rows.start, self.rope_2SK.shape[1])
+            spans = attention_kernels.spans(position_T, pad_B, rows.stop - rows.start, self.rope_2SK.shape[1])
         comm = self.comm if self.config.joint_qk_norm and self.comm.size > 1 and wiring.reduces else None
-        return Step(kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans, comm)
+        return Step(attention_kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans, comm)
 
     def _run(
         self, stream: ResidualStream, wiring: Wiring, step: Step, cache: Tensor | None

@@ -1,11 +1,10 @@
 """Everything that a forward pass computes: one function per kernel of an inference engine.
 
-No other file does arithmetic on activations, so that an observer of these calls sees the whole pass. Kinds are those of
-the simulator's ops.
+No other file does arithmetic on activations, but `attention_kernels`, so that an observer of these calls sees the whole
+pass. Kinds are those of the simulator's ops.
 
-Shapes: B batch, T new tokens, S cached positions, D hidden, H query heads, G key/value heads, K head width, N output
-features, F input features, I MLP width, E experts, L experts of this rank, V vocabulary. Those of latent attention are
-in latent.py.
+Shapes: B batch, T new tokens, D hidden, H query heads, G key/value heads, K head width, N output features, F input
+features, I MLP width, E experts, L experts of this rank, V vocabulary.
 """
 
 import contextlib
@@ -19,8 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from runtime import device
-from runtime.device import Spans, fused
+from runtime.device import fused
 from runtime.kinds import Experts
 
 _P = ParamSpec("_P")
@@ -54,7 +52,9 @@ def observed(observer: Observer) -> Iterator[None]:
         _observer = before
 
 
-def _kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Mark a kernel, so that calls of it can be observed."""
+
     def mark(run: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(run)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -68,7 +68,7 @@ def _kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return mark
 
 
-@_kernel("embedding")
+@kernel("embedding")
 @fused
 def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
     """Rows of the embedding; with a shard that begins at token `first`, zeros for the tokens of other ranks."""
@@ -79,48 +79,28 @@ def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
     return nn.functional.embedding(row_BT * here_BT, weight_VD) * here_BT.unsqueeze(-1)
 
 
-@_kernel("positions")
-@fused
-def turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
-    """Cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
-    if pad_B is None:
-        return table_2SK[:, position_T]
-    return table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
-
-
-@_kernel("positions")
-@fused
-def spans(position_1: Tensor, pad_B: Tensor | None, batch: int, positions: int) -> Spans:
-    """The sequences in a cache of so many positions each, at a decode step."""
-    query_X = torch.arange(batch + 1, dtype=torch.int32, device=position_1.device)
-    first_X, length_B = query_X * positions, (position_1 + 1).int().expand(batch)
-    if pad_B is None:
-        return Spans(query_X, first_X, length_B.contiguous())
-    return Spans(query_X, first_X + nn.functional.pad(pad_B.int(), (0, 1)), length_B - pad_B.int())
-
-
-@_kernel("norm")
+@kernel("norm")
 @fused
 def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """RMSNorm."""
     return _norm(x_BTD, weight_D, eps)
 
 
-@_kernel("norm")
+@kernel("norm")
 @fused
 def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """RMSNorms of two tensors, each by itself."""
     return _norm(x_BTD, weight_D, eps), _norm(y_BTF, weight_F, eps)
 
 
-@_kernel("squares")
+@kernel("squares")
 @fused
 def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
     """Of each token's queries and keys, 2 x B x T in float32, divided by `ranks`: its part of the mean over ranks."""
     return torch.stack([x.float().square().mean(dim=(-2, -1)) for x in (q_BTHK, k_BTGK)]) / ranks
 
 
-@_kernel("norm")
+@kernel("norm")
 @fused
 def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) -> Tensor:
     """RMSNorm over all heads together, whose mean square is known."""
@@ -128,7 +108,7 @@ def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) 
     return (x_BTHK.float() * scale_BT11 * weight_N.view(x_BTHK.shape[-2:])).to(x_BTHK.dtype)
 
 
-@_kernel("norm")
+@kernel("norm")
 @fused
 def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The sum and its RMSNorm."""
@@ -147,38 +127,38 @@ def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return n_BTD
 
 
-@_kernel("add")
+@kernel("add")
 def add(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """Sum."""
     return x_BTD + y_BTD
 
 
-@_kernel("add")
+@kernel("add")
 def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
     """``y + x / ranks``: what desync reduces, so that the sum is the mean residual plus every rank's output."""
     return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)
 
 
-@_kernel("add")
+@kernel("add")
 @fused
 def add_others(x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
     """Add a sum over the ranks to what has one of its parts."""
     return x_BTD + (sum_BTD - own_BTD)
 
 
-@_kernel("copy")
+@kernel("copy")
 def cut(x_BTC: Tensor, ranks: int = 1) -> Tensor:
     """Some channels of a tensor, in a row and divided by `ranks`: what partial reduces."""
     return x_BTC.clone(memory_format=torch.contiguous_format) if ranks == 1 else x_BTC / ranks
 
 
-@_kernel("gemm")
+@kernel("gemm")
 def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
     """A linear layer's shard."""
     return nn.functional.linear(x_BTF, weight_NF, bias_N)
 
 
-@_kernel("lm_head")
+@kernel("lm_head")
 def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
     """Logits of this rank's rows of the vocabulary."""
     # as one matrix: for a slice of each sequence torch multiplies batch by batch, and may copy all weights for that
@@ -186,204 +166,7 @@ def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
     return logits_BTV
 
 
-@_kernel("rope")
-def rope(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    turn_2TK: Tensor,
-    position_T: Tensor,
-    cache: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate queries and keys by position and write keys and values to the cache, if there is one.
-
-    Returns
-    -------
-    tuple
-        q_BHTK, k_BGSK, v_BGSK: the whole cache, or without one the new keys and values alone.
-    """
-    if not cache:
-        return *_rotated(q_BTHK, k_BTGK, turn_2TK), v_BTGK.transpose(1, 2)
-    # as two tensors: a compiler that sees one write to a part of its argument copies the whole
-    k_BGSK, v_BGSK = cache
-    return _rotated_and_kept(q_BTHK, k_BTGK, v_BTGK, turn_2TK, position_T, k_BGSK, v_BGSK), k_BGSK, v_BGSK
-
-
-@fused
-def _rotated(q_BTHK: Tensor, k_BTGK: Tensor, turn_2TK: Tensor) -> tuple[Tensor, Tensor]:
-    cos_TK, sin_TK = turn_2TK.to(q_BTHK.dtype)
-    return _rotate(q_BTHK.transpose(1, 2), cos_TK, sin_TK), _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK)
-
-
-@fused
-def _rotated_and_kept(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    turn_2TK: Tensor,
-    position_T: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
-) -> Tensor:
-    cos_TK, sin_TK = turn_2TK.to(q_BTHK.dtype)
-    k_BGSK.index_copy_(2, position_T, _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK))
-    v_BGSK.index_copy_(2, position_T, v_BTGK.transpose(1, 2))
-    return _rotate(q_BTHK.transpose(1, 2), cos_TK, sin_TK)
-
-
-@_kernel("rope")
-@fused
-def rope_latent(
-    q_BTHP: Tensor,
-    c_BTR: Tensor,
-    k_BTP: Tensor,
-    turn_2TP: Tensor,
-    position_T: Tensor,
-    cache_BSC: Tensor | None,
-    interleaved: bool,
-) -> tuple[Tensor, Tensor]:
-    """Rotate the last channels of the queries and the shared key, and write latent vector and key to the cache.
-
-    Returns
-    -------
-    tuple
-        q_BHTP, c_BSC: the whole cache, or without one the new tokens' alone.
-    """
-    cos_TP, sin_TP = turn_2TP.to(q_BTHP.dtype)
-    q_BHTP, k_B1TP = q_BTHP.transpose(1, 2), k_BTP.unsqueeze(1)
-    if interleaved:
-        q_BHTP, k_B1TP = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q_BHTP, k_B1TP))
-    q_BHTP, k_B1TP = _rotate(q_BHTP, cos_TP, sin_TP), _rotate(k_B1TP, cos_TP, sin_TP)
-    c_BTC = torch.cat((c_BTR, k_B1TP.squeeze(1)), dim=-1)
-    if cache_BSC is None:
-        return q_BHTP, c_BTC
-    return q_BHTP, cache_BSC.index_copy_(1, position_T, c_BTC)
-
-
-def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    # each channel's pair; the sign of what it adds is in the sines
-    pair_BHTK = x_BHTK.roll(x_BHTK.shape[-1] // 2, -1)
-    return pair_BHTK.mul_(sin_TK).addcmul_(x_BHTK, cos_TK)
-
-
-@_kernel("expand")
-def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
-    heads, nope = q_BTHM.shape[2:]
-    c_BSR, k_BSP = c_BSC.split((weight_NR.shape[1], q_BHTP.shape[-1]), dim=-1)
-    # one GEMM over all sequences, although this is a part of the cache
-    kv_XN = nn.functional.linear(c_BSR.flatten(0, 1), weight_NR)
-    kv_BHSN = kv_XN.view(*c_BSR.shape[:2], heads, -1).transpose(1, 2)
-    k_BHSP = k_BSP.unsqueeze(1).expand(-1, heads, -1, -1)
-    k_BHSK = torch.cat((kv_BHSN[..., :nope], k_BHSP), dim=-1)
-    return torch.cat((q_BTHM.transpose(1, 2), q_BHTP), dim=-1), k_BHSK, kv_BHSN[..., nope:]
-
-
-@_kernel("bmm")
-def absorb_queries(q_BTHM: Tensor, q_BHTP: Tensor, weight_HMR: Tensor) -> Tensor:
-    """Queries to be compared with latent vectors and their rotated keys, q_BHTC."""
-    q_BHTR = _by_head(q_BTHM, weight_HMR).transpose(1, 2)
-    return torch.cat((q_BHTR, q_BHTP), dim=-1)
-
-
-@_kernel("bmm")
-def absorbed_values(out_BTHR: Tensor, weight_HVR: Tensor) -> Tensor:
-    """Values of the heads made of weighted latent vectors; returns B, T, H * V."""
-    return _by_head(out_BTHR, weight_HVR.transpose(1, 2)).flatten(2)
-
-
-def _by_head(x_BTHF: Tensor, weight_HFN: Tensor) -> Tensor:
-    """One matrix for each head, whatever the sequences; returns B, T, H, N."""
-    x_HXF = x_BTHF.flatten(0, 1).transpose(0, 1)
-    x_BTHN: Tensor = torch.bmm(x_HXF, weight_HFN).transpose(0, 1).unflatten(0, x_BTHF.shape[:2])
-    return x_BTHN
-
-
-@_kernel("attention")
-def flash_attention(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
-    position_T: Tensor,
-    context: int,
-    pad_B: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    spans: Spans | None = None,
-) -> Tensor:
-    """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
-
-    Scores are multiplied by `scale`, by default 1 / sqrt(K). With a window a token attends to no more tokens than that,
-    itself included; positions before that of the first token are not read. With `spans` the keys and values are a cache
-    with all heads of a position next to each other.
-    """
-    tokens = q_BHTK.shape[2]
-    if spans is not None:
-        k_BSGK, v_BSGK = k_BGSK.transpose(1, 2), v_BGSK.transpose(1, 2)
-        out_BHK = device.of(q_BHTK).flash_decode(q_BHTK.squeeze(2), k_BSGK, v_BSGK, spans, scale, window)
-        return out_BHK.flatten(1).unsqueeze(1)
-    first = max(0, context - tokens + 1 - window) if window else 0
-    mask_TS, is_causal = None, False
-    if 1 < tokens < context or 0 < window < tokens or pad_B is not None:
-        mask_TS = _causal_mask(position_T, range(first, context), pad_B, window)
-    elif tokens > 1:
-        # by a branch: while it compiles, torch takes no comparison for a bool
-        is_causal = True
-    out_BHTK = nn.functional.scaled_dot_product_attention(
-        q_BHTK,
-        k_BGSK[:, :, first:context],
-        v_BGSK[:, :, first:context],
-        attn_mask=mask_TS,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
-    )
-    return out_BHTK.transpose(1, 2).flatten(2)
-
-
-@_kernel("attention")
-def math_attention(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
-    position_T: Tensor,
-    pad_B: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-) -> Tensor:
-    """The same over every position of the cache, masked, KV heads expanded."""
-    shares = q_BHTK.shape[1] // k_BGSK.shape[1]
-    k_BHSK, v_BHSK = _expanded(k_BGSK, v_BGSK, shares)
-    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
-    weights_BHTS = _weights(scores_BHTS, position_T, pad_B, scale or q_BHTK.shape[-1] ** -0.5, window)
-    return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
-
-
-@fused
-def _expanded(k_BGSK: Tensor, v_BGSK: Tensor, shares: int) -> tuple[Tensor, Tensor]:
-    return k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
-
-
-@fused
-def _weights(scores_BHTS: Tensor, position_T: Tensor, pad_B: Tensor | None, scale: float, window: int) -> Tensor:
-    mask_TS = _causal_mask(position_T, range(scores_BHTS.shape[-1]), pad_B, window)
-    return (scores_BHTS * scale).masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
-
-
-def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, window: int) -> Tensor:
-    """Which of some positions each new token attends to, T x S; with padding, B x 1 x T x S."""
-    at_S = torch.arange(positions.start, positions.stop, device=position_T.device)
-    position_T1 = position_T.unsqueeze(-1)
-    seen_TS = at_S <= position_T1
-    if window:
-        seen_TS = seen_TS & (at_S > position_T1 - window)
-    if pad_B is None:
-        return seen_TS
-    # padding attends to itself: attention to nothing would be NaN and spread through the cache
-    return seen_TS & (at_S >= pad_B.view(-1, 1, 1, 1)) | (at_S == position_T1)
-
-
-@_kernel("activation")
+@kernel("activation")
 @fused
 def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     """The MLP's nonlinearity: of N = 2I features gate and up side by side, or of I features."""
@@ -400,13 +183,13 @@ def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     return active_BTI * up_BTI if active_BTI.requires_grad else active_BTI.mul_(up_BTI)
 
 
-@_kernel("router")
+@kernel("router")
 def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
     """A router's score of every expert for every token, float32: the choice depends on small differences."""
     return nn.functional.linear(x_BTD, weight_ED).float()
 
 
-@_kernel("activation")
+@kernel("activation")
 def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
     """Weights and numbers of each token's experts, both B x T x top_k."""
     score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
@@ -424,7 +207,7 @@ def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -
     return weight_BTk * experts.scale, chosen_BTk
 
 
-@_kernel("experts")
+@kernel("experts")
 def run_experts(
     x_MD: Tensor,
     weight_Mk: Tensor,
@@ -460,7 +243,7 @@ def run_experts(
     return torch.zeros_like(x_MD).index_add(0, token_X, output_XD)
 
 
-@_kernel("permute")
+@kernel("permute")
 def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A copy of a token for each choice of an expert, rank by rank; `held` are the experts of each rank.
 
@@ -476,7 +259,7 @@ def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tu
     return copies_XD, chosen_Y[choice_X].unsqueeze(-1), choice_X, goes_RY.sum(dim=-1)
 
 
-@_kernel("permute")
+@kernel("permute")
 def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
     """The weighted sum of what a token's choices returned, M x D."""
     weighted_XD = x_XD * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_XD.dtype)
@@ -484,13 +267,13 @@ def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
     return sum_MD.index_add(0, choice_X // weight_Mk.shape[-1], weighted_XD)
 
 
-@_kernel("sample")
+@kernel("sample")
 def greedy(logits_BTV: Tensor) -> Tensor:
     """The most likely token after each sequence's last position, B."""
     return logits_BTV[:, -1].argmax(dim=-1)
 
 
-@_kernel("sample")
+@kernel("sample")
 def sample(logits_BTV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """A token after each sequence's last position, B, drawn by a uniform number from 0 to 1.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from runtime.config import EngineConfig, ModelConfig
 from runtime.kinds import Latent, Yarn
-from runtime.model import kernels
+from runtime.model import attention_kernels
 from runtime.model.attention import Step
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
@@ -74,7 +74,7 @@ class LatentAttention(nn.Module):
         else:
             q_BTN, c_BTR = inputs[0], self.kv_norm(c_BTR)
         q_BTHM, q_BTHP = q_BTN.unflatten(-1, (self.heads, -1)).split((self.nope, latent.rope_dim), dim=-1)
-        q_BHTP, c_BSC = kernels.rope_latent(
+        q_BHTP, c_BSC = attention_kernels.rope_latent(
             q_BTHP,
             c_BTR,
             k_BTP,
@@ -89,12 +89,12 @@ class LatentAttention(nn.Module):
 
     def _expanded(self, q_BTHM: Tensor, q_BHTP: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
         # tokens so far, also of a static cache: its rest would be expanded for nothing
-        expanded = kernels.expand_latent(c_BSC[:, : step.context], self.kv.weight_NF, q_BTHM, q_BHTP)
+        expanded = attention_kernels.expand_latent(c_BSC[:, : step.context], self.kv.weight_NF, q_BTHM, q_BHTP)
         return step.attend(self.engine, *expanded, self.scale)
 
     def _absorbed(self, q_BTHM: Tensor, q_BHTP: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
         weight_HNR = self.kv.weight_NF.unflatten(0, (self.heads, -1))
-        q_BHTC = kernels.absorb_queries(q_BTHM, q_BHTP, weight_HNR[:, : self.nope])
+        q_BHTC = attention_kernels.absorb_queries(q_BTHM, q_BHTP, weight_HNR[:, : self.nope])
         c_B1SC = c_BSC.unsqueeze(1)
         out_BTN = step.attend(self.engine, q_BHTC, c_B1SC, c_B1SC[..., : self.latent.kv_rank], self.scale)
-        return kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.nope :])
+        return attention_kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.nope :])

@@ -11,11 +11,10 @@ from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.system.files import write_file
 from ladder_sim.system.schema import Schema
 from runtime.checkpoint.convert import beyond_llama, hybrid
-from runtime.checkpoint.files import CONFIG, Checkpoint
+from runtime.checkpoint.files import CONFIG, Checkpoint, read_config
 from runtime.config import ModelConfig, Wish, check_counts
 from runtime.fields import field, read_object
 from runtime.model.wiring import Wiring, lay_out
-from runtime.model_types import TYPES
 from runtime.training.corpus import Corpus
 
 Objective = Literal["next-token", "distill"]
@@ -152,10 +151,7 @@ def prepare_training(config: TrainingConfig) -> TrainingInput:
     """
     start = Checkpoint.open(config.model) if config.pretrained else None
     file = config.model / CONFIG if config.model.is_dir() else config.model
-    described = read_object(file, what="a model's config.json")
-    kind = described.get("model_type")
-    if kind not in tuple(TYPES):
-        raise UsageError(f"{file}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
+    described = read_config(file, what="a model's config.json")
     shape = start.shape if start else ModelConfig.from_file(config.model)
     _check_ranks(shape, config.tp)
     shape.check_context(config.context, hint="choose shorter sequences with --context")
