@@ -2,5 +2,5 @@
 
 `measure` takes samples of ops, `fit` makes profiles of samples, `stack_fit` fits a stack's figures to end-to-end runs,
 `crosscheck` measures passes, predicts them and compares, `evidence` measures all that a borrowed machine is for.
-`measure` and `crosscheck` need torch and `runtime`; all of it may import `ladder_sim`, which imports none of it.
+`measure`, `crosscheck` and `evidence` need torch and `runtime`. All of it may import `ladder_sim`, which imports none.
 """
