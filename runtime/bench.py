@@ -155,15 +155,9 @@ def _measured(
 def _planned_bytes(config: BenchConfig, generator: Generator, wirings: Sequence[Wiring]) -> int:
     """Memory that a rank was expected to need."""
     model, comm = generator.model, generator.model.comm
-    work = Workload(
-        batch=config.batch // comm.exchange.size,
-        prompt=config.prompt,
-        gen=config.gen,
-        dtype=model.embedding_VD.dtype,
-        wirings=wirings,
-        recorded=generator.execution.recorded,
-    )
-    return sum(needs(model.config, model.engine, work, comm).of_batch(work.batch, comm.pipeline.stages))
+    batch, dtype, recorded = config.batch // comm.exchange.size, model.embedding_VD.dtype, generator.execution.recorded
+    work = Workload(batch=batch, prompt=config.prompt, gen=config.gen, dtype=dtype, wirings=wirings, recorded=recorded)
+    return sum(needs(model.config, model.engine, work, comm).of_batch(batch, comm.pipeline.stages))
 
 
 class _Requests:

@@ -61,14 +61,7 @@ def _add_bench(subcommands: Any) -> None:
     add("--warmups", type=int, metavar="N", help="requests of each variant that do not count")
     add("--repeats", type=int, metavar="N", help="requests of each variant that count, at least")
     add("--within", type=_share, metavar="P%", help="go on until 95 %% intervals of speedups are +- this; 0.01 or 1%%")
-    add(
-        "--budget",
-        dest="budget_s",
-        type=partial(read_time, option="--budget"),
-        default="600s",
-        metavar="TIME",
-        help="limit of going on",
-    )
+    _add_time(add, "--budget", "600s", "limit of going on")
     add("--seed", type=_seed, metavar="N", help="of weights and prompts")
     add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
 
@@ -79,14 +72,8 @@ def _add_bench(subcommands: Any) -> None:
     add("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
     add("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
     add("--fused-ladder-add", action="store_true", help="the same for ladder's outputs")
-    add(
-        "--technique",
-        dest="techniques",
-        type=_techniques,
-        action="extend",
-        metavar="NAME",
-        help="token-split[:K] or sequence-parallel; repeatable, or joined by +",
-    )
+    purpose = "token-split[:K] or sequence-parallel; repeatable, or joined by +"
+    add("--technique", dest="techniques", type=_techniques, action="extend", metavar="NAME", help=purpose)
     for flag, purpose in (
         ("--cuda-graphs", "replay decode steps"),
         ("--prefill-cuda-graphs", "replay the prefill"),
@@ -181,15 +168,8 @@ def _add_training(parser: argparse.ArgumentParser, *, pretrained: bool) -> None:
     add("--json", action="store_true", help="print the result as one JSON object")
 
     add = parser.add_argument_group("text").add_argument
-    add(
-        "--text",
-        dest="texts",
-        type=Path,
-        action="append",
-        required=True,
-        metavar="PATH",
-        help="file, or folder of a Hugging Face data set; repeatable",
-    )
+    purpose = "file, or folder of a Hugging Face data set; repeatable"
+    add("--text", dest="texts", type=Path, action="append", required=True, metavar="PATH", help=purpose)
     add("--tokenizer", type=Path, metavar="DIR", help="folder with a tokenizer.json; by default --model's, else bytes")
 
     add = parser.add_argument_group("training").add_argument
@@ -243,15 +223,13 @@ def _add_ranks(
     add("--threads", type=int, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
     add("--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default")
-    add(
-        "--timeout",
-        dest="timeout_s",
-        type=read_time,
-        default="120s",
-        metavar="TIME",
-        help="limit of waiting for ranks",
-    )
+    _add_time(add, "--timeout", "120s", "limit of waiting for ranks")
     return add
+
+
+def _add_time(add: Any, option: str, default: str, purpose: str) -> None:
+    read = partial(read_time, option=option)
+    add(option, dest=f"{option[2:]}_s", type=read, default=default, metavar="TIME", help=purpose)
 
 
 def _add_stages(add: Any) -> None:

@@ -66,7 +66,8 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
     if "window_size" in columns:
         # a sliding window is another kernel
         rows &= columns["window_size"] == 0
-    rows = _of_most(rows, columns["kernel_source"])
+    if rows.any():
+        rows &= columns["kernel_source"] == _most(columns["kernel_source"][rows])
     if (in_cache_dtype := rows & (columns["attn_dtype"] == KV_DTYPES[kv_dtype])).any():
         rows = in_cache_dtype
     shape = AttentionShape(
@@ -83,8 +84,7 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
 
 def attention_kernel(columns: Columns) -> str:
     """Name of the engine's main attention kernel."""
-    names, counts = np.unique(columns["kernel_source"], return_counts=True)
-    return str(names[np.argmax(counts)])
+    return str(_most(columns["kernel_source"]))
 
 
 def expert_series(label: str, columns: Columns) -> Iterator[tuple[Experts, Series]]:
@@ -165,13 +165,10 @@ def _timed(label: str, columns: Columns, rows: NDArray[np.bool_], *point: Any) -
     return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
 
 
-def _of_most(rows: NDArray[np.bool_], names: NDArray[Any]) -> NDArray[np.bool_]:
-    """Those of `rows` whose name most of them have."""
-    if not rows.any():
-        return rows
-    distinct, counts = np.unique(names[rows], return_counts=True)
-    most: NDArray[np.bool_] = rows & (names == distinct[np.argmax(counts)])
-    return most
+def _most(names: NDArray[Any]) -> object:
+    """The most frequent name."""
+    distinct, counts = np.unique(names, return_counts=True)
+    return distinct[np.argmax(counts)]
 
 
 def _sizes(label: str, columns: Columns, rows: NDArray[np.bool_]) -> Series:

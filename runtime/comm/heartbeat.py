@@ -18,6 +18,8 @@ from torch.distributed.distributed_c10d import Store
 from ladder_sim.errors import RankError
 from runtime.comm.launch import report_error
 
+Ranks = Collection[int]
+
 BEAT_S = 0.5
 # between two looks at the others' beats, which take a round trip for each rank
 _LOOK_S = 5.0
@@ -118,14 +120,7 @@ class Heartbeat:
         named = self._named(absent=absent, silent=silent, behind=behind)
         return named or RankError(f"communication between the ranks failed: {error}")
 
-    def _named(
-        self,
-        *,
-        absent: Collection[int] = (),
-        silent: Collection[int] = (),
-        behind: Collection[int] = (),
-        stuck: Collection[int] = (),
-    ) -> RankError | None:
+    def _named(self, *, absent: Ranks = (), silent: Ranks, behind: Ranks, stuck: Ranks = ()) -> RankError | None:
         fates = (
             (absent, "never came", "never came"),
             (silent, "died or was stopped", "died or were stopped"),

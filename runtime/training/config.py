@@ -88,16 +88,8 @@ class TrainingConfig:
     """Run blocks through torch.compile."""
 
     def __post_init__(self) -> None:
-        check_counts(
-            steps=self.steps,
-            batch=self.batch,
-            accumulate=self.accumulate,
-            eval_every=self.eval_every,
-            eval_windows=self.eval_windows,
-            save_every=self.save_every,
-            tp=self.tp,
-            threads=self.threads,
-        )
+        check_counts(steps=self.steps, batch=self.batch, accumulate=self.accumulate, tp=self.tp, threads=self.threads)
+        check_counts(eval_every=self.eval_every, eval_windows=self.eval_windows, save_every=self.save_every)
         check_counts(0, warmup=self.warmup)
         check_counts(2, context=self.context)
         if self.batch % self.accumulate:
