@@ -113,7 +113,7 @@ class Stack:
                 for moment in moments.values():
                     moment.zero_()
 
-        self._run = device.of(self._rate).recorded(self._step, reset)
+        self._run = device.kind_of(self._rate).recorded(self._step, reset)
 
     def step(self, step: int, tokens_NBT: Tensor) -> None:
         """Learn from a batch for each seed; `loss_N` has the losses."""

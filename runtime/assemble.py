@@ -7,7 +7,7 @@ import torch
 from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
-from runtime.device import of
+from runtime.device import kind_of
 from runtime.execution import Execution
 from runtime.generate import Generator
 from runtime.memory import Workload, check_fits, default_dtype, enough_memory, free_bytes
@@ -44,7 +44,7 @@ def assemble(
     Where groups of ranks have requests of their own, each has its part of the batch.
     """
     each, wanted = batch // comm.exchange.size, execution or ExecutionConfig()
-    recorded = wanted.recorded if of(device).has_graphs else ()
+    recorded = wanted.recorded if kind_of(device).has_graphs else ()
     work = Workload(batch=each, prompt=prompt, gen=gen, dtype=dtype, wirings=wirings, recorded=recorded)
     model = load(shape, engine, comm, random_weights(seed, device), work, device)
     done = Execution.of(model, wanted)

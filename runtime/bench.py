@@ -28,7 +28,7 @@ from runtime.comm.emulate import EmulatedLink
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
-from runtime.device import of
+from runtime.device import kind_of
 from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
 from runtime.memory import Workload, enough_memory, needs
@@ -139,7 +139,7 @@ def _measured(
         "shape": asdict(model.config),
         "environment": {**environment(), "variables": variables(), "links": gpu_links() if is_first else ""},
         "gpus": {"before": before, "after": after},
-        "memory": {"planned_bytes": planned_bytes, "reserved_bytes": of(model.embedding_VD).reserved_bytes()},
+        "memory": {"planned_bytes": planned_bytes, "reserved_bytes": kind_of(model.embedding_VD).reserved_bytes()},
     }
     if trace is not None:
         _trace(generator, wirings, trace)

@@ -192,8 +192,8 @@ class Cuda:
 DEVICES: dict[str, Device] = {"cpu": Cpu(), "cuda": Cuda()}
 
 
-def of(x: Tensor | torch.device) -> Device:
-    """The device of a tensor; tensors without values count as the CPU's."""
+def kind_of(x: Tensor | torch.device) -> Device:
+    """What a tensor is on; tensors without values count as the CPU's."""
     kind = x.device.type if isinstance(x, Tensor) else x.type
     return DEVICES.get(kind, DEVICES["cpu"])
 
@@ -206,7 +206,7 @@ def fused(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
         if torch.compiler.is_compiling():
             # a part of a block that is compiled as a whole
             return kernel(*args, **kwargs)
-        return of(cast(Tensor, args[0])).fused(kernel)(*args, **kwargs)
+        return kind_of(cast(Tensor, args[0])).fused(kernel)(*args, **kwargs)
 
     return call
 

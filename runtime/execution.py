@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from ladder_sim.errors import LadderSimError, MissingDependencyError, UsageError
-from runtime import device
 from runtime.config import ExecutionConfig, Phase, Wish
+from runtime.device import Device, kind_of
 from runtime.model.attention import FLASH_WIDTHS
 from runtime.model.decoder import Decoder
 
@@ -43,7 +43,7 @@ class Execution:
         UsageError
             The sizes of this model's kernels change from step to step.
         """
-        here = device.of(model.embedding_VD)
+        here = kind_of(model.embedding_VD)
         missing: list[str] = []
 
         def granted(wish: Wish, problem_of: Callable[[], LadderSimError | None]) -> bool:
@@ -74,7 +74,7 @@ EAGER = Execution()
 
 def _graph_problem(model: Decoder) -> LadderSimError | None:
     """Why no step can be recorded."""
-    if not device.of(model.embedding_VD).has_graphs:
+    if not kind_of(model.embedding_VD).has_graphs:
         return MissingDependencyError("CUDA graphs need a GPU", hint="leave out --cuda-graphs")
     if model.comm.pipeline.stages > 1:
         return UsageError("CUDA graphs are of one stage alone", hint="leave out --cuda-graphs, or --pp")
@@ -98,7 +98,7 @@ def _attention_problem(model: Decoder) -> LadderSimError | None:
     )
 
 
-def _compiler_problem(here: device.Device, *, by_default: bool = False) -> LadderSimError | None:
+def _compiler_problem(here: Device, *, by_default: bool = False) -> LadderSimError | None:
     if by_default and not here.has_graphs:
         return UsageError(
             "blocks are compiled by default on GPUs alone", hint="--compile compiles them on CPUs as well"

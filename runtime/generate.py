@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runtime import device
 from runtime.comm.base import Handle
 from runtime.config import Phase
+from runtime.device import kind_of
 from runtime.execution import EAGER, Execution
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
@@ -175,6 +175,6 @@ class Generator:
                 part.token_B1.copy_(token_B1)
                 part.position_1.copy_(position_1)
 
-            self._graphs[phase, wiring.name] = device.of(part.cache).recorded(step, reset)
+            self._graphs[phase, wiring.name] = kind_of(part.cache).recorded(step, reset)
         self._graphs[phase, wiring.name]()
-        self.model.comm.replayed(device.of(part.cache).mark)
+        self.model.comm.replayed(kind_of(part.cache).mark)

@@ -23,7 +23,7 @@ from runtime.prepare import (
     prepare_completion,
     prepare_evaluation,
 )
-from runtime.training.config import Objective, Place, Trained, TrainingConfig, prepare_training
+from runtime.training.config import DeviceChoice, Objective, Trained, TrainingConfig, prepare_training
 
 _DTYPES = "fp32, bf16 or fp16"
 
@@ -185,7 +185,7 @@ def _add_training(parser: argparse.ArgumentParser, *, pretrained: bool) -> None:
     add("--eval-every", type=int, metavar="N", help="steps between losses on held-out text")
     add("--eval-windows", type=int, metavar="N", help="sequences of held-out text")
     add("--save-every", type=int, metavar="N", help="steps between states to resume from")
-    add("--device", choices=get_args(Place), help="auto: a GPU if there is one")
+    add("--device", choices=get_args(DeviceChoice), help="auto: a GPU if there is one")
     add("--compile", nargs="?", choices=get_args(Wish), const="on", help="blocks through torch.compile")
     _add_ranks(parser, dtype="of products, fp32 or bf16; weights are fp32", experts=False)
 

@@ -15,7 +15,7 @@ from calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, Sample
 from calibration.measure.numbers import DTYPE, SEED, normal
 from ladder_sim.costs.experts import MEASURED_IMBALANCE
 from ladder_sim.costs.roofline import AXES
-from runtime.device import of
+from runtime.device import kind_of
 from runtime.model import attention_kernels, kernels
 
 # more than any cache holds
@@ -113,7 +113,7 @@ def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
     q = normal((sequences, group, 1, width), weights.device)
     cache = weights.rotating((2, sequences, 1, kv_len, width))
     position = torch.full((1,), kv_len - 1, device=weights.device)
-    attend, here = attention_kernels.math_attention, of(q)
+    attend, here = attention_kernels.math_attention, kind_of(q)
     if here.has_graphs and not here.compiler_problem:
         attend = here.compiled(attend, dynamic=False)
 

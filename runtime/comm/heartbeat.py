@@ -25,7 +25,7 @@ BEAT_S = 0.5
 _LOOK_S = 5.0
 
 
-class Progress(NamedTuple):
+class RankProgress(NamedTuple):
     """How far a rank has got."""
 
     issued: int
@@ -40,7 +40,7 @@ class _Beat(NamedTuple):
     """What a rank has said last."""
 
     beats: int
-    progress: Progress
+    progress: RankProgress
     failed: bool
     """It saw a failure, and may have ended by now."""
 
@@ -58,7 +58,7 @@ class Heartbeat:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
-        self._progress: Callable[[], Progress] = lambda: Progress(0)
+        self._progress: Callable[[], RankProgress] = lambda: RankProgress(0)
         self._beats = 0
         self._failed = False
         self._patience_s: float | None = None
@@ -68,7 +68,7 @@ class Heartbeat:
         self._beat()
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
 
-    def follow(self, progress: Callable[[], Progress]) -> None:
+    def follow(self, progress: Callable[[], RankProgress]) -> None:
         """Report this from now on."""
         self._progress = progress
 
@@ -163,5 +163,5 @@ class Heartbeat:
         for rank in range(self._size):
             if self._store.check([f"alive/{rank}"]):
                 beats, issued, ended, running, failed = map(int, self._store.get(f"alive/{rank}").split())
-                ranks[rank] = _Beat(beats, Progress(issued, ended, bool(running)), bool(failed))
+                ranks[rank] = _Beat(beats, RankProgress(issued, ended, bool(running)), bool(failed))
         return ranks

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
 from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator, Pipeline
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
-from runtime.comm.heartbeat import Heartbeat, Progress
+from runtime.comm.heartbeat import Heartbeat, RankProgress
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees, ProcessGroup, Stages, check_variables, gloo_groups, nccl_groups
 from runtime.comm.streams import SideStream
@@ -121,9 +121,9 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     return comm
 
 
-def _progress(comm: ProcessGroup, exchange: ProcessGroup | None) -> Progress:
+def _progress(comm: ProcessGroup, exchange: ProcessGroup | None) -> RankProgress:
     started, ended = comm.replays()
-    return Progress(comm.issued + (exchange.issued if exchange else 0) + started, ended, started > ended)
+    return RankProgress(comm.issued + (exchange.issued if exchange else 0) + started, ended, started > ended)
 
 
 def _choose(config: CommConfig, place: Place, ranks: int) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from runtime import device
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
-from runtime.device import Spans
+from runtime.device import Spans, kind_of
 from runtime.model import attention_kernels, kernels
 from runtime.model.autograd import shared
 from runtime.model.linear import Linear, RMSNorm
@@ -80,7 +79,7 @@ class GroupedAttention(nn.Module):
         """Whether decode steps run the device's own attention, for tensors like this one."""
         return (
             self.engine.attention == "flash"
-            and device.of(like).has_flash_decode
+            and kind_of(like).has_flash_decode
             and like.dtype in (torch.bfloat16, torch.float16)
             and self.head_dim in FLASH_WIDTHS
         )

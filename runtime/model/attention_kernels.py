@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runtime import device
-from runtime.device import Spans, fused
+from runtime.device import Spans, fused, kind_of
 from runtime.model.kernels import kernel
 
 
@@ -169,7 +168,7 @@ def flash_attention(
     tokens = q_BHTK.shape[2]
     if spans is not None:
         k_BSGK, v_BSGK = k_BGSK.transpose(1, 2), v_BGSK.transpose(1, 2)
-        out_BHK = device.of(q_BHTK).flash_decode(q_BHTK.squeeze(2), k_BSGK, v_BSGK, spans, scale, window)
+        out_BHK = kind_of(q_BHTK).flash_decode(q_BHTK.squeeze(2), k_BSGK, v_BSGK, spans, scale, window)
         return out_BHK.flatten(1).unsqueeze(1)
     first = max(0, context - tokens + 1 - window) if window else 0
     mask_TS, is_causal = None, False

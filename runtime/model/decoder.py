@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
-from runtime.device import of
+from runtime.device import kind_of
 from runtime.model import attention_kernels, kernels
 from runtime.model.attention import Step
 from runtime.model.autograd import gathered, repeated, shared
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
     def compile_blocks(self) -> None:
         """Run what is computed between messages through torch.compile."""
         for layer in self.layers:
-            layer.compile_by(of(self.embedding_VD).compiled)
+            layer.compile_by(kind_of(self.embedding_VD).compiled)
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
         """Each sequence's most likely next token, B; rank 0's, if the wiring never reduces."""

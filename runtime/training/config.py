@@ -19,7 +19,7 @@ from runtime.training.corpus import Corpus
 
 Objective = Literal["next-token", "distill"]
 Trained = Literal["all", "rewired"]
-Place = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 # of a run: what it does, with its result, and what it goes on from
 RUN, STATES = "run.json", "states"
@@ -82,7 +82,7 @@ class TrainingConfig:
     """Tensor-parallel degree."""
     threads: int = 1
     """CPU threads of each rank."""
-    device: Place = "auto"
+    device: DeviceChoice = "auto"
     """Where it is computed; auto: on a GPU if there is one."""
     compile: Wish = "off"
     """Run blocks through torch.compile."""

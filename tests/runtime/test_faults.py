@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
-from runtime.comm.heartbeat import Heartbeat, Progress
+from runtime.comm.heartbeat import Heartbeat, RankProgress
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, agree, connect
@@ -278,7 +278,7 @@ def test_a_rank_that_is_stuck_is_named() -> None:
     """NCCL's watchdog ended the others without a name."""
     store = dist.HashStore()
     heartbeat = Heartbeat(store, 0, 3)
-    heartbeat.follow(lambda: Progress(7))
+    heartbeat.follow(lambda: RankProgress(7))
 
     def at(now_s: float, *says: str) -> RankError | None:
         for rank, text in enumerate(says, 1):
@@ -300,7 +300,7 @@ def test_a_rank_whose_graph_does_not_end_is_named() -> None:
     store = dist.HashStore()
     heartbeat = Heartbeat(store, 0, 2)
 
-    def after(seconds: float, own: Progress, other: str) -> str:
+    def after(seconds: float, own: RankProgress, other: str) -> str:
         begun_s = next(begun)
         heartbeat.follow(lambda: own)
         for now_s in (0.0, seconds):
@@ -312,12 +312,12 @@ def test_a_rank_whose_graph_does_not_end_is_named() -> None:
 
     beats, begun = itertools.count(1), itertools.count(0.0, 1e6)
     # all that was started has ended
-    assert after(61.0, Progress(9, 9), "9 9 0") == ""
+    assert after(61.0, RankProgress(9, 9), "9 9 0") == ""
     # it stands behind the last message of its graph; the others have gone on to the next
-    assert after(61.0, Progress(10, 9, True), "9 8 1") == "rank 1 hangs (noticed by rank 0)"
+    assert after(61.0, RankProgress(10, 9, True), "9 8 1") == "rank 1 hangs (noticed by rank 0)"
     # it stands before that, and all wait for it
-    assert after(59.0, Progress(12, 11, True), "12 11 1") == ""
-    assert after(61.0, Progress(14, 13, True), "14 13 1") == "ranks 0, 1 hang in a CUDA graph (noticed by rank 0)"
+    assert after(59.0, RankProgress(12, 11, True), "12 11 1") == ""
+    assert after(61.0, RankProgress(14, 13, True), "14 13 1") == "ranks 0, 1 hang in a CUDA graph (noticed by rank 0)"
 
 
 # the main threads wait for their GPUs
@@ -329,7 +329,7 @@ heartbeat._LOOK_S = heartbeat.BEAT_S
 store = dist.HashStore()
 for rank in (1, 0):
     beats = heartbeat.Heartbeat(store, rank, 2)
-    beats.follow(lambda: heartbeat.Progress(4, 3, running=True))
+    beats.follow(lambda: heartbeat.RankProgress(4, 3, running=True))
 beats.end_if_stuck(1.0)
 threading.Event().wait()
 """

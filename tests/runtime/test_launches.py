@@ -231,7 +231,7 @@ def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pyt
     with torch.inference_mode():
         eager = {variant: logits(variant) for variant in VARIANTS}
         for layer in model.layers:
-            layer.compile_by(device.of(cache).compiled)
+            layer.compile_by(device.kind_of(cache).compiled)
         for variant in VARIANTS[::order]:
             assert all(map(torch.equal, logits(variant), eager[variant])), variant
     # attention, MLP and both, of a prompt and of one token
