@@ -1,13 +1,11 @@
 """The steps of `calibrate evidence`. Each leaves a file when it is done, by which a run that was killed goes on."""
 
 import argparse
-import csv
-import io
 import json
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,6 +23,7 @@ from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile, save_profile
+from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
@@ -292,7 +291,7 @@ class Evidence:
                 )
         write_file(self._folder / COMPARED, _rows(compared))
         if runs:
-            write_file(self._folder / RUNS, _csv(runs))
+            write_file(self._folder / RUNS, Document(content={}, rows=runs).to_csv())
 
 
 def _cluster_of(machine: Mapping[str, Any]) -> str:
@@ -306,11 +305,3 @@ def _cluster_of(machine: Mapping[str, Any]) -> str:
 
 def _rows(rows: Iterable[Mapping[str, Any]]) -> str:
     return json.dumps(SCHEMA.marked(rows=list(rows)), indent=1)
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -64,10 +64,6 @@ class Sweep:
     program: str = "nccl-tests"
     """The program that measured."""
 
-    def curve(self) -> Curve:
-        """The sweep as a curve of a profile."""
-        return Curve(size_bytes=np.array(self.sizes), seconds=np.array(self.seconds))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
@@ -189,7 +185,8 @@ def add_to_profile(
             f"{sweep.file}: lists {len(sweep.hosts)} hosts: a profile holds collectives in one node",
             hint="make a fabric file: give --cluster, --nodes and --ranks-per-node instead of --base",
         )
-    curves = {**base.collectives.get(op, {}).get(algorithm, {}), ranks: sweep.curve()}
+    curve = Curve(size_bytes=np.array(sweep.sizes), seconds=np.array(sweep.seconds))
+    curves = {**base.collectives.get(op, {}).get(algorithm, {}), ranks: curve}
     algorithms = {**base.collectives.get(op, {}), algorithm: curves}
     source = ProfileSource(
         what=f"{op} {algorithm}, {ranks} GPUs",

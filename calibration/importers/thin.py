@@ -54,7 +54,8 @@ def thin(
         ends = np.flatnonzero(candidates)[[0, -1]]
         kept.append(candidates & (np.isin(np.arange(len(values)), ends) | np.isin(values, (keep or {}).get(name, ()))))
     while True:
-        table = subgrid(axes, seconds, roofline_s, kept)
+        at, chosen = np.ix_(*kept), {name: axes[name][mask] for name, mask in zip(axes, kept, strict=True)}
+        table = RatioTable.from_seconds(chosen, seconds[at], np.broadcast_to(roofline_s, seconds.shape)[at])
         error = np.abs(np.log(predicted_s(table, axes, roofline_s) / seconds))
         worst = _worst(error, kept, allowed)
         if worst is None or worst[0] <= target:
@@ -64,13 +65,6 @@ def thin(
         if grown > max_points:
             return table
         kept[axis][index] = True
-
-
-def subgrid(axes: Mapping[str, Floats], seconds: Floats, roofline_s: Floats, kept: list[Mask]) -> RatioTable:
-    """Table of the kept axis values alone."""
-    at = np.ix_(*kept)
-    chosen = {name: values[k] for (name, values), k in zip(axes.items(), kept, strict=True)}
-    return RatioTable.from_seconds(chosen, seconds[at], np.broadcast_to(roofline_s, seconds.shape)[at])
 
 
 def predicted_s(table: RatioTable, axes: Mapping[str, Floats], roofline_s: Floats) -> Floats:
