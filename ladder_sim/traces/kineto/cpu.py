@@ -98,33 +98,26 @@ class CpuReader:
                 collective=Collective(message_bytes=message.size_bytes),
             )
         elif gloo is not None:
-            # gloo reduces and scatters by an all-reduce
-            kind = collective_kind(event.name) or collective_kind(gloo.name)
-            lane = Lane(name=f"gloo {gloo.thread}", rank=self.file.rank, device=False)
-            draft = self._of_group(gloo, kind, lane, step, issued_s=start_s)
+            draft = self._of_group(gloo, event, f"gloo {gloo.thread}", step)
         elif _is_shared(event):
-            lane = Lane(name=SHARED_MEMORY, rank=self.file.rank, device=False)
-            draft = self._of_group(event, collective_kind(event.name), lane, step, issued_s=start_s)
+            draft = self._of_group(event, event, SHARED_MEMORY, step)
         else:
             return None
         self.queues[draft.lane].append(draft)
         return draft
 
-    def _of_group(self, event: Event, kind: str | None, lane: Lane, step: int, *, issued_s: float) -> Draft:
+    def _of_group(self, event: Event, call: Event, lane: str, step: int) -> Draft:
         return Draft(
             name=event.name,
-            kind=kind or "collective",
-            lane=lane,
+            # the call's: gloo reduces and scatters by an all-reduce
+            kind=collective_kind(call.name) or collective_kind(event.name) or "collective",
+            lane=Lane(name=lane, rank=self.file.rank, device=False),
             start_s=self.clock.seconds(event.start_us),
             end_s=self.clock.seconds(event.end_us),
             step=step,
-            collective=Collective(
-                message_bytes=tensor_bytes(event.args),
-                group=self.group,
-                ranks=self.ranks,
-            ),
+            collective=Collective(message_bytes=tensor_bytes(event.args), group=self.group, ranks=self.ranks),
             # two gloo threads may begin in the other order
-            issued_s=issued_s,
+            issued_s=self.clock.seconds(call.start_us),
         )
 
     def _only_group(self) -> tuple[str, int]:
