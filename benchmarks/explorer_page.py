@@ -30,6 +30,8 @@ _MOVE = """
     seen("cards");
   }).observe(document.getElementById("cards"), { childList: true });
   chart.once("plotly_afterplot", () => seen("chart"));
+  // on a phone controls are folded at first
+  slider.closest("details").open = true;
   slider.focus();
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(slider, position);
   slider.dispatchEvent(new Event("input", { bubbles: true }));

@@ -4,6 +4,7 @@ import bisect
 import functools
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,15 +49,19 @@ class MemoryUse:
         return self.total_bytes <= self.capacity_bytes
 
     @property
-    def parts(self) -> str:
-        """What the memory holds, in words, largest first."""
-        sizes = {
+    def part_bytes(self) -> Mapping[str, float]:
+        """What the memory holds: bytes by the name of the part that every answer uses."""
+        return {
             "weights": self.weights_bytes,
             "KV cache": self.kv_cache_bytes,
             "activations": self.activation_bytes,
             "stack": self.overhead_bytes,
         }
-        ordered = sorted(sizes.items(), key=lambda part: -part[1])
+
+    @property
+    def parts(self) -> str:
+        """The same in words, largest first."""
+        ordered = sorted(self.part_bytes.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in ordered)
 
 

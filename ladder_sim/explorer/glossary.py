@@ -40,5 +40,5 @@ GLOSSARY: Mapping[str, str] = {
     "fitted": "Between or beyond measurements of this GPU and this link, or a formula fitted to them.",
     "transferred": "Measured on other hardware or at sizes far from this one, and carried over by formulas.",
     "roofline": "From datasheet figures and a formula.",
-    "stack": "Waits and launches of the engine.",
+    "stack": "What the engine takes itself: waits and launches; in memory its context, communicators and workspaces.",
 }

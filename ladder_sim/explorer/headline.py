@@ -31,13 +31,7 @@ from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 from ladder_sim.validation.compare import ErrorStats
 
-# name, and colour
-_MEMORY = {
-    "weights": ("weights", "#0072B2"),
-    "kv_cache": ("KV cache", "#E69F00"),
-    "activation": ("activations", "#009E73"),
-    "overhead": ("overhead", "#8A939E"),
-}
+_MEMORY = {"weights": "#0072B2", "KV cache": "#E69F00", "activations": "#009E73", "stack": "#8A939E"}
 _SOURCES = {
     "measured": "#009E73",
     "fitted": "#0072B2",
@@ -74,11 +68,10 @@ def memory_bar(answer: Answer) -> list[Component]:
     """What one GPU holds."""
     memory = next(iter(answer.predictions.values())).memory
     full = max(memory.capacity_bytes, memory.total_bytes)
-    sizes = {name: float(getattr(memory, f"{name}_bytes")) for name in _MEMORY}
     free = memory.capacity_bytes - memory.total_bytes
     left = f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} too much"
     total = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}, {left}"
-    parts = {_MEMORY[name][0]: (size / full, _MEMORY[name][1], format_bytes(size)) for name, size in sizes.items()}
+    parts = {name: (size / full, _MEMORY[name], format_bytes(size)) for name, size in memory.part_bytes.items()}
     return [_heading("Memory of one GPU", total), *_shares(parts)]
 
 

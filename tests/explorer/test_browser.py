@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ from tests.support.explorer_browser import Watched, artefacts, served
 
 pytestmark = pytest.mark.browser
 
+# the places of the names below the map
+NAMES_BELOW_MAP = """
+[...document.querySelectorAll("#map .xtick text")].map((name) => name.getBoundingClientRect())
+  .map(({ left, right }) => ({ left, right }))
+"""
 GAIN = "document.querySelector('.card[data-variant=ladder] .gain').textContent"
 
 
@@ -72,14 +78,35 @@ def test_places_are_marked_until_the_first_answer(seen: Watched) -> None:
 
 
 def test_a_phone_shows_everything_in_its_width(seen: Watched) -> None:
-    page = seen.open("?model=405b&nodes=2", width=390, height=844)
+    # prompts have the widest names below the map
+    page = seen.open("?model=405b&nodes=2&across=prompt", width=390, height=844)
     seen.drawn()
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    names = page.evaluate(NAMES_BELOW_MAP)
+    assert len(names) > 3
+    assert all(right["left"] - left["right"] > 5 for left, right in pairwise(names)), names
     page.click("#theme-switch")
     seen.until("document.querySelector('#curve .js-plotly-plot').layout.template.layout.font.color === '#E4E7EB'")
     seen.screenshot("phone-dark")
     page.click("#theme-switch")
     seen.until("document.documentElement.dataset.theme === 'light'")
+
+
+def test_controls_on_a_phone_are_folded_and_open_in_full(seen: Watched) -> None:
+    page = seen.open("?model=70b", width=390, height=844)
+    assert page.locator(".controls .section[open]").count() == 0
+    assert page.locator(".card >> nth=0").evaluate("(card) => card.getBoundingClientRect().bottom < innerHeight")
+    page.click("summary >> text=Hardware")
+    page.click("summary >> text=Plan")
+    # nothing scrolls within
+    assert page.locator("#controls").evaluate("(panel) => panel.scrollHeight === panel.clientHeight")
+    page.fill("#c-tp", "4")
+    page.press("#c-tp", "Enter")
+    seen.until_text("#summary", "TP 4")
+    # Back folds nothing
+    page.go_back()
+    seen.until_text("#summary", "TP 8")
+    assert page.locator(".controls .section[open]").count() == 2
 
 
 def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None:

@@ -223,9 +223,16 @@ def test_the_page_names_its_controls_and_no_flags(page: Page) -> None:
     assert "add nodes ('Nodes' 2)" in texts(page.views("model=8b&tp=16")["error"])
     evidence = texts(page.views("model=8b&inter.bandwidth=100Gb/s")["evidence"])
     assert "inter.bandwidth changes nothing: the group is within one node; 'Nodes' 2 uses it" in evidence
-    assert "engines with an all-reduce of their own gain less: 'Engine' vllm." in evidence
+    assert "engines with an all-reduce of their own, such as vllm, gain less." in evidence
     compared = page.ask("compared.children", "model=8b&pin=model%3D70b")["compared"]["children"]
     assert not any("--" in shown for shown in (error, evidence, texts(compared)))
+
+
+def test_parts_of_the_memory_have_the_names_of_the_command_line(page: Page) -> None:
+    bar = texts(page.views("model=405b&nodes=2")["memory"])
+    held = predict(Scenario.of(model="405b", nodes=2))["standard"].memory.parts
+    assert "stack 1.50 GB" in held
+    assert [part for part in held.split(", ") if part not in re.sub(r"\s+", " ", bar)] == []
 
 
 def test_no_warning_denies_what_requests_under_load_use(page: Page) -> None:

@@ -84,6 +84,18 @@ def test_a_map_holds_each_cell_where_it_belongs_and_its_break_even() -> None:
     assert len(speedup_map(table, "ladder", "standard").data) == 1
 
 
+def test_a_map_of_a_page_names_few_values_below() -> None:
+    """Regression: on a phone the last two names touched."""
+    for name, given, expected in (
+        ("prompt", "128:32768:x2", ["128", "512", "2048", "8192", "32768"]),
+        # of many values round ones are named
+        ("intra.latency", "1:1024:x1.5us", ["1", "5", "20", "100", "500"]),
+    ):
+        table = sweep({"model": "8b", "tp": 2, "batch": "1,2", name: given})
+        assert list(speedup_map(table, compact=True).layout.xaxis.ticktext) == expected
+        assert len(speedup_map(table).layout.xaxis.ticktext) > len(expected)
+
+
 def test_a_map_leaves_out_what_cannot_run() -> None:
     table = sweep({"model": "70b,405b", "batch": "1,2"})
     assert np.isnan(sweep_figure(table).data[0].z).tolist() == [[False, False], [True, True]]

@@ -5,6 +5,8 @@
   const SPACING_MS = 60;
   const PATIENCE_MS = 1500;
   const REST_MS = 120;
+  // as in explorer.css
+  const NARROW = matchMedia("(max-width: 900px)");
 
   const skip = () => window.dash_clientside.no_update;
   const context = () => window.dash_clientside.callback_context;
@@ -95,8 +97,10 @@
     return query.toString();
   }
 
-  function spread(_visit, start, defaults) {
+  function spread(visit, start, defaults) {
     page.defaults = defaults;
+    // above the results only the names of the controls' groups have room; one that the reader opens shows in full
+    if (!visit && NARROW.matches) document.querySelectorAll(".section").forEach((group) => (group.open = false));
     page.sliding = null;
     const query = window.location.search.replace(/^\?/, "") || start || "";
     const given = new URLSearchParams(query);

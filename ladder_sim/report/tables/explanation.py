@@ -39,13 +39,9 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
             if step.collectives:
                 parts += [Text(), _collectives_table(step.collectives)]
     memory = prediction.memory
-    parts.append(
-        Text(
-            f"memory per GPU: {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} (weights "
-            f"{format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_cache_bytes)}, activations "
-            f"{format_bytes(memory.activation_bytes)}, stack {format_bytes(memory.overhead_bytes)})"
-        )
-    )
+    held = ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in memory.part_bytes.items())
+    total = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    parts.append(Text(f"memory per GPU: {total} ({held})"))
     return parts
 
 
