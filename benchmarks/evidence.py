@@ -177,7 +177,7 @@ def _in_flight() -> str:
         + paragraph(
             "Servings of vLLM, TensorRT-LLM and SGLang measured by NVIDIA (aiconfigurator-core 0.12.0), all of the "
             "standard wiring. Four figures of the engines are fitted to the dense ones, one to 51 of those with "
-            "experts."
+            "experts. Every dense row is predicted here by a fit that had not seen its model."
         )
         + "\n"
         + pictures(

@@ -35,6 +35,10 @@ class ServingCheck:
     """Half-width of intervals of the time per token, as a fraction."""
     ttft: float
     """The same of the time to first token."""
+    tpot_error: float
+    """Mean error of the time per token on rows of models that no fit had seen, as a fraction."""
+    ttft_error: float
+    """Median error of the time to first token on the same rows."""
     plans: tuple[str, ...] = ("TP",)
     """What their plans were made of, as `ladder_sim.specs.plan.Plan.kind` says."""
     layers: tuple[str, ...] = ("",)

@@ -38,6 +38,12 @@ class Compared(NamedTuple):
     runs: StackFit | ServingCheck
     """Those of a fit, or measured servings."""
 
+    def same_kind(self, scenario: Scenario) -> bool:
+        """Whether engine and kind of model are the scenario's: else errors of these runs say nothing about it."""
+        return self.runs.stack == scenario.stack.unversioned and any(_layers(self.runs)) == bool(
+            scenario.model.experts_label
+        )
+
 
 def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | None) -> list[float]:
     """Return the values of a size or hardware figure at which `parts_alike` may change, ascending.
@@ -104,8 +110,7 @@ def parts_alike(
     own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
     return {
         # the figures of a version are in the stack
-        "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
-        and not own_figures(scenario),
+        "stack": (stack.unversioned, stack.allreduce) == (runs.stack, runs.allreduce) and not own_figures(scenario),
         "wiring": all(map(has_wiring, variants)),
         # all runs were without
         "technique": not scenario.techniques.chosen,

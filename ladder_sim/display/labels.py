@@ -246,11 +246,7 @@ def _stack_text(scenario: Scenario) -> str:
 
 def validated_lines(*confidences: Confidence) -> list[str]:
     """The end-to-end runs that predictions were compared with, what scenarios had that they did not, and stacks."""
-    runs = [
-        f"Predictions{' from datasheets' if each.profile == NO_PROFILE else ''} were compared with "
-        f"{_runs_label(each.compared)}."
-        for each in confidences
-    ]
+    runs = [_compared_line(each) for each in confidences]
     absent: dict[str, list[str]] = {}
     for each in confidences:
         for part, details in _absent(each).items():
@@ -263,6 +259,28 @@ def validated_lines(*confidences: Confidence) -> list[str]:
         *([f"Not in these runs, so intervals are wider: {wider}."] if wider else []),
         *(f"Stack {name}: {note}." for name, note in stacks.items() if note),
     ]
+
+
+def _compared_line(confidence: Confidence) -> str:
+    """The nearest runs with their errors, or first that none is of this engine and kind of model."""
+    scenario, compared = confidence.scenario, confidence.compared
+    if not compared.same_kind(scenario):
+        what = "static batch" if scenario.workload.concurrency is None else "serving"
+        kind, engine = scenario.model.kind_label, scenario.stack.unversioned
+        return f"Nothing like this was measured: no {what} of {kind} under {engine}. Nearest: {_runs_label(compared)}."
+    sheets = " from datasheets" if confidence.profile == NO_PROFILE else ""
+    errors = f": {errors_label(compared)}" if isinstance(compared.runs, ServingCheck) else ""
+    return f"Predictions{sheets} were compared with {_runs_label(compared)}{errors}."
+
+
+def errors_label(compared: Compared) -> str:
+    """How far predictions of servings were off, of models that no fit had seen."""
+    runs = compared.runs
+    assert isinstance(runs, ServingCheck)
+    return (
+        f"TPOT off by {runs.tpot_error:.1%} on average, TTFT by {runs.ttft_error:.0%} in the median, on models that no "
+        "fit had seen"
+    )
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:

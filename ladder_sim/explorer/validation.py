@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ladder_sim.display.labels import load_label, scenario_label
+from ladder_sim.confidence.runs import most_alike
+from ladder_sim.display.labels import errors_label, load_label, scenario_label
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table
 from ladder_sim.explorer.state import State
@@ -17,7 +18,7 @@ from ladder_sim.validation.nearest import Likeness, nearest, table_of
 SHOWN = 8
 _SERVED = (
     "Time per token of standard: no serving of another wiring was measured. The rows are a sample of those that 90 % "
-    "intervals are made from."
+    "intervals are made from; figures of the engine were fitted to those marked with *, among others."
 )
 _BATCHES = (
     "Speedup of ladder over standard in static batches; runs marked with * the fit behind the predictions has used."
@@ -41,7 +42,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
     runs = nearest(scenario)
     near = runs[:SHOWN]
     return Panel(
-        verdict=_verdict(near, len(runs)),
+        verdict=_verdict(scenario, runs),
         figure=nearest_figure(runs, SHOWN, f"The nearest to {scenario_label(scenario)}").to_plotly_json(),
         tables=(
             Table(
@@ -61,17 +62,30 @@ def command(state: State, allowlist: Allowlist) -> str:
     return f"ladder-sim validate {table_of(state.scenario(allowlist))}"
 
 
-def _verdict(near: Sequence[Likeness], runs: int) -> str:
-    """How far the predictions of the nearest are off, and what none of them has."""
-    errors = error_stats(each.run.quantity for each in near)
-    assert errors is not None
+def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
+    """How far predictions of runs like the scenario are off, where no fit had seen them; or that there are none."""
+    alike = [each for each in runs if each.same_kind]
+    engine, kind = scenario.stack.unversioned, scenario.model.kind_label
+    if not alike:
+        what = "static batch" if scenario.workload.concurrency is None else "serving"
+        return (
+            f"Nothing like this was measured: no {what} of {kind} under {engine}. The runs below are of other engines "
+            "or other kinds of models, and their errors say nothing about this scenario."
+        )
+    near = alike[:SHOWN]
     shared = set.intersection(*(set(each.apart) for each in near))
     apart = [part for part in near[0].apart if part in shared]
     lacking = f"No measured run has the same {', '.join(apart)}." if apart else ""
-    return (
-        f"The predictions of the {errors.rows} nearest of {runs} measured runs are off by {errors.mean_error:.1%} on "
-        f"average and {errors.max_error:.1%} at most; {errors.inside:.0%} of them lie in the 90 % interval. {lacking}"
-    ).strip()
+    if near[0].run.figure == "speedup":
+        errors = error_stats(each.run.quantity for each in alike if not each.run.seen)
+        assert errors is not None
+        far = (
+            f"Ladder's speedup is off by {errors.mean_error:.1%} on average and {errors.max_error:.1%} at most in the "
+            f"{errors.rows} runs under {engine} that no fit had seen."
+        )
+    else:
+        far = f"{errors_label(most_alike(scenario, None))}."
+    return f"{far} {lacking}".strip()
 
 
 def _groups(near: Sequence[Likeness]) -> dict[str, list[list[str]]]:

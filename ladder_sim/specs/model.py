@@ -225,6 +225,11 @@ class ModelSpec:
         parts = [*([sizes] if self.experts else []), *(["latent attention"] if self.kv_lora_rank else [])]
         return ", ".join(parts)
 
+    @property
+    def kind_label(self) -> str:
+        """What it shares with the models whose errors say something about its own."""
+        return "models with experts" if self.experts_label else "dense models"
+
     def unquantized_in(self, dtype: DType) -> tuple[LayerPart, ...]:
         """Return the parts of its layers that stay in 16 bits: those of its checkpoint, in its own precision."""
         return self.unquantized if dtype == self.weights_dtype else ()

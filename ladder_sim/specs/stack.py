@@ -227,6 +227,11 @@ class StackSpec:
     """Where the figures come from."""
 
     @property
+    def unversioned(self) -> str:
+        """Catalog id without the version: "vllm" of "vllm@0.12"."""
+        return self.name.partition("@")[0]
+
+    @property
     def serves(self) -> bool:
         """It can batch continuously."""
         return self.step_tokens > 0

@@ -1,8 +1,9 @@
 """The measured runs that are the most like a scenario, with their predictions: how well setups like it are predicted.
 
 Runs are those that come with the package: times per token with requests in flight, of models with experts for such a
-model and of dense ones for a dense one, and of static batches ladder's speedup. Those of the scenario's engine come
-first, then those that differ in the fewest parts, then by size.
+model and of dense ones for a dense one, and of static batches ladder's speedup. Those of the scenario's engine and kind
+of model come first: of the others, errors say nothing about the scenario. Then those that differ in the fewest parts,
+then by size.
 """
 
 import math
@@ -50,12 +51,18 @@ class Likeness:
     distance: float = field(repr=False)
     """Of their sizes: octaves, added up."""
 
+    @property
+    def same_kind(self) -> bool:
+        """Whether engine and kind of model are the scenario's."""
+        return not {"engine", "kind of model"} & set(self.apart)
+
 
 def parts_of(scenario: Scenario) -> dict[str, object]:
     """What a run may share with a scenario, but for sizes."""
     return {
-        "engine": scenario.stack.name.partition("@")[0],
+        "engine": scenario.stack.unversioned,
         "GPU": scenario.cluster.gpu.name,
+        "kind of model": scenario.model.kind_label,
         "model family": scenario.model.family,
         "layers": scenario.model.experts_label,
         "precision": FORMATS[scenario.workload.dtype],
@@ -94,14 +101,18 @@ def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
 
     table = table_of(scenario)
     runs = _batches() if table == BATCHES else _servings(table)
-    return tuple(sorted(map(likeness, runs), key=lambda each: ("engine" in each.apart, len(each.apart), each.distance)))
+    return tuple(sorted(map(likeness, runs), key=lambda each: (not each.same_kind, len(each.apart), each.distance)))
 
 
 @cache
 def _servings(table: str) -> tuple[MeasuredRun, ...]:
-    """Times to first token are not predicted well enough to be shown."""
+    """Times to first token are not predicted well enough to be shown; figures of engines were fitted to dense ones."""
     return tuple(
-        _run(each.serving.setup.scenario(each.serving.concurrency, each.serving.prompt, each.serving.gen), each.tpot)
+        _run(
+            each.serving.setup.scenario(each.serving.concurrency, each.serving.prompt, each.serving.gen),
+            each.tpot,
+            seen=table == DENSE,
+        )
         for each in compare_servings(read_servings(*read_table(table)))
         if each.tpot
     )

@@ -84,7 +84,7 @@ def test_more_gpus_than_a_page_searches_are_refused() -> None:
 
 def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     served = panel("validation", "model=qwen3-32b&stack=vllm&tp=4&concurrency=64")
-    assert "nearest of " in served.verdict
+    assert served.verdict.startswith("TPOT off by 5.0% on average, TTFT by 13% in the median, on models that no fit")
     first = served.document.rows[0]
     assert (first["model"], first["stack"].partition("@")[0], first["apart"]) == ("qwen3-32b", "vllm", "")
     assert first["figure"] == "tpot"
@@ -94,6 +94,29 @@ def test_measured_runs_of_the_scenario_itself_come_first() -> None:
     assert "the same but for sizes" in shown(tables(batches))
     other = panel("validation", "model=8b&tp=2&cluster=l40s-pcie&stack=vllm&concurrency=8")
     assert "No measured run has the same GPU" in other.verdict
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("model=gpt-oss-120b&tp=8&stack=vllm", "no static batch of models with experts under vllm"),
+        ("model=70b&tp=8&stack=vllm", "no static batch of dense models under vllm"),
+        ("model=qwen3-32b&tp=8&stack=vllm&concurrency=8", ""),
+    ],
+)
+def test_runs_of_another_engine_or_kind_of_model_are_no_evidence(query: str, what: str) -> None:
+    """Regression: a gpt-oss answer said "off by 0.9 %" from eight Llama rows under gpt-fast."""
+    verdict = panel("validation", query).verdict
+    assert ("Nothing like this was measured" in verdict) == bool(what)
+    assert what in verdict
+    assert ("off by" in verdict) != bool(what)
+
+
+def test_errors_of_static_batches_are_of_runs_that_no_fit_had_seen() -> None:
+    batches = panel("validation", "model=70b&tp=8&batch=4")
+    unseen = [abs(row["error"]) for row in batches.document.rows if not row["seen"]]
+    assert f"off by {sum(unseen) / len(unseen):.1%} on average" in batches.verdict
+    assert f"in the {len(unseen)} runs under gpt-fast that no fit had seen" in batches.verdict
 
 
 def test_the_nearest_runs_are_drawn_with_their_whole_intervals() -> None:

@@ -1,17 +1,22 @@
-"""Errors of measured servings, as docs/accuracy-servings.csv has them.
+"""Errors of measured servings, as docs/accuracy-servings.csv has them: of models that no fit had seen.
 
 ``python -m tests.support.servings serving_dense.csv serving_moe.csv`` writes it from the whole tables.
 """
 
 import csv
 import io
+import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from benchmarks.evidence import SERVINGS
+from calibration.serving_fit import fit_serving
+from ladder_sim.confidence.interval import Interval
+from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, summarize_servings, summary
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import REPO, SHIPPED
@@ -39,6 +44,22 @@ def rows(models: str, comparisons: Sequence[ServingComparison]) -> list[dict[str
     ]
 
 
+def unseen(comparisons: Sequence[ServingComparison]) -> list[ServingComparison]:
+    """Dense servings, each predicted by a fit of the engines' figures without its model."""
+    fitted = [each for each in comparisons if not each.serving.left_out]
+    errors = fit_serving([each.serving for each in fitted]).log_errors
+    return [
+        replace(each, tpot=_moved(each.tpot, tpot_error), ttft=_moved(each.ttft, ttft_error))
+        for each, tpot_error, ttft_error in zip(fitted, errors["tpot"], errors["ttft"], strict=True)
+    ]
+
+
+def _moved(quantity: Quantity | None, log_error: float) -> Quantity:
+    assert quantity is not None
+    predicted = Interval.around(quantity.measured * math.exp(log_error), quantity.predicted.log_width)
+    return replace(quantity, predicted=predicted)
+
+
 def _cells(tpot: ErrorSummary | None, ttft: ErrorSummary | None) -> tuple[str, ...]:
     assert tpot is not None
     assert ttft is not None
@@ -61,6 +82,11 @@ def compared(file: Path) -> tuple[ServingComparison, ...]:
     return compare_servings(read_servings(file.read_bytes(), file.name))
 
 
+def of_table(models: str, file: Path) -> Sequence[ServingComparison]:
+    """A whole table's rows: models with experts are never fitted."""
+    return unseen(compared(file)) if models == "dense" else compared(file)
+
+
 def sample_line() -> str:
     """What the page says of the rows that come with the package."""
     errors, _ = summary(compared(SAMPLE))
@@ -75,7 +101,7 @@ if __name__ == "__main__":
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for table, path in zip(MODELS, sys.argv[1:], strict=True):
-        writer.writerows(rows(table, compared(Path(path))))
+        writer.writerows(rows(table, of_table(table, Path(path))))
     SERVINGS.write_text(text.getvalue(), "utf-8")
     line = re.compile(rf"`ladder-sim validate {SAMPLE.stem}` .*")
     PAGE.write_text(line.sub(sample_line(), PAGE.read_text("utf-8")), "utf-8")
