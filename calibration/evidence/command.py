@@ -43,14 +43,17 @@ def _run(options: argparse.Namespace) -> int:
     spend_s = budget_s(options.budget)
     require_torch()
     ranks = _gpus() if options.ranks is None else whole(options.ranks, "--ranks", 1, 1024)
-    # imported here: the other commands need no simulator
+    # imported here: the other commands need neither the simulator nor torch
     from calibration.evidence.steps import Evidence
+    from runtime.environment import environment
 
     options.out.mkdir(parents=True, exist_ok=True)
     with locked(options.out):
-        evidence = Evidence(options.out, options, ranks)
-        failed = evidence.collect(spend_s)
-        print(evidence.pack())
+        evidence = Evidence(options.out, options, ranks, environment())
+        try:
+            failed = evidence.collect(spend_s)
+        finally:
+            print(evidence.pack())
     for line in failed:
         print(line, file=sys.stderr)
     return int(bool(failed))

@@ -1,10 +1,14 @@
-"""The steps of `calibrate evidence`. Each leaves a file when it is done, by which a run that was killed goes on."""
+"""The stages of `calibrate evidence`, the most valuable first; what one has measured is kept, whatever comes next."""
 
 import argparse
+import hashlib
 import json
+import os
+import subprocess
 import sys
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +22,16 @@ from calibration.evidence.faults import cause, faults
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import SampleStore
+from ladder_sim import __version__
+from ladder_sim.answer import Prediction
 from ladder_sim.cli.run import measure
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile, save_profile
 from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.prediction import predict
+from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import AllReduce
@@ -35,12 +41,12 @@ from ladder_sim.system.files import read_bytes, replacing, write_file
 from ladder_sim.system.schema import Schema
 from ladder_sim.units import format_seconds
 
-# files of the folder; the first is of a step that has begun, the second of one that is done
+# files of the folder; the first is of single ops that have begun, the second of those that are done
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
-RUNS, COMPARED, TRACES = "runs.csv", "compared.json", "traces"
-TOKENS, FAULTS, CHECKS = "tokens.json", "faults.json", "checks.json"
-# of settings, comparison and checks
+PREDICTED, RUNS, COMPARED, TRACES = "predicted.json", "runs.csv", "compared.json", "traces"
+TOKENS, FAULTS, CHECKS, FAILURES = "tokens.json", "faults.json", "checks.json", "failures.json"
+# of all of them that are JSON
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
@@ -54,7 +60,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "speedup": ("speedup", "{:.2f}".format),
 }
 
-# all-reduces between GPUs that stand for an engine's own; the last needs NVSwitch
+# all-reduces between GPUs that stand for an engine's own, as far as the links can do them
 BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
 
 
@@ -71,37 +77,65 @@ class Run(NamedTuple):
 
 
 class Evidence:
-    """A folder, and the steps that fill it.
+    """A folder, and the stages that fill it.
 
     Parameters
     ----------
     folder
-        What earlier runs left in it stays.
+        What earlier calls left in it stays.
     options
         Of the command.
     ranks
         With real links between them; 1: one rank stands for `--tp` of them.
+    machine
+        Its fingerprint (`runtime.environment.environment`).
+
+    Raises
+    ------
+    LadderSimError
+        An option is wrong, or the folder holds results of other options: nothing has been measured or changed then.
     """
 
-    def __init__(self, folder: Path, options: argparse.Namespace, ranks: int) -> None:
-        self._folder, self._options, self._ranks = folder, options, ranks
+    def __init__(self, folder: Path, options: argparse.Namespace, ranks: int, machine: Mapping[str, Any]) -> None:
+        self._folder, self._options, self._ranks, self._machine = folder, options, ranks, machine
         self._tp = ranks if ranks > 1 else whole(options.tp, "--tp", 2, 1024)
+        self._on_gpus = "gpu" in machine
+        self._p2p = not (self._on_gpus and ranks > 1 and os.environ.get("NCCL_P2P_DISABLE") == "1")
+        self._cluster = options.cluster or _cluster_of(machine)
         # files of one's own come along
         self._own = {
             given: folder / f"{name}{Path(given).suffix}"
-            for name, given in (("model", options.model), ("cluster", options.cluster or ""))
+            for name, given in (("model", options.model), ("cluster", self._cluster))
             if Path(given).suffix in (".json", ".toml")
         }
-        self._model = str(self._own.get(options.model, options.model))
+        whole(options.repeats, "--repeats", 1, 1_000_000)
+        if options.most is not None and not options.most > 0.0:
+            raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
+        # makes a scenario of each, which checks the other options
+        self._runs = tuple(self._planned())
+        self._claim()
+        for given, kept in self._own.items():
+            write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
+        self._model, self._cluster = (str(self._own.get(name, name)) for name in (options.model, self._cluster))
 
     def collect(self, spend_s: float) -> list[str]:
-        """Every step that is not done yet; returns what could not be measured, or is not as expected."""
-        self._begin()
-        self._measure_ops(OPS_SHARE * spend_s)
-        self._fit()
-        failed = list(self._run_all(time.monotonic() + (1.0 - OPS_SHARE) * spend_s))
-        self._compare()
-        return [*failed, *self._check()]
+        """Every stage that is not done yet; returns what could not be measured, or is not as expected."""
+        failed: list[str] = []
+        for name, stage in (
+            ("predictions", self._predict()),
+            ("runs", self._run_all(time.monotonic() + (1.0 - OPS_SHARE) * spend_s)),
+            ("single ops", self._measure_ops(OPS_SHARE * spend_s)),
+            ("profile", self._fit()),
+            ("comparison", self._compare()),
+            ("checks", self._check()),
+        ):
+            try:
+                failed.extend(stage)
+            except Exception as error:
+                # whatever it is, the other stages and the archive do not depend on it
+                failed.append(f"{name}: {getattr(error, 'message', f'{type(error).__name__}: {error}')}")
+        write_file(self._folder / FAILURES, json.dumps(SCHEMA.marked(failures=failed), indent=1))
+        return failed
 
     def pack(self) -> Path:
         """Everything in one archive, in place of the last one."""
@@ -110,51 +144,65 @@ class Evidence:
             archive.add(self._folder, arcname=self._folder.name)
         return path
 
-    def _begin(self) -> None:
-        names = ("model", "stack", "batch", "prompt", "gen", "repeats", "cluster", "most")
-        settings = {name: getattr(self._options, name) for name in names}
-        text = json.dumps(SCHEMA.marked(**settings, ranks=self._ranks, tp=self._tp), indent=1)
+    def _planned(self) -> Iterator[Run]:
+        """Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own."""
+        for stack in self._options.stack:
+            for text in self._options.batch:
+                batch = whole(int(text) if text.isdecimal() else text, "--batch", 1, 100_000)
+                run = Run(f"{stack}-batch-{batch}", stack, batch)
+                scenario = self._scenario(run)
+                if self._ranks == 1 or not self._on_gpus or scenario.stack.allreduce == "nccl":
+                    yield run
+                    continue
+                for allreduce in BETWEEN_GPUS:
+                    if not ALL_REDUCE[allreduce].unmet(scenario):
+                        yield Run(f"{run.name}-{allreduce}", stack, batch, allreduce)
+
+    def _claim(self) -> None:
+        """Refuse to go on with results of other settings; write down those that results will have."""
+        files = {given: hashlib.sha256(read_bytes(Path(given), what="a file")).hexdigest() for given in self._own}
+        shared = {"model": self._options.model, "ranks": self._ranks, "tp": self._tp, "p2p": self._p2p, "files": files}
+        own = {
+            "runs": {**shared, **{name: getattr(self._options, name) for name in ("prompt", "gen", "repeats")}},
+            "ops": {**shared, "most": self._options.most},
+        }
+        there = {
+            "runs": any((self._folder / f"{run.name}.json").exists() for run in self._runs),
+            "ops": (self._folder / SAMPLES).exists(),
+        }
         path = self._folder / SETTINGS
-        if path.exists() and path.read_text("utf-8") != text:
-            raise UsageError(
-                f"{self._folder} was begun with other options", hint="repeat them, or choose another folder"
-            )
-        for given, kept in self._own.items():
-            write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
-        write_file(path, text)
+        kept = json.loads(read_bytes(path, what="settings of evidence")) if path.exists() else {}
+        for stage, settings in own.items():
+            before = kept.get(stage, settings)
+            for name in [name for name in settings if there[stage] and before.get(name) != settings[name]]:
+                raise UsageError(
+                    f"{self._folder} holds {stage} of {name} {before.get(name)}, not {settings[name]}",
+                    hint="repeat that, or choose another folder: results of two settings are never mixed",
+                )
+        write_file(path, json.dumps(SCHEMA.marked(**own), indent=1))
 
-    def _measure_ops(self, spend_s: float) -> None:
-        """On all ranks; a run that was killed has the rest of its time."""
-        samples, begun, done = (self._folder / name for name in (SAMPLES, BEGUN, MEASURED))
-        if done.exists():
+    def _predict(self) -> Iterator[str]:
+        """What the shipped profile says of every run, written before the first one; of CPUs it says nothing."""
+        path = self._folder / PREDICTED
+        if path.exists() or not self._on_gpus:
             return
-        if begun.exists() and samples.exists():
-            spend_s -= samples.stat().st_mtime - begun.stat().st_mtime
-        else:
-            write_file(begun, "")
-        command = ["calibration", "run", f"--samples={samples}", f"--model={self._model}", "--overlap"]
-        command += [f"--ranks={self._ranks}", f"--tp={self._tp}", f"--budget={max(1.0, spend_s):.0f}s"]
-        command += [f"--most={self._options.most}"] if self._options.most else []
-        # its stdout names a file that is one of several here
-        code, _ = processes.run(command, capture=True)
-        if code:
-            raise LadderSimError("single ops could not be measured", hint="start the same command again to go on")
-        write_file(done, "")
-
-    def _fit(self) -> None:
-        """A profile of the samples, however good: what it is worth stands next to it."""
-        if (self._folder / PROFILE).exists():
-            return
-        given = self._options.cluster
-        cluster = str(self._own.get(given, given)) if given else _cluster_of(self._store.environment)
-        fitted = make_profile(self._store, name="evidence", cluster=cluster, created=self._options.created)
-        refused = (f"error above the limit: {line}" for line in fitted.refused)
-        write_file(self._folder / FIT, "\n".join([*report(fitted), *refused, ""]))
-        save_profile(fitted.profile, self._folder / PROFILE)
+        rows = []
+        for run in self._runs:
+            try:
+                predictions = predict(self._scenario(run), VARIANTS.split(","))
+            except LadderSimError as error:
+                yield f"not predicted: {run.name}: {error.message}"
+                continue
+            rows += [
+                {"run": run.name, "variant": variant, **dict(zip(FIGURES, _figures(prediction), strict=True))}
+                for variant, prediction in predictions.items()
+            ]
+        head = {"ladder_sim": __version__, "commit": _commit(), "cluster": self._cluster}
+        write_file(path, json.dumps(SCHEMA.marked(**head, rows=rows), indent=1))
 
     def _run_all(self, end_s: float) -> Iterator[str]:
         """`run --bench` as every engine at every batch, the first with captures; yields what failed."""
-        for number, run in enumerate(self._runs()):
+        for number, run in enumerate(self._runs):
             path = self._folder / f"{run.name}.json"
             if path.exists():
                 continue
@@ -164,47 +212,105 @@ class Evidence:
             print(f"running {run.name}", file=sys.stderr)
             flags = [f"--tp={self._tp}", f"--batch={run.batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
             flags += [f"--prompt={self._options.prompt}", f"--gen={self._options.gen}", "--warmups=2"]
-            flags += ["--backend=emulate", f"--emulate={self._table(run.stack)}"] if self._ranks == 1 else []
             flags += [f"--allreduce={run.allreduce}"] if run.allreduce not in ("own", "nccl") else []
             flags += [] if number else [f"--trace={self._folder / TRACES}"]
             try:
+                flags += ["--backend=emulate", f"--emulate={self._table(run)}"] if self._ranks == 1 else []
                 measure(self._model, [VARIANTS], run.stack, None, True, path, flags)
             except (LadderSimError, typer.Exit) as error:
                 # the others may fit; a run that failed has said why
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
 
-    def _runs(self) -> Iterator[Run]:
-        """Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own."""
-        between_gpus = self._ranks > 1 and "gpu" in self._store.environment
-        for stack in self._options.stack:
-            for text in self._options.batch:
-                name, batch = f"{stack}-batch-{text}", whole(int(text), "--batch", 1, 100_000)
-                if not between_gpus or catalog.stack(stack).allreduce == "nccl":
-                    yield Run(name, stack, batch)
-                else:
-                    for allreduce in BETWEEN_GPUS:
-                        yield Run(f"{name}-{allreduce}", stack, batch, allreduce)
+    def _table(self, run: Run) -> Path:
+        """The all-reduces that a single rank waits for: what is predicted for links of the cluster."""
+        path, scenario = self._folder / f"all-reduce-{run.stack}.csv", self._scenario(run)
+        if not path.exists():
+            profile = resolve_profile(scenario, None)
+            network = Network(scenario, profile, Hardware.of(scenario, profile))
+            seconds = network.times("all_reduce", np.array(MESSAGES)).seconds.tolist()
+            rows = (f"{size:.0f},{each_s:.9g}" for size, each_s in zip(MESSAGES, seconds, strict=True))
+            write_file(path, "\n".join(["bytes,seconds", *rows, ""]))
+        return path
+
+    def _measure_ops(self, spend_s: float) -> Iterator[str]:
+        """On all ranks; a call that was killed has the rest of its time."""
+        samples, begun, done = (self._folder / name for name in (SAMPLES, BEGUN, MEASURED))
+        if done.exists():
+            return
+        if begun.exists() and samples.exists():
+            spend_s -= samples.stat().st_mtime - begun.stat().st_mtime
+        else:
+            write_file(begun, "")
+        end_s = time.monotonic() + max(1.0, spend_s)
+        while True:
+            before = samples.stat().st_size if samples.exists() else 0
+            command = ["calibration", "run", f"--samples={samples}", f"--model={self._model}", "--overlap"]
+            command += [f"--ranks={self._ranks}", f"--tp={self._tp}", f"--budget={end_s - time.monotonic():.0f}s"]
+            command += [f"--most={self._options.most}"] if self._options.most else []
+            # its stdout names a file that is one of several here
+            code, _ = processes.run(command, capture=True)
+            if not code:
+                write_file(done, "")
+                return
+            grown = samples.exists() and samples.stat().st_size > before
+            if not grown or time.monotonic() > end_s - 1.0:
+                # an op that ends the process is a sample without a time: the next start leaves it out
+                yield "single ops: they ended with an error; start the same command again to go on"
+                return
+
+    def _fit(self) -> Iterator[str]:
+        """A profile of the samples, however good: what it is worth, and what was not measured, stands next to it."""
+        fitted = make_profile(self._store, name="evidence", cluster=self._cluster, created=self._options.created)
+        refused = (f"error above the limit: {line}" for line in fitted.refused)
+        missing = [*self._unmeasured()]
+        write_file(self._folder / FIT, "\n".join([*missing, *report(fitted), *refused, ""]))
+        for line in missing:
+            print(line, file=sys.stderr)
+        save_profile(fitted.profile, self._folder / PROFILE)
+        # none yields: a profile is judged by its reader
+        yield from ()
+
+    def _unmeasured(self) -> Iterator[str]:
+        """Kinds of ops of which no size has a time, with the reason."""
+        # imported here: the other stages need no torch
+        from calibration.measure.layouts import Layout
+        from calibration.measure.points import ops_of
+
+        most = {"most": self._options.most} if self._options.most else {}
+        planned = ops_of(
+            [catalog.model(self._model)],
+            [self._tp],
+            Layout(1, self._ranks),
+            cuda=self._on_gpus,
+            overlap=True,
+            **most,
+        )
+        timed = {sample.op for sample in self._store.samples if sample.seconds is not None}
+        causes = {sample.op: sample.cause for sample in self._store.samples if sample.cause}
+        for op, sizes in Counter(each.op for each in planned).items():
+            if op not in timed:
+                yield f"{op}: not measured, none of {sizes} sizes: {causes.get(op, 'no time was left')}"
 
     def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
         """Of the runs that were measured."""
-        for run in self._runs():
+        for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():
                 yield run, json.loads(path.read_text("utf-8"))
 
     def _check(self) -> Iterator[str]:
         """What only GPUs can show; yields what is not as expected."""
-        environment = self._store.environment
-        if "gpu" not in environment:
+        if not self._on_gpus:
             return
-        checks = [*of_samples(self._store), *of_device()]
+        checks = [*of_samples(self._store)] if (self._folder / SAMPLES).exists() else []
+        checks += of_device()
         if self._ranks > 1:
             checks += self._once(TOKENS, of_ranks(self._ranks))
-        causes = faults(self._ranks, int(environment.get("gpus", 1)))
+        causes = faults(self._ranks, int(self._machine.get("gpus", 1)))
         checks += self._once(FAULTS, (cause(fault, self._model) for fault in causes))
         for run, result in self._results():
             checks += of_run(run.name, result)
-            if run == next(self._runs()):
+            if run == self._runs[0]:
                 checks += of_captures(self._folder / TRACES, run.stack, result["shape"]["layers"])
         write_file(self._folder / CHECKS, _rows(check._asdict() for check in checks))
         for check in checks:
@@ -219,88 +325,106 @@ class Evidence:
             write_file(path, _rows(check._asdict() for check in checks))
         return [Check(**row) for row in json.loads(path.read_text("utf-8"))["rows"]]
 
-    def _table(self, stack: str) -> Path:
-        """The all-reduces that a single rank waits for, as the profile predicts them."""
-        path, scenario = self._folder / f"all-reduce-{stack}.csv", self._scenario(Run("", stack, 1))
-        network = Network(scenario, self._profile, Hardware.of(scenario, self._profile))
-        seconds = network.times("all_reduce", np.array(MESSAGES)).seconds.tolist()
-        rows = (f"{size:.0f},{each_s:.9g}" for size, each_s in zip(MESSAGES, seconds, strict=True))
-        write_file(path, "\n".join(["bytes,seconds", *rows, ""]))
-        return path
-
     @cached_property
     def _store(self) -> SampleStore:
         """Once single ops have been measured."""
         return SampleStore(self._folder / SAMPLES)
 
-    @cached_property
-    def _profile(self) -> CalibrationProfile:
-        return load_profile(str(self._folder / PROFILE))
-
     def _scenario(self, run: Run) -> Scenario:
         sizes = {"batch": run.batch, "prompt": self._options.prompt, "gen": self._options.gen}
+        cluster = catalog.cluster(self._cluster)
         return Scenario.of(
-            model=self._model,
-            cluster=self._profile.cluster,
+            model=getattr(self, "_model", self._options.model),
+            cluster=cluster,
             stack=run.stack,
             allreduce=None if run.allreduce == "own" else run.allreduce,
             tp=self._tp,
-            gpus_per_node=max(self._tp, self._profile.cluster.gpus_per_node),
+            gpus_per_node=max(self._tp, cluster.gpus_per_node),
+            p2p=self._p2p,
             **sizes,
         )
 
-    def _compare(self) -> None:
-        """Predict every run from the profile; the measured ones become a table of runs as well."""
+    def _compare(self) -> Iterator[str]:
+        """Every run next to its prediction by the measured profile; the runs become a table as well."""
+        path = self._folder / PROFILE
+        profile = load_profile(str(path)) if path.exists() else None
         compared: list[dict[str, Any]] = []
         runs: list[dict[str, Any]] = []
         for run, result in self._results():
-            predictions = predict(self._scenario(run), list(result["variants"]), profile=self._profile)
-            for variant, measured in result["variants"].items():
-                predicted = predictions[variant]
-                values = (predicted.ttft_s, predicted.tpot_s, predicted.speedup.value)
-                # a single new token has no TPOT
-                both = {
-                    figure: {"predicted": value, "measured": measured[figure]}
-                    for figure, value in zip(FIGURES, values, strict=True)
-                    if measured[figure] is not None
-                }
-                compared.append({"run": run.name, "variant": variant, **both})
-                texts = (
-                    f"{name} {show(both[figure]['predicted'])} predicted, {show(both[figure]['measured'])} measured"
-                    for figure, (name, show) in FIGURES.items()
-                    if figure in both
-                )
-                print(f"{run.name}, {variant}: {'; '.join(texts)}", file=sys.stderr)
-                if run.allreduce != "own":
-                    # a table of runs has no column for it
-                    continue
-                runs.append(
-                    {
-                        "source": "emulated links" if self._ranks == 1 else "real links",
-                        # `validate` runs in the folder, which has another path at home
-                        "model": Path(self._model).name if self._options.model in self._own else self._model,
-                        "cluster": Path(self._profile.cluster_name).name,
-                        "tp": self._tp,
-                        "stack": run.stack,
-                        "variant": variant,
-                        "batch": run.batch,
-                        "prompt": self._options.prompt,
-                        "gen": self._options.gen,
-                        "tokens_per_s": f"{measured['tokens_per_s']:.6g}",
-                    }
-                )
-        write_file(self._folder / COMPARED, _rows(compared))
+            variants = result["variants"]
+            if profile:
+                predictions = predict(self._scenario(run), list(variants), profile=profile, ignore_memory=True)
+                rows = [_compared(run, variants[name], predictions[name]) for name in variants]
+                compared += rows
+                for row in rows:
+                    print(_line(row), file=sys.stderr)
+            if run.allreduce == "own":
+                # a table of runs has no column for another all-reduce
+                runs += (self._run_row(run, name, measured) for name, measured in variants.items())
+        if profile:
+            write_file(self._folder / COMPARED, _rows(compared))
+        else:
+            yield "runs were not compared: there is no profile"
         if runs:
             write_file(self._folder / RUNS, Document(content={}, rows=runs).to_csv())
 
+    def _run_row(self, run: Run, variant: str, measured: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "source": "emulated links" if self._ranks == 1 else "real links",
+            # `validate` runs in the folder, which has another path at home
+            "model": Path(self._model).name if self._options.model in self._own else self._model,
+            "cluster": Path(self._cluster).name,
+            "tp": self._tp,
+            "p2p": int(self._p2p),
+            "stack": run.stack,
+            "variant": variant,
+            "batch": run.batch,
+            "prompt": self._options.prompt,
+            "gen": self._options.gen,
+            "tokens_per_s": f"{measured['tokens_per_s']:.6g}",
+        }
+
+
+def _figures(prediction: Prediction) -> tuple[float | None, ...]:
+    """In the order of `FIGURES`."""
+    return prediction.ttft_s, prediction.tpot_s, prediction.speedup.value
+
+
+def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
+    """Predicted and measured figures of a variant; a single new token has no TPOT."""
+    both = {
+        figure: {"predicted": value, "measured": measured[figure]}
+        for figure, value in zip(FIGURES, _figures(prediction), strict=True)
+        if measured[figure] is not None
+    }
+    return {"run": run.name, "variant": prediction.variant, **both}
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    texts = (
+        f"{name} {show(row[figure]['predicted'])} predicted, {show(row[figure]['measured'])} measured"
+        for figure, (name, show) in FIGURES.items()
+        if figure in row
+    )
+    return f"{row['run']}, {row['variant']}: {'; '.join(texts)}"
+
 
 def _cluster_of(machine: Mapping[str, Any]) -> str:
-    """A cluster of the catalog with the GPU that was measured, one with a shipped profile if there is; on CPUs any."""
+    """A cluster of the catalog with this machine's GPU, one with a shipped profile if there is; on CPUs any."""
     device = str(machine.get("gpu", ""))
     names = [name for name in catalog.cluster_names() if device and catalog.cluster(name).gpu.is_called(device)]
     if device and not names:
         raise UsageError(f"no cluster of the catalog has a '{device}'", hint="--cluster FILE.toml describes this one")
     return min(names, key=lambda name: not is_shipped(name), default="h100-sxm")
+
+
+def _commit() -> str:
+    """The commit of the clone that this code is from; empty if it is no clone."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _rows(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -108,6 +108,8 @@ class Sample:
     """The GPU's clock after the repeats; None: it is not known."""
     burst: bool = False
     """The clock fell during the repeats: the GPU does not keep up what was measured."""
+    cause: str = ""
+    """Why it has no time: first line of the error; empty: it has one, or an older file does not say."""
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, float], ...]]:

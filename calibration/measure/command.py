@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,14 @@ def take_samples(ops: Sequence[Sample], store: SampleStore | None, ranks: "Ranks
     plan, done = Plan(ops, store.samples if store else ()), ""
     with StatusLine(wanted=store is not None) as line:
         while choice := ranks.share(plan.next(end_s - time.monotonic()) if store else None):
-            for sample in measure(*choice, ranks):
+            try:
+                samples = measure(*choice, ranks)
+            except RuntimeError as error:
+                if store:
+                    # the process ends: the next one leaves this op out
+                    store.append(replace(choice[0], cause=str(error).partition("\n")[0]))
+                raise
+            for sample in samples:
                 if store:
                     store.append(sample)
                     plan.add(sample)

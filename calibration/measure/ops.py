@@ -45,17 +45,22 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
     Returns
     -------
     list of Sample
-        The op with its median time; without a time if it does not fit in some rank's memory, or the backend lacks it.
+        The op with its median time; without a time, but with the cause, if it fails on some rank.
+
+    Raises
+    ------
+    RuntimeError
+        It failed while ranks were waiting for each other, or the GPU computes nothing more in this process.
     """
+    repeat, cause = None, "it failed on another rank"
     try:
         repeat = _prepare(op, ranks)
     except RuntimeError as error:
-        if not _out_of_memory(error) and UNSUPPORTED not in str(error):
-            raise
-        repeat = None
+        cause = _first_line(error)
+        _check_alive(ranks.device)
     # before any rank waits for the others in a collective
     if not ranks.agree(fine=repeat is not None) or repeat is None:
-        return [op]
+        return [replace(op, cause=cause)]
     clock = clock_of(ranks.device)
     try:
         _warm_up(repeat, SUSTAINED_S if op.op == SUSTAINED else clock.warm_s, ranks)
@@ -63,10 +68,11 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
         rows = [repeat() for _ in range(repeats)]
         after_MHz = clock.frequency()
     except RuntimeError as error:
-        # the error is raised on every rank
-        if UNSUPPORTED not in str(error):
+        # other ranks may be waiting for this one, unless it is raised on every rank
+        if ranks.size > 1 and UNSUPPORTED not in str(error):
             raise
-        return [op]
+        _check_alive(ranks.device)
+        return [replace(op, cause=_first_line(error))]
     burst = before_MHz is not None and after_MHz is not None and after_MHz < (1.0 - BURST) * before_MHz
     own = {name: _OfRank.of([row[name] for row in rows], burst=burst) for name in rows[0]}
     by_rank = ranks.gather(own)
@@ -120,6 +126,11 @@ def _sample(op: Sample, name: str, by_rank: Sequence[_OfRank], clock_MHz: float 
     )
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    # for CPU memory torch has no exception class of its own
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _first_line(error: RuntimeError) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _check_alive(device: torch.device) -> None:
+    """Raise RuntimeError if a failed kernel has left the GPU unusable: all later ops of the process would fail."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

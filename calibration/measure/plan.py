@@ -38,7 +38,13 @@ class Plan:
     """
 
     def __init__(self, ops: Iterable[Sample], samples: Iterable[Sample]) -> None:
-        self._ops = {op.key: op for op in ops}
+        # one of each kind first: a short run says something of everything
+        first: dict[str, Sample] = {}
+        others: list[Sample] = []
+        for op in ops:
+            if first.setdefault(op.op, op) is not op:
+                others.append(op)
+        self._ops = {op.key: op for op in (*first.values(), *others)}
         self._counts: Counter[Any] = Counter()
         self._last: dict[Any, Sample] = {}
 

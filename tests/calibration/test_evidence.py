@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from calibration.evidence import steps
 from calibration.evidence.checks import Check
 from calibration.evidence.faults import Fault
 from calibration.fit.samples import Sample, SampleStore
+from calibration.measure import command as measuring
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.validation.dataset import read_dataset
+from runtime import environment
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.waiting import until
@@ -41,6 +44,9 @@ CONFIG = {
 }
 
 
+MACHINE = {"gpu": "NVIDIA H100 80GB HBM3"}
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Of a model that runs in no time."""
@@ -60,10 +66,12 @@ def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
     command = [sys.executable, "-m", "calibration", *arguments]
     killed = subprocess.Popen([*command, "9h"], cwd=REPO, stderr=subprocess.DEVNULL)
     samples = out / steps.SAMPLES
+    # runs come first: when single ops begin they are there
     until(lambda: (samples.exists() and samples.read_bytes().count(b"\n") > 4) or killed.poll() is not None)
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     before = SampleStore(samples).samples
+    assert (out / "gpt-fast-batch-1.json").exists()
 
     # a second for ops that are left; the first run is begun in any case
     assert main([*arguments, "2s"]) == 0
@@ -74,7 +82,7 @@ def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
     assert main([*arguments, "9h"]) == 0
     assert SampleStore(samples).samples == after
     assert main([*arguments, "9h", "--gen=5"]) == 2
-    assert "was begun with other options" in capsys.readouterr().err
+    assert f"{out} holds runs of gen 4, not 5" in capsys.readouterr().err
 
     home = tmp_path / "home"
     with tarfile.open(f"{out}.tar.gz") as archive:
@@ -96,7 +104,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def calibrate(command: Sequence[str], *, capture: bool) -> tuple[int, str]:
         commands.append(list(command))
         path = Path(next(word for word in command if word.startswith("--samples")).partition("=")[2])
-        store = SampleStore(path, {"gpu": "NVIDIA H100 80GB HBM3"})
+        store = SampleStore(path, MACHINE)
         for m in (1.0, 16.0):
             store.append(Sample(op="gemm", point={"m": m, "n": 4096.0, "k": 4096.0}, seconds=1e-5))
         return 0, ""
@@ -121,6 +129,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(["tokens", str(ranks)])
         yield Check("tokens", False, "17 of 18")
 
+    monkeypatch.setattr(environment, "environment", lambda: dict(MACHINE))
     monkeypatch.setattr(steps, "cause", cause)
     monkeypatch.setattr(steps, "of_ranks", of_ranks)
     monkeypatch.setattr(steps, "of_device", lambda: [Check("graphs", True, "")])
@@ -182,7 +191,7 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
     assert main([*arguments, "--prompt=8", "--gen=4"]) == 1
     assert ran.count(["fault", "memory"]) == ran.count(["fault", "too few GPUs"]) == 1
     del ran[5:]
-    ops, *runs = ran
+    *runs, ops = ran
     assert {"--overlap", "--ranks=1", "--tp=2", "--budget=20s"} <= set(ops)
     assert [flags[0] for flags in runs] == ["gpt-fast", "gpt-fast", "vllm", "vllm"]
     assert [any(flag.startswith("--trace") for flag in flags) for flags in runs] == [True, False, False, False]
@@ -195,4 +204,109 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
     monkeypatch.chdir(out)
     compared = json.loads(Path(steps.COMPARED).read_text())["rows"]
     assert ["tpot_s" in row for row in compared] == [True, True, False, False]
+    # what the shipped profile says was written first
+    predicted = json.loads(Path(steps.PREDICTED).read_text())
+    assert predicted["cluster"] == "h100-sxm"
+    assert {row["run"] for row in predicted["rows"]} >= {"gpt-fast-batch-1", "gpt-fast-batch-16"}
+    assert all(row["ttft_s"] > 0.0 for row in predicted["rows"])
+    failures = json.loads(Path(steps.FAILURES).read_text())["failures"]
+    assert any(line.startswith("not measured: vllm-batch-1: ") for line in failures)
     assert len(read_dataset(steps.RUNS).measurements) == 4
+
+
+QUICK = ("--ranks=1", "--tp=2", "--budget=40s", "--prompt=8", "--gen=4", "--stack=gpt-fast", "--batch=1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--batch=1,x"], "--batch is 'x'"),
+        (["--stack=gpt-fats"], "unknown stack 'gpt-fats'"),
+        (["--cluster=nonsense"], "unknown cluster 'nonsense'"),
+        (["--repeats=0"], "--repeats is 0"),
+        (["--prompt=0"], "prompt is 0"),
+        (["--most=-1"], "--most -1"),
+        (["--model=70bb"], "unknown model '70bb'"),
+    ],
+)
+def test_options_are_checked_before_anything_is_measured(
+    wrong: list[str], says: str, config: Path, tmp_path: Path, ran: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a wrong option ended it after half of the budget, and the corrected command was refused."""
+    arguments = ["evidence", f"--out={tmp_path / 'evidence'}", f"--model={config}", *QUICK]
+    assert main([*arguments, *wrong]) == 2
+    assert says in capsys.readouterr().err
+    assert ran == []
+    main(arguments)
+    assert "not as expected: gpt-fast-batch-1: hidden" in capsys.readouterr().err
+    assert [words[0] for words in ran[:2]] == ["gpt-fast", "calibration"]
+
+
+def test_a_gpu_that_the_catalog_lacks_is_refused_first_and_then_described(
+    config: Path,
+    tmp_path: Path,
+    ran: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(environment, "environment", lambda: {"gpu": "NVIDIA L40"})
+    arguments = ["evidence", f"--out={tmp_path / 'evidence'}", f"--model={config}", *QUICK]
+    assert main(arguments) == 2
+    assert "no cluster of the catalog has a 'NVIDIA L40'" in capsys.readouterr().err
+    assert ran == []
+    monkeypatch.setattr(environment, "environment", lambda: dict(MACHINE))
+    main([*arguments, "--cluster=h100-pcie"])
+    assert ran
+
+
+def test_whatever_fails_the_archive_holds_the_runs_and_the_causes(
+    config: Path,
+    tmp_path: Path,
+    ran: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(command: Sequence[str], *, capture: bool) -> tuple[int, str]:
+        return 1, ""
+
+    def broken(name: str) -> Iterator[Check]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(steps.processes, "run", failing)
+    monkeypatch.setattr(steps, "of_device", broken)
+    out = tmp_path / "evidence"
+    assert main(["evidence", f"--out={out}", f"--model={config}", *QUICK]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == f"{out}.tar.gz"
+    with tarfile.open(f"{out}.tar.gz") as archive:
+        names = set(archive.getnames())
+        file = archive.extractfile(f"evidence/{steps.FAILURES}")
+        assert file is not None
+        failures = json.loads(file.read())["failures"]
+    assert {"evidence/gpt-fast-batch-1.json", f"evidence/{steps.RUNS}", f"evidence/{steps.PREDICTED}"} <= names
+    starts = ("single ops: ", "profile: ", "runs were not compared: ", "checks: ")
+    assert [line.startswith(start) for line, start in zip(failures, starts, strict=True)] == [True] * len(starts)
+
+
+@pytest.mark.torch
+def test_an_op_that_fails_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from calibration.measure import ops
+    from calibration.measure.ranks import Ranks
+
+    monkeypatch.setattr(ops, "KERNELS", {"gemm": None, "norm": None, "add": None})
+    monkeypatch.setattr(ops, "kernel", lambda op, weights: _failing(op.op))
+    monkeypatch.setattr(ops, "launches_of", lambda op: 1)
+    planned = [Sample(op=name, point={"bytes": 1024.0}, seconds=None) for name in ("norm", "add")]
+    store = SampleStore(tmp_path / "samples.jsonl", MACHINE)
+    measuring.take_samples(planned, store, Ranks(), time.monotonic() + 2.0)
+    causes = {sample.op: sample.cause for sample in SampleStore(tmp_path / "samples.jsonl").samples}
+    assert causes["norm"] == "CUDA error: an illegal instruction"
+    assert causes["add"] == ""
+
+
+def _failing(op: str) -> Callable[[], None]:
+    def run() -> None:
+        if op == "norm":
+            raise RuntimeError("CUDA error: an illegal instruction\nCompile with TORCH_USE_CUDA_DSA")
+
+    return run
