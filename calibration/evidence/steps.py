@@ -419,8 +419,8 @@ def _cluster_of(machine: Mapping[str, Any]) -> str:
 
 
 def _commit() -> str:
-    """The commit of the clone that this code is from; empty if it is no clone."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of the clone that this code is from, and whether files differ; empty if it is no clone."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
