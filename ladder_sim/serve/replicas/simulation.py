@@ -190,7 +190,8 @@ class _System:
         source.release(part)
         answer.reused, answer.preemptions = part.reused, part.preemptions
         if self.pool.spec.takes_first_token:
-            answer.first_s, answer.produced = self.env.now, 1
+            answer.first_s = answer.token_s = self.env.now
+            answer.produced = 1
         if answer.produced == answer.request.gen:
             answer.last_s = self.env.now
             self._answered(answer)
