@@ -111,7 +111,8 @@ class EngineReplica(Replica):
         own = [self._token(answer)] * asked.prompt
         request, _ = self._core.preprocess_add_request(
             EngineCoreRequest(
-                request_id=str(answer.number),
+                # of equal arrivals, vLLM takes the one whose name is first in the alphabet
+                request_id=f"{answer.number:012}",
                 prompt_token_ids=(shared + own)[: asked.prompt],
                 mm_features=None,
                 sampling_params=SamplingParams(max_tokens=asked.gen, ignore_eos=True),
