@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.replica import Replica
+from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.requests.request import Request
-from tests.support.replicas import Steps, serve
+from tests.support.replicas import Steps, serve, steps_and_answers
+from tests.support.vllm_cases import CASES, TIMES, recorded
 
 DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.02)
 SPEC = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000)
@@ -157,3 +158,27 @@ def test_prompts_go_first_where_steps_are_not_mixed() -> None:
     # it begins at 20 ms, and takes three steps in which nothing is decoded
     assert second.first_s == pytest.approx(0.05)
     assert first.last_s == pytest.approx(0.01 * (10 + 3))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_that_vllm_took(name: str) -> None:
+    """Of vLLM 0.32.0, as recorded by `tests.support.vllm_cases`; tests/serve/test_vllm.py runs it."""
+    requests, spec = CASES[name]
+    mixes, answers = steps_and_answers(SimulatedReplica, requests, spec, TIMES)
+    theirs = recorded()[name]
+    assert mixes == theirs.mixes
+    for own, their in zip(answers, theirs.answers, strict=True):
+        assert (own.first_s, own.last_s) == pytest.approx((their.first_s, their.last_s))
+        assert own.preemptions == their.preemptions
+    # with blocks of 32 tokens memory is short as well
+    assert any(answer.preemptions for answer in answers) == name.startswith(("little", "blocks"))
+
+
+def test_a_part_of_a_prompt_is_cached_after_its_own_beginning_only() -> None:
+    """Keys and values of a token depend on all tokens before it: the same part after another one is not the same."""
+    requests = [
+        Request(arrival_s=float(number), prompt=33, gen=1, prefix=prefix, prefix_tokens=16)
+        for number, prefix in enumerate(["ab", "cd", "ad", "cd"])
+    ]
+    answers = sorted(serve(requests, SPEC, Steps()), key=lambda answer: answer.number)
+    assert [answer.reused for answer in answers] == [0, 0, 16, 32]
