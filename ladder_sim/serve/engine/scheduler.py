@@ -9,7 +9,7 @@ needs another block, and at which it ends. A step costs as much as it has such e
 drafted tokens each advances by as many as are accepted, which is drawn when it begins to decode (`speculation`).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -171,14 +171,15 @@ class Scheduler:
         """Note that a step has run; returns how long requests waited for their tokens since those before."""
         for answer in step.left:
             answer.token_s = self._decoded_s
-        since_s = Counter(answer.token_s for answer in step.joined)
+        gaps_s = [(now_s - answer.token_s, 1) for answer in step.joined]
         if step.decoding:
-            since_s[self._decoded_s] += step.decoding - len(step.joined)
+            if together := step.decoding - len(gaps_s):
+                gaps_s.append((now_s - self._decoded_s, together))
             self._decoded_s = now_s
         for answer in step.first:
             # it may have had to start again before
             if answer.first_s:
-                since_s[answer.token_s] += 1
+                gaps_s.append((now_s - answer.token_s, 1))
             answer.first_s, answer.token_s = answer.first_s or now_s, now_s
         for answer in step.last:
             answer.last_s = now_s
@@ -189,7 +190,7 @@ class Scheduler:
                     self.release(answer)
             if answer in self._decoding:
                 self._end(answer)
-        return [(now_s - token_s, count) for token_s, count in since_s.items() if count]
+        return gaps_s
 
     def release(self, answer: Answer) -> None:
         """Stop using the blocks of a request that is answered."""
@@ -372,8 +373,11 @@ class Scheduler:
         """The step that runs chunks of prompts, and if it `decodes`, all that decode but those that are held."""
         mix, last, decoding, joined = Mix(), list[Answer](), 0, list[Answer]()
         if decodes:
-            decoding = len(self._decoding) - sum(answer in self._decoding for answer in {*held, *self._surplus})
-            joined = self._join(held)
+            decoding = len(self._decoding)
+            if held or self._surplus:
+                decoding -= sum(answer in self._decoding for answer in {*held, *self._surplus})
+            if held or self._joining:
+                joined = self._join(held)
             mix = self._decode_all(held)
             last = self._ended()
             self._tick += 1
