@@ -160,6 +160,26 @@ def test_prompts_go_first_where_steps_are_not_mixed() -> None:
     assert first.last_s == pytest.approx(0.01 * (10 + 3))
 
 
+def test_prompts_that_go_first_are_pauses_between_tokens() -> None:
+    """Guards what SGLang's requests wait: a prompt's end is no token of those that decode."""
+    spec = SchedulerSpec(step_tokens=100, step_requests=16, kv_blocks=1000, mixed_steps=False, ahead=False)
+    requests = [Request(arrival_s=0.0, prompt=50, gen=10), Request(arrival_s=0.015, prompt=300, gen=1)]
+    steps = Steps(0.01, 0.0)
+    serve(requests, spec, steps)
+    assert steps.replica is not None
+    gaps_s = [gap_s for gap_s, count in steps.replica.gaps_s for _ in range(count)]
+    # three steps of the prompt, and one that decodes
+    assert gaps_s == pytest.approx([0.01, 0.04, *[0.01] * 7])
+
+
+def test_prompts_of_one_token_are_no_tokens_of_answers() -> None:
+    """Guards what an idle engine's requests wait: not for those before them."""
+    spec, steps = replace(SPEC, ahead=False), Steps(0.01, 0.0)
+    serve([Request(arrival_s=60.0 * number, prompt=1, gen=3) for number in range(3)], spec, steps)
+    assert steps.replica is not None
+    assert steps.replica.gaps_s == [(pytest.approx(0.01), 1)] * 6
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_steps_are_those_that_vllm_took(name: str) -> None:
     """Of vLLM 0.32.0, as recorded by `tests.support.vllm_cases`; tests/serve/test_vllm.py runs it."""

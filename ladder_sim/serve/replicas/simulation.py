@@ -13,7 +13,8 @@ from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
 from ladder_sim.serve.replicas.routers import ROUTERS, Router
 from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.request import MOST_TOKENS, Request, in_order
+from ladder_sim.specs.values import whole
 
 
 def simulate(
@@ -55,12 +56,12 @@ def simulate(
     Raises
     ------
     UsageError
-        A request is larger than the KV cache or than what times are made for.
+        A request is larger than the KV cache or than what times are made for, or comes before the one in front of it.
     """
     env = simpy.Environment()
     system = _System(env, pool, prefill, router, watch, record=record)
-    source = iter(requests)
-    if concurrency:
+    source = in_order(requests)
+    if whole(concurrency, "concurrency", 0, MOST_TOKENS, hint="give the most requests in flight; 0: all come in time"):
         system.hold_back(source, concurrency)
     else:
         env.process(system.arrivals(source))
