@@ -1,6 +1,7 @@
 """What every serving keeps, whatever arrives and however it is scheduled."""
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
+from ladder_sim.errors import UsageError
 from ladder_sim.serve.engine.defaults import scheduler_spec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.replicas.outcome import Outcome
@@ -19,6 +21,7 @@ from ladder_sim.serve.replicas.simulation import simulate
 from ladder_sim.serve.requests.request import Request
 from tests.support.laws import law
 from tests.support.replicas import LinearTimes
+from tests.support.strategies import ODD
 
 TIMES = LinearTimes(0.01, 1e-4)
 # the client has an answer when the engine has it
@@ -26,6 +29,8 @@ AT_ONCE = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
 # tokens of the longest request
 LONGEST = 600
 ENGINES = ("vllm", "vllm@0.12", "sglang", "trtllm")
+# of a request, but its prefix, which may name its parts as it likes
+FIELDS = ("arrival_s", "prompt", "gen", "prefix_tokens", "priority")
 DRAFTS = (None, None, Speculation(acceptance=(0.8, 0.5), cost=0.02), Speculation(acceptance=(0.7,), cost=0.0))
 
 
@@ -168,3 +173,20 @@ def alike(one: Request, other: Request) -> int:
     """Tokens that two prompts begin with in common."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one.prefix, other.prefix, strict=False))
     return min(one.prompt, other.prompt, one.prefix_tokens * sum(1 for _ in pairs))
+
+
+@law(examples=300)
+@given(
+    st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens", "priority"]), ODD), st.booleans()
+)
+def test_requests_are_refused_or_answered(odd: dict[str, Any], held_back: bool) -> None:
+    """A request with any value in any field is refused or answered in finite time."""
+    spec = scheduler_spec(Scenario.of(model="8b", tp=1, stack="vllm"), LONGEST)
+    pool = Pool(times=TIMES, spec=spec)
+    try:
+        request = Request(**{"arrival_s": 0.0, "prompt": 16, "gen": 4, **odd})
+        outcome = simulate("standard", pool, [request], concurrency=int(held_back))
+    except UsageError:
+        return
+    (answer,) = outcome.answers
+    assert 0.0 < answer.ttft_s <= answer.request_s < math.inf
