@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,7 +111,8 @@ class EngineReplica(Replica):
         own = [self._token(answer)] * asked.prompt
         request, _ = self._core.preprocess_add_request(
             EngineCoreRequest(
-                request_id=str(answer.number),
+                # of equal arrivals, vLLM takes the one whose name is first in the alphabet
+                request_id=f"{answer.number:012}",
                 prompt_token_ids=(shared + own)[: asked.prompt],
                 mm_features=None,
                 sampling_params=SamplingParams(max_tokens=asked.gen, ignore_eos=True),
@@ -147,23 +148,28 @@ class EngineReplica(Replica):
             parts = [part for each in (outputs or {}).values() for part in each.outputs]
             if self._started and self._started[0].end_s <= self._clock.now_s:
                 mix, start_s, seconds = self._started.popleft()
-                self._ended(self._step(mix, parts), start_s, seconds)
+                step, gaps_s = self._step(mix, parts)
+                self._ended(step, start_s, seconds, gaps_s.items())
 
-    def _step(self, mix: Mix, parts: list[Any]) -> Step:
-        """Note what a step put out."""
-        step = Step(mix, [], [])
+    def _step(self, mix: Mix, parts: list[Any]) -> tuple[Step, Counter[float]]:
+        """Note what a step put out, and how long requests waited for it."""
+        step, gaps_s = Step(mix, [], []), Counter[float]()
         for part in parts:
             answer, request = self._open[part.request_id]
-            if part.new_token_ids and not answer.first_s:
-                answer.first_s = self.env.now
-                step.first.append(answer)
+            if part.new_token_ids:
+                if answer.first_s:
+                    gaps_s[self.env.now - answer.token_s] += 1
+                else:
+                    answer.first_s = self.env.now
+                    step.first.append(answer)
+                answer.token_s = self.env.now
             if part.prefill_stats:
                 answer.reused += part.prefill_stats.num_cached_tokens
             if part.finish_reason is not None:
                 answer.last_s, answer.preemptions = self.env.now, request.num_preemptions
                 step.last.append(answer)
                 del self._open[part.request_id]
-        return step
+        return step, gaps_s
 
 
 def _config(spec: SchedulerSpec, context: int) -> Any:

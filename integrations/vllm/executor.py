@@ -177,7 +177,7 @@ class TimedExecutor(Executor):
             for name, new in scheduled.items()
         }
         # the scheduler counts drafts on their way as accepted
-        before |= {name: self._computed[name] for name in drafts}
+        before |= {name: self._computed.get(name, before[name]) for name in drafts}
         for name, new in scheduled.items():
             self._produced[name] = self._produced.get(name, 0) + gained[name]
             rejected = 1 + len(drafts[name]) - gained[name] if name in drafts else 0
@@ -221,7 +221,8 @@ class TimedExecutor(Executor):
 
     def _gain(self, name: str, drafts: int) -> int:
         """Tokens that a step brings a request whose prompt is done."""
-        if not drafts or self._gains is None:
+        # rows that vLLM adds to a prompt of one token are no drafts
+        if not drafts or self._gains is None or not self._produced.get(name):
             return 1
         gains = self._gains(name)
         return min(1 + drafts, gains[min(self._produced[name], len(gains)) - 1])

@@ -149,13 +149,9 @@ class LoadFlags(PointFlags):
 
     def how(self) -> dict[str, Any]:
         """Fields of a `Service`."""
-        from ladder_sim.errors import UnknownNameError
         from ladder_sim.serve import MeasuredSteps
         from ladder_sim.serve.engine.speculation import Speculation
-        from ladder_sim.serve.replicas.routers import ROUTERS
 
-        if self.router not in ROUTERS:
-            raise UnknownNameError("router", self.router, ROUTERS)
         changed: dict[str, Any] = {}
         if self.speculate is not None:
             changed["speculation"] = Speculation.parse(self.speculate, self.seed)

@@ -21,7 +21,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
-from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
+from ladder_sim.serve.load import DEFAULT_VARIANTS, Service, check_options
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.requests.promise import METRICS, Bound, Promise
 from ladder_sim.serve.requests.request import Request
@@ -114,7 +114,8 @@ class Estimates:
         """What the reader should know, one sentence each."""
         widths = {name: each.widths for name, each in self.variants.items()}
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
-        return (*overloads, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
+        unbroken = filter(None, [self.variants[self.first].outcome.caution])
+        return (*overloads, *unbroken, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
 
 
 def estimate(
@@ -155,6 +156,7 @@ def estimate(
     >>> f"{1e3 * tpot.low:.0f} to {1e3 * tpot.high:.0f} ms, {gain.low:.2f} to {gain.high:.2f} times as fast"
     '9 to 16 ms, 1.07 to 1.48 times as fast'
     """
+    check_options(estimate, how)
     loads = _loads(requests, seeds)
     service = Service.for_requests(scenario, requests, **how)
     names = canonical_names(variants)
@@ -228,8 +230,9 @@ def _figures(outcome: Outcome) -> dict[str, float]:
 
 
 def _later(figures: Mapping[str, float], width: float) -> dict[str, float]:
-    """The same with first tokens that come later."""
-    return {name: value * math.exp(width) if name[:4] == "ttft" else value for name, value in figures.items()}
+    """The same with first tokens that come later, and with them whole answers."""
+    parts = {f"{metric}{name[4:]}": name for name in figures if name[:5] == "ttft_" for metric in ("ttft", "e2e")}
+    return {**figures, **{name: figures[name] + math.expm1(width) * figures[part] for name, part in parts.items()}}
 
 
 def _gains(base: Mapping[str, float], row: Mapping[str, float]) -> dict[str, float]:

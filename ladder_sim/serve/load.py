@@ -1,12 +1,13 @@
 """The public function `serve`: requests through the replicas of a scenario, for each variant."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from inspect import signature
 from typing import Any, Self
 
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.engine.defaults import scheduler_spec, with_drafter
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps, RewiredSteps
@@ -14,7 +15,7 @@ from ladder_sim.serve.engine.real import check_engine, replica_of
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill, Sizes
-from ladder_sim.serve.replicas.routers import Router
+from ladder_sim.serve.replicas.routers import ROUTERS, Router
 from ladder_sim.serve.replicas.simulation import simulate
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.request import Request
@@ -22,8 +23,25 @@ from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.steps.mix import MixTimes, StepLimits
 from ladder_sim.serve.steps.times import StepTimes
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import choice
 
 DEFAULT_VARIANTS = ("standard", "ladder")
+
+
+def check_options(function: Callable[..., object], how: Mapping[str, object], *, without: Sequence[str] = ()) -> None:
+    """Require that what a function passes on names fields of `Service`, but some of them.
+
+    Raises
+    ------
+    UnknownNameError
+        It does not; the nearest is named, of the fields and of the function's own parameters.
+    """
+    given = {"scenario", "context", "requests", "_times", *without}
+    options = [each.name for each in fields(Service) if each.name not in given]
+    for name in how:
+        if name not in options:
+            parameters = [each for each in signature(function).parameters if each != "how"]
+            raise UnknownNameError(f"parameter of {function.__name__}", name, [*options, *parameters])
 
 
 # no slots: times are made once for each variant and kept
@@ -52,6 +70,7 @@ class Service:
     _times: dict[tuple[str, int], MixTimes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        choice(self.router, "router", ROUTERS)
         if self.engine is None:
             return
         check_engine(self.engine, self.scenario)
@@ -214,6 +233,7 @@ def serve(
     >>> {name: f"{1e3 * outcome.seconds('tpot', 95):.0f} ms" for name, outcome in outcomes.items()}
     {'standard': '15 ms', 'ladder': '12 ms'}
     """
+    check_options(serve, how)
     service = Service.for_requests(scenario, requests, **how)
     outcomes: dict[str, Outcome] = {}
     before = 0

@@ -13,7 +13,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
-from ladder_sim.units import base_unit, short_name, typed_unit, unit_of
+from ladder_sim.units import base_unit, quoted, short_name, typed_unit, unit_of
 
 _SECTIONS: Mapping[str, Any] = {
     "model": ModelSpec,
@@ -182,6 +182,8 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
 
 
 def _setting(key: str) -> Setting:
+    if not isinstance(key, str):
+        raise UsageError(f"setting {quoted(key)}: must be text", hint="name a setting, e.g. 'inter.bandwidth'")
     setting = find_setting(key)
     if setting is None:
         name = key.replace("-", "_")

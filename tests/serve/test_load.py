@@ -5,15 +5,27 @@ import io
 import itertools
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.errors import MemoryFitError, UsageError
+from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.report.figures.serve import load_figure
-from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, estimate, serve
+from ladder_sim.serve import (
+    Lengths,
+    Promise,
+    Request,
+    Service,
+    StepTimes,
+    Traffic,
+    capacity,
+    estimate,
+    serve,
+    smallest_fleets,
+)
 from ladder_sim.serve.replicas.simulation import _System
 from ladder_sim.serve.sizing.capacity import Search
 from tests.conftest import REPO
@@ -235,6 +247,91 @@ def test_the_limit_of_a_replica_does_not_depend_on_the_rate_to_serve() -> None:
 def test_a_promise_that_nothing_keeps_is_named() -> None:
     need = capacity(scenario(), Traffic(rate=1.0, **LOAD), Promise.parse("ttft_p50=1us,tpot_p95=1s"))["ladder"]
     assert (need.rate_limit, need.replicas, need.breaks) == (0.0, 0, ("ttft_p50",))
+
+
+ONE_TOKEN = Traffic(rate=4.0, requests=20, prompt=Lengths.parse("256"), gen=Lengths.parse("1"))
+
+
+def test_a_promise_on_times_that_no_request_has_is_kept() -> None:
+    """Answers of one token have no times between tokens."""
+    promise = Promise.parse("tpot_p99=20ms,itl_p95=1us,ttft_p95=1s")
+    estimates = estimate(scenario(), ONE_TOKEN, ["standard"], seeds=1, promise=promise)
+    assert estimates.variants["standard"].kept is True
+    fleets = smallest_fleets(scenario(), ONE_TOKEN, promise, ["standard"], seeds=2)
+    assert fleets.variants["standard"].gpus.value == 2
+    for answer in (estimates, fleets):
+        assert "no request has a second token: tpot_p99, itl_p95 cannot be broken" in answer.cautions
+    need = capacity(scenario(), ONE_TOKEN, Promise.parse("tpot_p95=1us,ttft_p95=1us"), ["standard"])["standard"]
+    assert need.breaks == ("ttft_p95",)
+
+
+def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
+    """Its end-to-end time is its time to first token, and as uncertain."""
+    figures = estimate(scenario(), ONE_TOKEN, ["standard"], seeds=2).variants["standard"].figures
+    for name in ("mean", "p50", "p99"):
+        ttft, e2e = figures[f"ttft_{name}_s"], figures[f"e2e_{name}_s"]
+        assert (e2e.low, e2e.value, e2e.high) == pytest.approx((ttft.low, ttft.value, ttft.high))
+    rates = [
+        smallest_fleets(scenario(), ONE_TOKEN, Promise.parse(f"{name}_p95=50ms"), ["standard"], seeds=1)
+        .variants["standard"]
+        .rate_limit
+        for name in ("ttft", "e2e")
+    ]
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        ({"gen": 0}, "a request's gen is 0: must be a whole number from 1"),
+        ({"gen": 2.5}, "a request's gen is 2.5: must be"),
+        ({"prompt": 0}, "a request's prompt is 0: must be"),
+        ({"prompt": -16}, "a request's prompt is -16: must be"),
+        ({"prompt": 16.5}, "a request's prompt is 16.5: must be"),
+        ({"arrival_s": float("nan")}, "a request's arrival_s is nan: must be a number from 0"),
+        ({"arrival_s": -5.0}, "a request's arrival_s is -5.0: must be"),
+        ({"prefix_tokens": -1}, "a request's prefix_tokens is -1: must be"),
+        ({"priority": "high"}, "a request's priority is 'high': must be"),
+    ],
+)
+def test_impossible_requests_are_refused(wrong: dict[str, Any], shown: str) -> None:
+    with pytest.raises(UsageError, match=shown):
+        Request(**{"arrival_s": 0.0, "prompt": 16, "gen": 4, **wrong})
+
+
+@pytest.mark.parametrize("concurrency", [0, 4])
+def test_requests_that_are_not_in_order_are_refused(concurrency: int) -> None:
+    requests = [Request(arrival_s=at_s, prompt=16, gen=4) for at_s in (5.0, 1.0)]
+    with pytest.raises(UsageError, match="request 2 comes 4 s before the one in front of it"):
+        serve(scenario(), requests, ["standard"], concurrency=concurrency)
+
+
+@pytest.mark.parametrize("function", [serve, estimate, capacity, smallest_fleets])
+def test_a_parameter_that_is_mistyped_is_named(function: Any) -> None:
+    given = [] if function in (serve, estimate) else [Promise.parse("tpot_p95=1s")]
+    for name, hint in (
+        ("profil", "did you mean 'profile'"),
+        ("varaints", "did you mean 'variants'"),
+        ("promt", "prom"),
+    ):
+        with pytest.raises(UnknownNameError, match=f"unknown parameter of {function.__name__} '{name}'") as refusal:
+            function(scenario(), ONE_TOKEN, *given, **{name: 3})
+        assert hint in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        ({"rate": "4"}, "rate is '4': must be a number"),
+        ({"rate": None}, "rate is None: must be a number"),
+        ({"rate": Decimal(4)}, "must be a number"),
+        ({"burstiness": "1"}, "burstiness is '1': must be a number"),
+        ({"prompt": 1024}, "prompt is 1024: must be Lengths"),
+    ],
+)
+def test_traffic_of_other_types_is_refused(wrong: dict[str, Any], shown: str) -> None:
+    with pytest.raises(UsageError, match=shown):
+        Traffic(**{"rate": 1.0, **LOAD, **wrong})
 
 
 def test_the_figure_shows_every_request_and_what_a_replica_does() -> None:

@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.replica import Replica
+from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.requests.request import Request
-from tests.support.replicas import Steps, serve
+from tests.support.replicas import Steps, serve, steps_and_answers
+from tests.support.vllm_cases import CASES, TIMES, recorded
 
 DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.02)
 SPEC = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000)
@@ -157,3 +158,47 @@ def test_prompts_go_first_where_steps_are_not_mixed() -> None:
     # it begins at 20 ms, and takes three steps in which nothing is decoded
     assert second.first_s == pytest.approx(0.05)
     assert first.last_s == pytest.approx(0.01 * (10 + 3))
+
+
+def test_prompts_that_go_first_are_pauses_between_tokens() -> None:
+    """Guards what SGLang's requests wait: a prompt's end is no token of those that decode."""
+    spec = SchedulerSpec(step_tokens=100, step_requests=16, kv_blocks=1000, mixed_steps=False, ahead=False)
+    requests = [Request(arrival_s=0.0, prompt=50, gen=10), Request(arrival_s=0.015, prompt=300, gen=1)]
+    steps = Steps(0.01, 0.0)
+    serve(requests, spec, steps)
+    assert steps.replica is not None
+    gaps_s = [gap_s for gap_s, count in steps.replica.gaps_s for _ in range(count)]
+    # three steps of the prompt, and one that decodes
+    assert gaps_s == pytest.approx([0.01, 0.04, *[0.01] * 7])
+
+
+def test_prompts_of_one_token_are_no_tokens_of_answers() -> None:
+    """Guards what an idle engine's requests wait: not for those before them."""
+    spec, steps = replace(SPEC, ahead=False), Steps(0.01, 0.0)
+    serve([Request(arrival_s=60.0 * number, prompt=1, gen=3) for number in range(3)], spec, steps)
+    assert steps.replica is not None
+    assert steps.replica.gaps_s == [(pytest.approx(0.01), 1)] * 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_that_vllm_took(name: str) -> None:
+    """Of vLLM 0.32.0, as recorded by `tests.support.vllm_cases`; tests/serve/test_vllm.py runs it."""
+    requests, spec = CASES[name]
+    mixes, answers = steps_and_answers(SimulatedReplica, requests, spec, TIMES)
+    theirs = recorded()[name]
+    assert mixes == theirs.mixes
+    for own, their in zip(answers, theirs.answers, strict=True):
+        assert (own.first_s, own.last_s) == pytest.approx((their.first_s, their.last_s))
+        assert own.preemptions == their.preemptions
+    # with blocks of 32 tokens memory is short as well
+    assert any(answer.preemptions for answer in answers) == name.startswith(("little", "blocks"))
+
+
+def test_a_part_of_a_prompt_is_cached_after_its_own_beginning_only() -> None:
+    """Keys and values of a token depend on all tokens before it: the same part after another one is not the same."""
+    requests = [
+        Request(arrival_s=float(number), prompt=33, gen=1, prefix=prefix, prefix_tokens=16)
+        for number, prefix in enumerate(["ab", "cd", "ad", "cd"])
+    ]
+    answers = sorted(serve(requests, SPEC, Steps()), key=lambda answer: answer.number)
+    assert [answer.reused for answer in answers] == [0, 0, 16, 32]

@@ -17,6 +17,8 @@ class Answer:
     """When its first token was there; 0: not yet."""
     last_s: float = 0.0
     """The same of its last token."""
+    token_s: float = 0.0
+    """When its latest token was there, if the last step that decoded did not bring it."""
     preemptions: int = 0
     """How often it had to start again."""
     reused: int = 0

@@ -6,7 +6,7 @@ recently used ones go first; all others go to its front.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.requests.request import Request
@@ -42,6 +42,10 @@ class KvBlocks:
         # None: they are kept for as long as others, but nobody asks for them
         self._name_of: dict[int, Hashable | None] = {}
 
+        # numbers of beginnings that requests may share, by that of the one without the last part, and the name of that
+        # part: keys and values of a token depend on all tokens before it
+        self._beginnings: dict[tuple[int, Hashable], int] = {}
+
     def needed(self, tokens: int) -> int:
         """Blocks that so many tokens take."""
         return -(-tokens // self.size)
@@ -50,8 +54,8 @@ class KvBlocks:
         """Blocks that hold the beginning of a request; its last token has to be computed in any case."""
         blocks: list[int] = []
         if self._block_of:
-            for number in range((answer.prompt - 1) // self.size):
-                block = self._block_of.get(self._name(answer, number))
+            for name in self._names(answer, 0, (answer.prompt - 1) // self.size):
+                block = self._block_of.get(name)
                 if block is None:
                     break
                 blocks.append(block)
@@ -114,16 +118,22 @@ class KvBlocks:
     def _keep(self, answer: Answer, start: int, stop: int) -> None:
         """Name blocks of a request by their contents, but what another block holds already."""
         blocks, names, block_of = answer.blocks, self._name_of, self._block_of
-        for number in range(start, stop):
-            name = self._name(answer, number)
+        for block, name in zip(blocks[start:stop], self._names(answer, start, stop), strict=True):
             if name not in block_of:
-                block_of[name], names[blocks[number]] = blocks[number], name
+                block_of[name], names[block] = block, name
 
-    def _name(self, answer: Answer, number: int) -> Hashable:
-        """What a block of a request is called: the same for the same contents."""
+    def _names(self, answer: Answer, start: int, stop: int) -> Iterator[Hashable]:
+        """What blocks of a request are called: the same for the same tokens from the first of the prompt on."""
         request: Request = answer.request
-        if request.prefix:
-            end = (number + 1) * self.size
-            if end <= request.shared_tokens:
-                return request.prefix[(end - 1) // request.prefix_tokens], number
-        return answer.number * _MOST + number
+        shared = min(stop, request.shared_tokens // self.size)
+        if start < shared:
+            beginnings = self._beginnings
+            parts, beginning = -1, -request.prefix_tokens
+            for number in range(start, shared):
+                last = ((number + 1) * self.size - 1) // request.prefix_tokens
+                while parts < last:
+                    parts += 1
+                    beginning = beginnings.setdefault((beginning, request.prefix[parts]), len(beginnings))
+                yield beginning, number
+        for number in range(max(start, shared), stop):
+            yield answer.number * _MOST + number

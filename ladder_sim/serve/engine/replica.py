@@ -3,13 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 import simpy
 
 from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.scheduler import Scheduler, SchedulerSpec, Step
+from ladder_sim.serve.engine.scheduler import Gap, Scheduler, SchedulerSpec, Step
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.steps.mix import Mix, MixTimes
 
@@ -108,9 +108,7 @@ class Replica(ABC):
         self.busy_s = 0.0
         # share of the KV cache that is in use, times how long
         self.kv_share_s = 0.0
-        # times between two tokens, and how many requests had to wait so long
-        self.gaps_s: list[tuple[float, int]] = []
-        self._last_s = 0.0
+        self.gaps_s: list[Gap] = []
         # empty unless they are kept
         self.steps: list[StepRun] = []
         self.answers: list[Answer] = []
@@ -174,12 +172,9 @@ class Replica(ABC):
         self.kv_share_s += seconds * self.kv_share
         return seconds
 
-    def _ended(self, step: Step, start_s: float, seconds: float) -> None:
-        """Note that a step has just ended."""
-        if step.mix.decoding:
-            self.gaps_s.append((self.env.now - self._last_s, step.mix.decoding))
-        if step.mix.decoding or step.first:
-            self._last_s = self.env.now
+    def _ended(self, step: Step, start_s: float, seconds: float, gaps_s: Iterable[Gap]) -> None:
+        """Note that a step has just ended, and how long requests waited for its tokens."""
+        self.gaps_s += gaps_s
         self.load -= len(step.last)
         for answer in step.last:
             self.answered(answer)
@@ -232,5 +227,5 @@ class SimulatedReplica(Replica):
             step = steps.popleft()
             start_s, seconds = self.env.now, self._seconds(step.mix)
             yield self.env.timeout(seconds)
-            self.scheduler.complete(step, self.env.now)
-            self._ended(step, start_s, seconds)
+            gaps_s = self.scheduler.complete(step, self.env.now)
+            self._ended(step, start_s, seconds, gaps_s)

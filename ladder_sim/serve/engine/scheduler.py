@@ -10,6 +10,7 @@ drafted tokens each advances by as many as are accepted, which is drawn when it 
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -78,6 +79,10 @@ class SchedulerSpec:
         return self.kv_blocks * self.block_tokens - self.spare_tokens
 
 
+# seconds between two tokens of a request, and how many requests waited so long
+Gap = tuple[float, int]
+
+
 class Step(NamedTuple):
     """A step to run."""
 
@@ -87,6 +92,12 @@ class Step(NamedTuple):
     """Those whose prompt ends with it."""
     last: list[Answer]
     """Those whose answer ends with it."""
+    decoding: int = 0
+    """Requests that decode a token that is new to them: not rows of prompts, nor of answers that are complete."""
+    joined: Sequence[Answer] = ()
+    """Those of them to which the last step that decoded brought nothing."""
+    left: Sequence[Answer] = ()
+    """Requests to which that step brought a token, and this one brings none: they wait, or start again."""
 
 
 class Scheduler:
@@ -127,6 +138,12 @@ class Scheduler:
         # answers complete with the tick before, whose requests decode once more because that is not known yet
         self._surplus: list[Answer] = []
 
+        # when the last step that decoded had run; which of those that decode next it brought nothing, and to which it
+        # brought a token though they do not decode next
+        self._decoded_s = 0.0
+        self._joining: dict[Answer, None] = {}
+        self._left: list[Answer] = []
+
     def add(self, answer: Answer) -> None:
         """Take a request in that arrives."""
         self.waiting.add(answer)
@@ -150,11 +167,20 @@ class Scheduler:
             chunks = self._run_prompts(self.spec.step_tokens - len(self._decoding) * self._rows, preemptions)
         return self._step(chunks, held, decodes=True)
 
-    def complete(self, step: Step, now_s: float) -> None:
-        """Note that a step has run."""
+    def complete(self, step: Step, now_s: float) -> list[Gap]:
+        """Note that a step has run; returns how long requests waited for their tokens since those before."""
+        for answer in step.left:
+            answer.token_s = self._decoded_s
+        gaps_s = [(now_s - answer.token_s, 1) for answer in step.joined]
+        if step.decoding:
+            if together := step.decoding - len(gaps_s):
+                gaps_s.append((now_s - self._decoded_s, together))
+            self._decoded_s = now_s
         for answer in step.first:
             # it may have had to start again before
-            answer.first_s = answer.first_s or now_s
+            if answer.first_s:
+                gaps_s.append((now_s - answer.token_s, 1))
+            answer.first_s, answer.token_s = answer.first_s or now_s, now_s
         for answer in step.last:
             answer.last_s = now_s
             # it may have had to start again since, in vain
@@ -164,6 +190,7 @@ class Scheduler:
                     self.release(answer)
             if answer in self._decoding:
                 self._end(answer)
+        return gaps_s
 
     def release(self, answer: Answer) -> None:
         """Stop using the blocks of a request that is answered."""
@@ -235,7 +262,7 @@ class Scheduler:
                 needed = answer.prompt + int(path.room[self._tick - self._start(answer)])
             count = self.blocks.needed(needed) - len(answer.blocks)
             if not self._make_room(answer, count):
-                return [each for each in self._decoding if each.admitted > answer.admitted]
+                return [each for each in self.running if each in self._decoding and each.admitted > answer.admitted]
             answer.blocks += self.blocks.take(count)
             self._grows_next(answer)
         return []
@@ -265,6 +292,7 @@ class Scheduler:
             return False
         answer.base = answer.prompt + self._rows - self._tick
         self._decoding.add(answer)
+        self._joining[answer] = None
         self._base += answer.base
         if speculation := self.spec.speculation:
             gains = speculation.gains(answer.number, answer.request.gen)
@@ -327,6 +355,10 @@ class Scheduler:
             computed = answer.prompt + known
             produced = self._reads(answer) + 1 - self._rows - answer.request.prompt
             self._end(answer)
+            if answer in self._joining:
+                del self._joining[answer]
+            else:
+                self._left.append(answer)
             answer.produced = min(answer.request.gen, produced)
         else:
             answer.produced = answer.request.gen
@@ -339,8 +371,13 @@ class Scheduler:
 
     def _step(self, chunks: list["_Chunk"], held: list[Answer], *, decodes: bool = False) -> Step | None:
         """The step that runs chunks of prompts, and if it `decodes`, all that decode but those that are held."""
-        mix, last = Mix(), list[Answer]()
+        mix, last, decoding, joined = Mix(), list[Answer](), 0, list[Answer]()
         if decodes:
+            decoding = len(self._decoding)
+            if held or self._surplus:
+                decoding -= sum(answer in self._decoding for answer in {*held, *self._surplus})
+            if held or self._joining:
+                joined = self._join(held)
             mix = self._decode_all(held)
             last = self._ended()
             self._tick += 1
@@ -348,7 +385,17 @@ class Scheduler:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
         first = [chunk.answer for chunk in chunks if chunk.answer.computed == chunk.answer.prompt]
         last += [answer for answer in first if not self._decode(answer)]
-        return Step(mix, first, last) if mix.decoding or mix.prompts else None
+        if not mix.decoding and not mix.prompts:
+            return None
+        left, self._left = self._left, []
+        return Step(mix, first, last, decoding, joined, left)
+
+    def _join(self, held: list[Answer]) -> list[Answer]:
+        """Those that decode a token now, but did not at the tick before; those that are held are to join later."""
+        joined = [answer for answer in self._joining if answer not in held]
+        self._left += [answer for answer in held if answer not in self._joining]
+        self._joining = dict.fromkeys(answer for answer in held if answer not in self._surplus)
+        return joined
 
     def _decode_all(self, held: list[Answer]) -> Mix:
         """What all that decode read, but those that are held: they read the same at the next tick."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,21 @@ class Outcome:
         """What each bound of the promise bounds."""
         bounds = self.promise.bounds if self.promise else ()
         return [self.seconds(bound.metric, bound.percentile) for bound in bounds]
+
+    @property
+    def first_s(self) -> list[float]:
+        """Time to first token in what each bound of the promise bounds: all of TTFT, a part of E2E, else none."""
+        bounds = self.promise.bounds if self.promise else ()
+        return [self.seconds("ttft", bound.percentile) if bound.metric in ("ttft", "e2e") else 0.0 for bound in bounds]
+
+    @property
+    def caution(self) -> str:
+        """Which bounds of the promise bound nothing, as a sentence; mostly empty."""
+        bounds = self.promise.bounds if self.promise else ()
+        names = [bound.name for bound, value_s in zip(bounds, self.bounded_s, strict=True) if isnan(value_s)]
+        if not names:
+            return ""
+        return f"no request has a second token: {', '.join(names)} cannot be broken"
 
     @property
     def good_share(self) -> float:

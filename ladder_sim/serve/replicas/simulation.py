@@ -13,7 +13,8 @@ from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
 from ladder_sim.serve.replicas.routers import ROUTERS, Router
 from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.request import MOST_TOKENS, Request, in_order
+from ladder_sim.specs.values import whole
 
 
 def simulate(
@@ -55,12 +56,12 @@ def simulate(
     Raises
     ------
     UsageError
-        A request is larger than the KV cache or than what times are made for.
+        A request is larger than the KV cache or than what times are made for, or comes before the one in front of it.
     """
     env = simpy.Environment()
     system = _System(env, pool, prefill, router, watch, record=record)
-    source = iter(requests)
-    if concurrency:
+    source = in_order(requests)
+    if whole(concurrency, "concurrency", 0, MOST_TOKENS, hint="give the most requests in flight; 0: all come in time"):
         system.hold_back(source, concurrency)
     else:
         env.process(system.arrivals(source))
@@ -190,7 +191,8 @@ class _System:
         source.release(part)
         answer.reused, answer.preemptions = part.reused, part.preemptions
         if self.pool.spec.takes_first_token:
-            answer.first_s, answer.produced = self.env.now, 1
+            answer.first_s = answer.token_s = self.env.now
+            answer.produced = 1
         if answer.produced == answer.request.gen:
             answer.last_s = self.env.now
             self._answered(answer)

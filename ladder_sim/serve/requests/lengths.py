@@ -9,10 +9,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ladder_sim.errors import UsageError
+from ladder_sim.serve.requests.request import MOST_TOKENS
 from ladder_sim.units import quoted
 
-# beyond any published context, in tokens
-MOST_TOKENS = 100_000_000
 _HINT = "e.g. 1024, uniform:512:1536 or lognormal:1024:0.5 (median, standard deviation of the logarithm)"
 
 

@@ -71,9 +71,9 @@ class Promise:
         return cls(bounds=tuple(bounds))
 
     def broken(self, values_s: Sequence[float]) -> tuple[str, ...]:
-        """Names of the bounds that are not kept, from what each bounds; NaN, which no request has, keeps none."""
+        """Names of the bounds that are not kept, from what each bounds; NaN, which no request has, breaks none."""
         return tuple(
-            bound.name for bound, value_s in zip(self.bounds, values_s, strict=True) if not value_s <= bound.seconds
+            bound.name for bound, value_s in zip(self.bounds, values_s, strict=True) if value_s > bound.seconds
         )
 
     def __str__(self) -> str:

@@ -1,12 +1,26 @@
 """A request as it arrives."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.values import real, whole
+
+# beyond any published context, in tokens
+MOST_TOKENS = 100_000_000
+# a thousand years, in seconds: later, times of steps are lost in rounding
+_MOST_S = 3.2e10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request as it arrives."""
+    """A request as it arrives.
+
+    Raises
+    ------
+    UsageError
+        A field is out of range.
+    """
 
     arrival_s: float
     """Since the start."""
@@ -21,7 +35,33 @@ class Request:
     priority: int = 0
     """Smaller goes first, where the scheduler heeds it."""
 
+    def __post_init__(self) -> None:
+        real(self.arrival_s, "a request's arrival_s", _MOST_S, zero=True)
+        for name, minimum in (("prompt", 1), ("gen", 1), ("prefix_tokens", 0)):
+            whole(getattr(self, name), f"a request's {name}", minimum, MOST_TOKENS, hint="give a number of tokens")
+        whole(self.priority, "a request's priority", -MOST_TOKENS, MOST_TOKENS)
+
     @property
     def shared_tokens(self) -> int:
         """Tokens at its beginning that others may have."""
         return min(self.prompt, len(self.prefix) * self.prefix_tokens)
+
+
+def in_order(requests: Iterable[Request]) -> Iterator[Request]:
+    """Yield requests as they come.
+
+    Raises
+    ------
+    UsageError
+        One comes before the one in front of it.
+    """
+    before_s = 0.0
+    for number, request in enumerate(requests, 1):
+        if request.arrival_s < before_s:
+            raise UsageError(
+                f"request {number} comes {before_s - request.arrival_s:g} s before the one in front of it: must be in "
+                "order of arrival",
+                hint="sort them by arrival_s",
+            )
+        before_s = request.arrival_s
+        yield request

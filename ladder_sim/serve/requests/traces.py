@@ -28,8 +28,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.requests.lengths import MOST_TOKENS
-from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.request import MOST_TOKENS, Request
 from ladder_sim.serve.requests.results import read_record, read_results
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.system.files import shown_path

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.requests.lengths import MOST_TOKENS, Lengths
-from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.lengths import Lengths
+from ladder_sim.serve.requests.request import MOST_TOKENS, Request
 from ladder_sim.specs.values import whole
+from ladder_sim.units import quoted
 
 # one request in a fortnight, and more than any service has
 MIN_RATE, MAX_RATE = 1e-6, 1e6
@@ -40,6 +42,15 @@ class Traffic:
     """Of the random numbers."""
 
     def __post_init__(self) -> None:
+        for name in ("prompt", "gen"):
+            if not isinstance(lengths := getattr(self, name), Lengths):
+                raise UsageError(f"{name} is {quoted(lengths)}: must be Lengths", hint='e.g. Lengths.parse("1024")')
+        for name, hint in (
+            ("rate", "e.g. 4.0; 0: the next one comes when one is answered"),
+            ("burstiness", "e.g. 1.0"),
+        ):
+            if not isinstance(number := getattr(self, name), Real):
+                raise UsageError(f"{name} is {quoted(number)}: must be a number", hint=hint)
         if not self.rate and not self.concurrency:
             raise UsageError(
                 f"rate {self.rate:g} and concurrency {self.concurrency}: must be one of them, or both",

@@ -152,7 +152,8 @@ def _rank(need: Capacity) -> tuple[float, ...]:
         return 0, need.gpus, -need.rate_limit * need.sizes.groups
     assert need.outcome.promise is not None
     excesses = (idle_s / bound.seconds for bound, idle_s in zip(need.outcome.promise.bounds, need.idle_s, strict=True))
-    return 1, max(excesses)
+    # NaN, which no request has, is never above another
+    return 1, max(0.0, *excesses)
 
 
 def _least_gpus(service: Service, variant: str, context: Context) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
+from ladder_sim.serve.load import DEFAULT_VARIANTS, Service, check_options
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.requests.promise import Promise
@@ -41,8 +41,9 @@ _MOST_RATE = 1e5
 _MOST_REQUESTS = 5_000_000
 # of a bound: beyond these, a further seed decides nothing
 _CLEARLY = 1.3
-# figures of simulations, by what was simulated: one for each bound, and whether the queue has an end
-Points = MutableMapping[str, "tuple[list[float], bool]"]
+# figures of simulations, by what was simulated: one for each bound, the time to first token in each, and whether the
+# queue has an end
+Points = MutableMapping[str, "tuple[list[float], list[float], bool]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,7 @@ def capacity(
     **how
         Fields of `ladder_sim.serve.load.Service`.
     """
+    check_options(capacity, how)
     check_rate(traffic)
     service = Service.for_requests(scenario, traffic, **how)
     return {name: Search(service, name, traffic, promise, watch=watch).capacity() for name in canonical_names(variants)}
@@ -261,10 +263,11 @@ class Search:
         return Sizes(smallest.serving + more.serving, smallest.prefill + more.prefill)
 
     def seconds(
-        self, rate: float, sizes: Sizes | None = None, *, seed: int = 0, slower: float = 1.0
+        self, rate: float, sizes: Sizes | None = None, case: Case = AS_PREDICTED, *, seed: int = 0
     ) -> Sequence[float]:
         """The times that the promise bounds, in its order, of one group or of so many replicas, with one seed."""
-        return self._point(rate, sizes or self.group, seed, slower)[0]
+        values_s, first_s, _ = self._point(rate, sizes or self.group, seed, case.slower)
+        return [value_s + (case.later - 1.0) * part_s for value_s, part_s in zip(values_s, first_s, strict=True)]
 
     def possible(self, case: Case) -> bool:
         """Whether an idle replica keeps the promise."""
@@ -280,15 +283,15 @@ class Search:
     def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
         """The times that the promise bounds, seconds, and whether the queue ends; of the first seeds that decide."""
         bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
-        later = np.array([case.later if bound.metric == "ttft" else 1.0 for bound in self.promise.bounds])
         rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
         for seed in seeds:
-            seconds, stable = self._point(rate, sizes, seed, case.slower)
-            rows.append(later * seconds)
-            clear = (rows[0] * _CLEARLY <= bounds_s).all() or (rows[0] > _CLEARLY * bounds_s).any()
+            rows.append(np.array(self.seconds(rate, sizes, case, seed=seed)))
+            *_, stable = self._point(rate, sizes, seed, case.slower)
+            # NaN, which no request has, keeps a bound
+            clear = not (rows[0] * _CLEARLY > bounds_s).any() or (rows[0] > _CLEARLY * bounds_s).any()
             if not stable or clear:
                 break
-        return np.mean(rows, axis=0).tolist(), stable
+        return np.ma.masked_invalid(rows).mean(axis=0).filled(np.nan).tolist(), stable
 
     def _near(self, limit: float) -> int:
         """Replicas of a kind that a limit asks for, as many of each."""
@@ -323,12 +326,12 @@ class Search:
             few, enough = (few, middle) if keeps(middle) else (middle, enough)
         return enough
 
-    def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> tuple[list[float], bool]:
-        """Figures of a simulation, one for each bound."""
+    def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> tuple[list[float], list[float], bool]:
+        """Figures of a simulation, as in `Points`."""
         key = json.dumps([self.variant, self.service.plans, slower, seed, rate, sizes])
         if key not in self.points:
             outcome = self._run(rate, sizes, seed, slower)
-            self.points[key] = outcome.bounded_s, outcome.stable
+            self.points[key] = outcome.bounded_s, outcome.first_s, outcome.stable
         return self.points[key]
 
     def _run(self, rate: float, sizes: Sizes, seed: int = 0, slower: float = 1.0) -> Outcome:

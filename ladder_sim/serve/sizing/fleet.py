@@ -22,7 +22,7 @@ from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.digest import digest
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
-from ladder_sim.serve.load import DEFAULT_VARIANTS
+from ladder_sim.serve.load import DEFAULT_VARIANTS, check_options
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.best_plan import Best, Context, Tried, best_plan
@@ -89,7 +89,8 @@ class Fleets:
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         widths = {name: each.widths for name, each in self.variants.items() if each.widths}
-        why = (f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons)
+        why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
+        why += filter(None, dict.fromkeys(each.capacity.outcome.caution for each in self.variants.values()))
         stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
         return (*why, *((interval_note(widths, self.seeds, self.steps, stack),) if stack else ()))
 
@@ -138,6 +139,7 @@ def smallest_fleets(
     UsageError
         There is no rate, what was left is of another search, or no plan can be simulated.
     """
+    check_options(smallest_fleets, how, without=["prefill"])
     check_rate(traffic)
     count = whole(SEEDS if seeds is None else seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")
     names = canonical_names(variants)
@@ -223,16 +225,11 @@ def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
     if widths is None:
         return {}
     rows = [search.seconds(need.rate, need.sizes, seed=seed) for seed in range(search.seeds)]
-    # a first token may be missed by more than the steps that it takes
-    later = math.exp(max(0.0, widths.ttft - widths.rate))
-    times = {}
-    for number, bound in enumerate(search.promise.bounds):
-        ends = []
-        for sign in (1, -1):
-            end_s = search.seconds(need.rate, need.sizes, slower=math.exp(sign * widths.rate))[number]
-            ends.append(end_s * later**sign if bound.metric == "ttft" else end_s)
-        times[bound.name] = interval_of([row[number] for row in rows], ends)
-    return times
+    ends = [search.seconds(need.rate, need.sizes, _case(widths, sign)) for sign in (1, -1)]
+    return {
+        bound.name: interval_of([row[number] for row in rows], [end[number] for end in ends])
+        for number, bound in enumerate(search.promise.bounds)
+    }
 
 
 class _End(NamedTuple):
@@ -257,7 +254,7 @@ def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths,
 
     Their spread counts as a further error of steps, of the size that moves the limit as far.
     """
-    case = Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
+    case = _case(widths, sign)
     limit = search.limit(case, near=limits[0] / case.slower)[0] if search.possible(case) else 0.0
     if not limit:
         return _NEVER
@@ -266,6 +263,11 @@ def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths,
     end = _mean(limits) * math.exp(-sign * wider * move)
     sizes = search.fewest(end, replace(case, slower=case.slower**wider))
     return _End(float(search.service.gpus(sizes)) if sizes else math.inf, end)
+
+
+def _case(widths: Widths, sign: int) -> Case:
+    """Where steps are slower (1) or faster (-1); a first token may be missed by more than the steps that it takes."""
+    return Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
 
 
 def _mean(limits: Sequence[float]) -> float:
@@ -279,8 +281,8 @@ def _none(best: Best) -> Fleet:
     reasons = []
     for bound, value_s in zip(search.promise.bounds, need.idle_s, strict=True):
         if bound.name in need.breaks:
-            takes = "no request has it" if math.isnan(value_s) else f"it is {format_seconds(value_s)}"
-            reasons.append(f"no rate keeps {bound}: {takes} on an idle replica of {service.plans}")
+            idle = f"it is {format_seconds(value_s)} on an idle replica of {service.plans}"
+            reasons.append(f"no rate keeps {bound}: {idle}")
     zero = Interval.around(0.0, 0.0)
     return Fleet(
         capacity=need,
