@@ -11,7 +11,7 @@ from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.units import parse_quantity
 from runtime.fields import field, number, read_object, size
 from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_scaling
-from runtime.model_types import TYPES, UNSUPPORTED
+from runtime.model_types import NULLABLE, REQUIRED, TYPES, UNSUPPORTED
 
 Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
@@ -107,7 +107,10 @@ class ModelConfig:
                 f"model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
                 hint='for timing alone, write "model_type": "llama"',
             )
-        config = {**TYPES.get(kind, {}), **{key: value for key, value in config.items() if value is not None}}
+        given = {key: value for key, value in config.items() if value is not None or key in NULLABLE}
+        config = {**TYPES.get(kind, {}), **given}
+        for key in REQUIRED.get(kind, ()):
+            size(config, key)
         layers = size(config, "num_hidden_layers")
         latent, experts = Latent.from_hf(config), Experts.from_hf(config, layers_count=layers)
         if kind not in TYPES and (latent or experts):
@@ -347,7 +350,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
-    """The sliding window, and the layers that use it: by their types, or from some layer on."""
+    """The sliding window, and the layers that use it: by their types, or in a pattern from some layer on."""
     window = field(config, "sliding_window", int, 0)
     kinds = field(config, "layer_types", list, [])
     if kinds and len(kinds) != layers:
@@ -355,8 +358,11 @@ def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
     if kinds:
         windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
     else:
-        used = field(config, "use_sliding_window", bool, True)
-        windowed = tuple(range(field(config, "max_window_layers", int, 0), layers)) if used else ()
+        used, first = field(config, "use_sliding_window", bool, True), field(config, "max_window_layers", int, 0)
+        # all but one layer of each period; without one all
+        period = size(config, "sliding_window_pattern", layers + 1)
+        full = 0 if field(config, "full_attention_first", bool, False) else period - 1
+        windowed = tuple(layer for layer in range(first, layers) if used and layer % period != full)
     if window < 1 or not windowed:
         return {}
     return {"sliding_window": window, "window_layers": () if len(windowed) == layers else windowed}

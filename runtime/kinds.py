@@ -189,7 +189,7 @@ class Experts:
             raise UsageError(
                 f"num_experts_per_tok is {top_k}: a token chooses from {count // groups * top_groups} experts"
             )
-        width = size(config, "moe_intermediate_size", field(config, "intermediate_size", int, 0))
+        width = size(config, field(config, "expert_width", str, "moe_intermediate_size"))
         return cls(
             count=count,
             top_k=top_k,

@@ -16,7 +16,7 @@ from ladder_sim.closed_loop.cycle import Served, lockstep, steady
 from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.costs.memory import kv_requests
+from ladder_sim.costs.memory import running_requests
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.errors import UsageError
@@ -28,6 +28,7 @@ from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import NO_JITTER, Request
+from ladder_sim.specs.plan_checks import check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 
@@ -65,13 +66,14 @@ def simulate_request(
     Raises
     ------
     UsageError
-        Jitter is asked for with requests in flight.
+        Jitter is asked for with requests in flight, or the server does not take requests of that length.
     """
     workload = scenario.workload
     if workload.concurrency is None:
         return static.simulate_request(scenario, variants, costs, engine=engine, jitter=jitter)
     if jitter.sigma:
         raise UsageError("jitter is for static batches", hint="leave out --jitter or --concurrency")
+    check_context(scenario.stack, workload.context)
     load = _Requests.of(scenario, concurrency=workload.concurrency, prompt=workload.prompt, gen=workload.gen)
     return _serve(scenario, variants, costs, load, engine)
 
@@ -88,6 +90,11 @@ def simulate_requests(
     ----------
     scenario, figures, variants, profile
         As in `ladder_sim.simulate.request.simulate_requests`; ``concurrency`` may be among the figures.
+
+    Raises
+    ------
+    UsageError
+        The server does not take requests of that length.
     """
     if scenario.workload.concurrency is None:
         return static.simulate_requests(scenario, figures, variants, profile)
@@ -98,6 +105,7 @@ def simulate_requests(
         for key in SIZES
         if key != "batch"
     }
+    check_context(scenario.stack, int(np.max(sizes["prompt"] + sizes["gen"])))
     hardware = Hardware.of(scenario, profile)
     times = {name: (np.empty(count), np.empty(count)) for name in variants}
     for rows in _alike(scenario, sizes):
@@ -142,7 +150,7 @@ class _Requests:
         budget = scenario.step_tokens
         chunk = minimum(prompt, budget)
         # a user may ask what happens if it did fit
-        slots = maximum(kv_requests(scenario, prompt, gen), 1.0)
+        slots = maximum(running_requests(scenario, prompt, gen), 1.0)
         if scenario.stack.mixed_steps:
             # beyond it requests have more tokens than their steps take in
             slots = minimum(slots, budget * (prompt / chunk + gen - 1) / (prompt + gen - 1))

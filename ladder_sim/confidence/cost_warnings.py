@@ -6,6 +6,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.simulate.request import Request
+from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import Caution
 from ladder_sim.specs.versions import release
@@ -64,14 +65,15 @@ def cost_warnings(
     workload = scenario.workload
     if memory.fits and workload.concurrency is not None:
         room = float(kv_requests(scenario, workload.prompt, workload.gen))
-        requests = scenario.plan.group_requests(workload.concurrency)
-        if room < requests:
-            whose = (
-                "the KV cache"
-                if scenario.plan.groups == 1
-                else f"the KV cache of each of {scenario.plan.groups} groups"
+        requests, most = scenario.plan.group_requests(workload.concurrency), scenario.step_requests
+        groups = f" of each of {scenario.plan.groups} groups" if scenario.plan.groups > 1 else ""
+        if most < min(room, requests):
+            option = name_in(scenario.stack, "step_requests")
+            warnings.append(f"{option} {most} is fewer than {requests} requests in flight{groups}: the others wait")
+        elif room < requests:
+            warnings.append(
+                f"the KV cache{groups} has room for {room:.0f} of {requests} requests in flight: the others wait"
             )
-            warnings.append(f"{whose} has room for {room:.0f} of {requests} requests in flight: the others wait")
     if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return [*warnings, *_faster_than_the_bound(simulated)]

@@ -27,7 +27,7 @@ SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
 # of a ratio of two runs: half-width of its 90 % interval, in the logarithm
 RUN_NOISE = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
 # of a stack: how much room its server gives requests changes no step, and servings had any
-_ROOM = ("memory_fraction", "serving_reserve_bytes", "token_reserve_bytes")
+_ROOM = ("memory_fraction", "serving_reserve_bytes", "step_requests", "max_context", "prefix_cache")
 
 
 class Compared(NamedTuple):

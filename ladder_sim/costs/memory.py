@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +32,9 @@ class MemoryUse:
     kv_cache_bytes: float
     """Every sequence at its full length."""
     activation_bytes: float
-    """The largest set alive at once, in prefill."""
+    """The largest set alive at once: in prefill, or while tokens are chosen."""
     overhead_bytes: float
-    """Context, communicators, workspaces."""
+    """Contexts, communicators, workspaces, and what an engine that serves leaves unused."""
     capacity_bytes: float
     """Of the GPU."""
 
@@ -115,6 +115,17 @@ def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) 
     return weight_bytes(scenario) + sum(_bytes_next_to_weights(scenario, requests, prompt, gen))
 
 
+def running_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
+    """Requests that the stack runs at a time, at most: as many as the KV cache has room for, and as it admits.
+
+    Parameters
+    ----------
+    scenario, prompt, gen
+        As in `kv_requests`.
+    """
+    return np.minimum(kv_requests(scenario, prompt, gen), float(scenario.step_requests))
+
+
 def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
     """Requests whose KV cache the stack has room for under continuous batching; less than 1: it cannot serve them.
 
@@ -137,14 +148,43 @@ def kv_tokens(scenario: Scenario, context: int) -> float:
     return float(_kv_pool_bytes(scenario) / kv_bytes(scenario, context) * context)
 
 
+class _Kept(NamedTuple):
+    """What an engine that serves has neither for weights nor for the KV cache, in bytes."""
+
+    activation_bytes: float
+    reserve_bytes: float
+    unused_bytes: float
+    """Outside of its share; below 0: activations do not fit there."""
+
+
+def _kept(scenario: Scenario) -> _Kept:
+    """What the engine keeps, by its own rule for the size of the KV cache."""
+    stack, plan, capacity_bytes = scenario.stack, scenario.plan, scenario.cluster.gpu.hbm_bytes
+    reserve_bytes, activation_bytes = stack.serving_reserve_bytes, _step_activation_bytes(scenario)
+    share = stack.memory_fraction
+    if stack.memory_fraction_of == "total":
+        unused_bytes = (1.0 - share) * capacity_bytes
+    elif stack.memory_fraction_of == "free":
+        free_bytes = capacity_bytes - weight_bytes(scenario) - reserve_bytes - activation_bytes
+        unused_bytes = (1.0 - share) * max(0.0, free_bytes)
+    else:
+        if stack.static_reserve and not share:
+            outside_bytes = stack.static_reserve.bytes_of(scenario.step_tokens, plan.tp * plan.pp, capacity_bytes)
+            share = max(0.0, 1.0 - outside_bytes / capacity_bytes)
+        # activations take their part of it
+        unused_bytes = (1.0 - share) * (capacity_bytes - reserve_bytes) - activation_bytes
+    return _Kept(activation_bytes, reserve_bytes, unused_bytes)
+
+
+def _step_activation_bytes(scenario: Scenario) -> float:
+    """Activations of the largest step: all tokens of its budget, and logits of as many requests as may run."""
+    tokens = scenario.step_tokens
+    return float(_activation_bytes(scenario, tokens, min(scenario.step_requests, tokens)))
+
+
 def _kv_pool_bytes(scenario: Scenario) -> float:
     """What the stack leaves for the KV cache on a GPU."""
-    stack = scenario.stack
-    reserve_bytes = stack.serving_reserve_bytes + stack.token_reserve_bytes * scenario.step_tokens
-    capacity_bytes, weights_bytes = scenario.cluster.gpu.hbm_bytes, weight_bytes(scenario)
-    if stack.memory_fraction_of == "free":
-        return max(0.0, stack.memory_fraction * (capacity_bytes - weights_bytes - reserve_bytes))
-    return max(0.0, stack.memory_fraction * capacity_bytes - weights_bytes - reserve_bytes)
+    return max(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - sum(_kept(scenario)))
 
 
 def _bytes_next_to_weights(
@@ -153,36 +193,40 @@ def _bytes_next_to_weights(
     """KV cache, activations and what the stack keeps."""
     if scenario.workload.concurrency is None:
         return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
-    room = kv_requests(scenario, prompt, gen)
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
-    request_bytes = kv_bytes(scenario, tokens)
-    requests = scenario.plan.group_requests(requests)
-    kept_bytes = np.maximum(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - room * request_bytes)
-    # activations are part of what the stack keeps
-    return np.minimum(requests, np.maximum(1.0, np.floor(room))) * request_bytes, 0.0, kept_bytes
+    running = np.maximum(1.0, np.floor(running_requests(scenario, prompt, gen)))
+    cache_bytes = np.minimum(scenario.plan.group_requests(requests), running) * kv_bytes(scenario, tokens)
+    kept = _kept(scenario)
+    return cache_bytes, kept.activation_bytes, kept.reserve_bytes + max(0.0, kept.unused_bytes)
 
 
 def _growing_bytes(
     scenario: Scenario, batch: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats]:
     """KV cache and activations: what grows with the requests."""
-    model, stack, tp = scenario.model, scenario.stack, scenario.plan.tp
     context: Any = prompt + gen
     cache_bytes = kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
     # of one pass
     batch = scenario.plan.micro_batch(batch)
     tokens: Any = batch * prompt
+    rows = tokens if scenario.stack.prefill_logits == "all" else batch
 
     # scores before and after the softmax
-    heads = model.heads // tp if stack.stores_scores else 0
+    model = scenario.model
+    heads = model.heads // scenario.plan.tp if scenario.stack.stores_scores else 0
     attention = 2.0 * batch * heads * context * (prompt + model.head_dim) * STATE_BYTES
+    attention += 2.0 * tokens * model.hidden * STATE_BYTES
+    return cache_bytes, np.maximum(attention, _activation_bytes(scenario, tokens, rows))
+
+
+def _activation_bytes(scenario: Scenario, tokens: Any, rows: Any) -> Floats:
+    """Activations of a pass of some tokens, without scores of attention, that makes so many rows of logits."""
+    model = scenario.model
     widest = 1.0 * tokens * (2 * model.hidden + _widest(model, scenario.plan)) * STATE_BYTES
-    rows = tokens if stack.prefill_logits == "all" else batch
-    logits = 1.0 * rows * model.vocab * STATE_BYTES
-    residual = 1.0 * tokens * model.hidden * STATE_BYTES
     # logits are made when the layers' activations are gone, but the residual is still there
-    activations: Floats = np.maximum(np.maximum(widest, attention + 2.0 * residual), logits + residual)
-    return cache_bytes, activations
+    logits = 1.0 * rows * model.vocab * scenario.stack.logit_bytes + 1.0 * tokens * model.hidden * STATE_BYTES
+    activations: Floats = np.maximum(widest, logits)
+    return activations
 
 
 @lru_cache(maxsize=1024)

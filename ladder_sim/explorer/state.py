@@ -15,6 +15,7 @@ from ladder_sim.graph.variants import canonical, canonical_names
 from ladder_sim.prediction import default_variants
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
+from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.fields import field_kinds
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.model import ModelSpec
@@ -101,7 +102,7 @@ class State:
         for key, text in _pairs(query):
             if key == "pin":
                 pins.append(text)
-            elif "." in key:
+            elif "." in key or EngineOption.find(key):
                 settings[key] = _setting(key, text)
             elif key in seen:
                 raise UsageError(f"'{key[:40]}' is given twice", hint="give each field once")

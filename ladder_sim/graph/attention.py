@@ -7,6 +7,7 @@ from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MlaShape
 from ladder_sim.specs.layers import Gqa, Mla
+from ladder_sim.specs.workload import Format
 
 # a sum of squares, 32-bit
 SQUARES_BYTES = 4
@@ -18,7 +19,7 @@ def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces
         return _latent(block, kind, prefix)
     width = qkv_width(kind, block.rank.tp)
     bias = width * kind.qkv_bias
-    qkv = block.linear(f"{prefix}qkv", width, kind.hidden, [NORM], format=block.rank.format("qkv"), bias=bias)
+    qkv = block.linear(f"{prefix}qkv", width, kind.hidden, [NORM], format=block.rank.format("qkv", kind), bias=bias)
     return attend(block, kind, qkv, prefix, reduces=reduces)
 
 
@@ -67,7 +68,8 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
 
 def _out(block: BlockKernels, kind: Gqa | Mla, k: int, after: Sequence[int], prefix: str, *, bias: bool) -> int:
     hidden = kind.hidden
-    return block.linear(f"{prefix}o", hidden, k, after, format=block.rank.format("out"), bias=hidden if bias else 0)
+    own = block.rank.format("out", kind)
+    return block.linear(f"{prefix}o", hidden, k, after, format=own, bias=hidden if bias else 0)
 
 
 def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: bool) -> int:
@@ -91,7 +93,7 @@ def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: 
 def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
     """Multi-head latent attention: absorbed for single new tokens, expanded for prompts (vLLM, mla/common.py)."""
     rank = block.rank
-    heads, hidden, qkv = kind.heads // rank.tp, kind.hidden, rank.format("qkv")
+    heads, hidden, qkv = kind.heads // rank.tp, kind.hidden, rank.format("qkv", kind)
     latent, rope = kind.kv_lora_rank, kind.rope_head_dim
     q_width = heads * kind.q_head_dim
     low = kind.q_lora_rank + latent
@@ -122,9 +124,9 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
     )
     outputs = []
     if rank.phase != "prefill":
-        into = _per_head(block, f"{prefix}k_absorb", heads, latent, kind.nope_head_dim, [rotated])
+        into = _per_head(block, f"{prefix}k_absorb", qkv, heads, latent, kind.nope_head_dim, [rotated])
         attended = block.op(f"{prefix}attention", "attention", shape, [into])
-        outputs.append(_per_head(block, f"{prefix}v_absorb", heads, kind.value_head_dim, latent, [attended]))
+        outputs.append(_per_head(block, f"{prefix}v_absorb", qkv, heads, kind.value_head_dim, latent, [attended]))
     if rank.phase == "prefill" or rank.prompt:
         expanded = block.linear(
             f"{prefix}kv_b",
@@ -144,8 +146,7 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
     return _out(block, kind, heads * kind.value_head_dim, outputs, prefix, bias=False)
 
 
-def _per_head(block: BlockKernels, name: str, heads: int, n: int, k: int, after: Sequence[int]) -> int:
-    qkv = block.rank.format("qkv")
+def _per_head(block: BlockKernels, name: str, qkv: Format, heads: int, n: int, k: int, after: Sequence[int]) -> int:
     shape = BmmShape(
         heads=heads,
         m=block.rank.batch * block.rank.q_len,

@@ -31,7 +31,7 @@ def feed_forward(block: BlockKernels, kind: Dense | Moe, prefix: str = "", *, re
 def _up(block: BlockKernels, kind: Dense, prefix: str) -> int:
     width = kind.up_width // block.rank.tp
     bias = width if kind.bias else 0
-    return block.linear(f"{prefix}up", width, kind.hidden, [NORM], format=block.rank.format("mlp"), bias=bias)
+    return block.linear(f"{prefix}up", width, kind.hidden, [NORM], format=block.rank.format("mlp", kind), bias=bias)
 
 
 def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
@@ -41,7 +41,7 @@ def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
     moved = float(rank.tokens) * (kind.up_width // rank.tp + width) * STATE_BYTES
     activation = block.elementwise(f"{prefix}activation", "activation", moved, [up])
     bias = hidden if kind.bias else 0
-    return block.linear(f"{prefix}down", hidden, width, [activation], format=rank.format("mlp"), bias=bias)
+    return block.linear(f"{prefix}down", hidden, width, [activation], format=rank.format("mlp", kind), bias=bias)
 
 
 def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> int:
@@ -49,7 +49,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
     rank, gathers = block.rank, block.rank.plan.attention_dp > 1 and reduces
     needed = _router(block, kind, prefix)
     if gathers:
-        needed = _exchange(block, kind, prefix, "dispatch", rank.format("experts").activation_bytes, needed)
+        needed = _exchange(block, kind, prefix, "dispatch", rank.format("experts", kind).activation_bytes, needed)
     output = routed = _routed(block, kind, prefix, needed)
     name, ends_in_combine = "experts", gathers and rank.tp == 1 and block.part == "mlp"
     if gathers:
@@ -82,7 +82,7 @@ def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
 
 def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
     """What this rank holds of the routed experts, for the tokens of all groups."""
-    rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts")
+    rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts", kind)
     held, width = kind.experts // plan.ep, expert.width // plan.expert_tp
     ups = expert.up_width // expert.width
     biases = (ups * width + expert.hidden) * expert.bias

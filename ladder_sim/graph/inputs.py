@@ -83,12 +83,13 @@ class RankPass:
         self.kv_element_bytes = KV_BYTES[workload.kv_dtype]
         self.kv_len = workload.context if stack.static_cache else kv_len
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
-        self.unquantized = model.unquantized_in(workload.dtype)
         self._format = FORMATS[workload.dtype]
+        # in another precision than the checkpoint's no part is known to stay
+        self._as_stored = workload.dtype == model.weights_dtype
 
-    def format(self, part: LayerPart) -> Format:
-        """Operands of the linear layers of a part of the model."""
-        return FORMATS["bf16"] if part in self.unquantized else self._format
+    def format(self, part: LayerPart, kind: Gqa | Mla | Dense | Moe) -> Format:
+        """Operands of the linear layers of a part of a block."""
+        return FORMATS["bf16"] if self._as_stored and part in kind.unquantized else self._format
 
 
 class ModelBlocks(NamedTuple):

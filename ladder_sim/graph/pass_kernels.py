@@ -135,7 +135,8 @@ class PassKernels:
             block.output = feed_forward(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
         else:
             own, other = blocks.attentions[key.attention], blocks.feed_forwards[key.feed_forward]
-            if isinstance(own, Gqa) and isinstance(other, Dense) and not rank.unquantized:
+            one_format = rank.format("qkv", own) == rank.format("mlp", other)
+            if isinstance(own, Gqa) and isinstance(other, Dense) and one_format:
                 outputs = _wide(block, own, other, reduces=reduces)
             else:
                 outputs = [
@@ -233,5 +234,5 @@ def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list
     rank = block.rank
     qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
     bias = qkv * own.qkv_bias + up * other.bias
-    wide = block.linear("qkv_up", qkv + up, own.hidden, [NORM], format=rank.format("qkv"), bias=bias)
+    wide = block.linear("qkv_up", qkv + up, own.hidden, [NORM], format=rank.format("qkv", own), bias=bias)
     return [attend(block, own, wide, reduces=reduces), mlp(block, other, wide)]

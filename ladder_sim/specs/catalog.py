@@ -20,7 +20,7 @@ from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
-from ladder_sim.specs.stack import AllReduceRule, StackSpec
+from ladder_sim.specs.stack import AllReduceRule, StackSpec, StaticReserve
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
 from ladder_sim.system.schema import KEY, Schema
@@ -277,8 +277,13 @@ def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None
     if version is not None:
         earlier = versions.before(version, stack=name)
         table = table | earlier | {"name": f"{name}@{version}", "version": version}
-    rules = {key: _allreduce_rules(table, key, file) for key in ("allreduce_rules", "fused_norm_rules")}
-    return read_table(StackSpec, table, where=file, **rules)
+    parts: dict[str, Any] = {key: _allreduce_rules(table, key, file) for key in ("allreduce_rules", "fused_norm_rules")}
+    reserve = table.pop("static_reserve", None)
+    if isinstance(reserve, dict):
+        parts["static_reserve"] = read_table(StaticReserve, reserve, where=f"{file}: static_reserve")
+    elif reserve is not None:
+        raise SpecError(f"{file}: static_reserve must be a table", hint="sglang.toml shows the form")
+    return read_table(StackSpec, table, where=file, **parts)
 
 
 def _allreduce_rules(table: dict[str, Any], key: str, file: str) -> tuple[AllReduceRule, ...]:

@@ -115,6 +115,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         multimodal=any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS)),
         weights_dtype=quantization.dtype,
         unquantized=quantization.unquantized,
+        unquantized_layers=quantization.unquantized_layers,
         kv_cache_dtype=quantization.kv_dtype,
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),

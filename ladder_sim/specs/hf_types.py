@@ -21,9 +21,11 @@ SIZES = {
 }
 
 _TIED = {"tie_word_embeddings": True}
-_QWEN2 = {"num_key_value_heads": 32, "use_qkv_bias": True, "use_sliding_window": False}
-_QWEN2_VL = {**_QWEN2, "num_key_value_heads": 8}
-_QWEN3 = {"num_key_value_heads": 32, "head_dim": 128, "use_qk_norm": True, "use_sliding_window": False}
+# windows from layer 28 on, if there are any
+_QWEN2 = {"num_key_value_heads": 32, "use_qkv_bias": True, "use_sliding_window": False, "max_window_layers": 28}
+_QWEN2_VL = {**_QWEN2, "num_key_value_heads": 8, "max_window_layers": 80}
+_QWEN3_VL = {"num_key_value_heads": 32, "head_dim": 128, "use_qk_norm": True, "use_sliding_window": False}
+_QWEN3 = {**_QWEN3_VL, "max_window_layers": 28}
 _GEMMA2 = {
     **_TIED,
     "num_key_value_heads": 4,
@@ -51,7 +53,7 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "qwen2_5_vl": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen3": _QWEN3,
-    "qwen3_vl_text": _QWEN3,
+    "qwen3_vl_text": _QWEN3_VL,
     "gemma": {**_TIED, "num_key_value_heads": 16, "head_dim": 256},
     "gemma2": _GEMMA2,
     "gemma3_text": {**_GEMMA2, "use_qk_norm": True, "sliding_window_pattern": 6},

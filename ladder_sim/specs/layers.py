@@ -46,6 +46,8 @@ class Gqa:
     """Tokens that it attends to; 0: all."""
     rotated: bool = True
     """Queries and keys are rotated; else queries are scaled by their position instead, and neither is normalised."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts that its checkpoint keeps in 16 bits."""
 
     @property
     def parameters(self) -> int:
@@ -91,6 +93,8 @@ class Mla:
     """Width of the rotated part, which all key heads share."""
     value_head_dim: int
     """Width of a value head."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts that its checkpoint keeps in 16 bits."""
 
     @property
     def q_head_dim(self) -> int:
@@ -137,6 +141,8 @@ class Dense:
     """Gate and up projections, or one up projection."""
     bias: bool = False
     """Bias vectors."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts that its checkpoint keeps in 16 bits."""
 
     @property
     def up_width(self) -> int:
@@ -167,6 +173,8 @@ class Moe:
     """All shared experts together, which are one MLP."""
     router_bias: bool = False
     """A bias or a correction of its score for each expert."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts that its checkpoint keeps in 16 bits."""
 
     @property
     def router_parameters(self) -> int:

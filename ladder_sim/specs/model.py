@@ -1,6 +1,6 @@
 """The shape of a decoder-only transformer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Self, get_args
@@ -104,7 +104,9 @@ class ModelSpec:
     weights_dtype: DType = "bf16"
     """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
     unquantized: tuple[LayerPart, ...] = ()
-    """Parts of the layers that this checkpoint keeps in 16 bits: "qkv", "out", "mlp", "experts"."""
+    """Parts of all layers that this checkpoint keeps in 16 bits: "qkv", "out", "mlp", "experts"."""
+    unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
+    """Parts that this checkpoint keeps in 16 bits in some layers only, each with these layers."""
     kv_cache_dtype: KvDType | None = None
     """Precision of the KV cache that the config asks for; None: it says nothing."""
     family: str = ""
@@ -136,7 +138,7 @@ class ModelSpec:
                 )
             for layer in layers:
                 whole(layer, f"{where}: a {name.removesuffix('s').replace('_', ' ')}", 0, last)
-        for part in self.unquantized:
+        for part in (*self.unquantized, *(part for part, _ in self.unquantized_layers)):
             choice(part, f"{where}: unquantized", get_args(LayerPart))
         self._check_experts(where)
         self._check_latent(where)
@@ -230,10 +232,6 @@ class ModelSpec:
         """What it shares with the models whose errors say something about its own."""
         return "models with experts" if self.experts_label else "dense models"
 
-    def unquantized_in(self, dtype: DType) -> tuple[LayerPart, ...]:
-        """Return the parts of its layers that stay in 16 bits: those of its checkpoint, in its own precision."""
-        return self.unquantized if dtype == self.weights_dtype else ()
-
     def gemm_parts(self, dtype: DType) -> set[LayerPart]:
         """Return the parts of its layers that are GEMMs in a precision; routed experts do not count.
 
@@ -246,7 +244,8 @@ class ModelSpec:
         parts: set[LayerPart] = {"qkv", "out"}
         if any(isinstance(each, Dense) or each.shared for each in {kind.feed_forward for kind in self.kinds}):
             parts.add("mlp")
-        return parts.difference(self.unquantized_in(dtype))
+        # a checkpoint keeps them in its own precision alone
+        return parts.difference(self.unquantized if dtype == self.weights_dtype else ())
 
     def partition_problem(self, tp: int, *, attention_dp: int = 1, ep: int = 1) -> str:
         """Say why ranks cannot share this model; empty if they can.
@@ -281,19 +280,26 @@ def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     """Of each layer, made once for each model and kind."""
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
     dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
-    kinds: dict[tuple[bool, bool, bool], LayerKind] = {}
+    some = [(part, frozenset(layers)) for part, layers in model.unquantized_layers]
+    kinds: dict[tuple[bool, bool, bool, frozenset[LayerPart]], LayerKind] = {}
     layers = []
     for layer in range(model.layers):
-        key = layer in windows, layer not in nope, layer in dense or not model.experts
+        kept = frozenset((*model.unquantized, *(part for part, numbers in some if layer in numbers)))
+        key = layer in windows, layer not in nope, layer in dense or not model.experts, kept
         if key not in kinds:
-            windowed, rotated, is_dense = key
-            attention = _attention(model, windowed=windowed, rotated=rotated)
-            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, is_dense))
+            windowed, rotated, is_dense, _ = key
+            attention = _attention(model, kept, windowed=windowed, rotated=rotated)
+            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, is_dense, kept))
         layers.append(kinds[key])
     return tuple(layers)
 
 
-def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
+def _of(kept: Set[LayerPart], *parts: LayerPart) -> tuple[LayerPart, ...]:
+    """Those of some parts that are kept in 16 bits."""
+    return tuple(part for part in parts if part in kept)
+
+
+def _attention(model: ModelSpec, kept: Set[LayerPart], *, windowed: bool, rotated: bool) -> Gqa | Mla:
     if model.kv_lora_rank:
         return Mla(
             hidden=model.hidden,
@@ -303,6 +309,7 @@ def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
             nope_head_dim=model.nope_head_dim,
             rope_head_dim=model.rope_head_dim,
             value_head_dim=model.value_head_dim,
+            unquantized=_of(kept, "qkv", "out"),
         )
     return Gqa(
         hidden=model.hidden,
@@ -315,12 +322,14 @@ def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
         sinks=model.attention_sinks,
         window=model.sliding_window if windowed else 0,
         rotated=rotated,
+        unquantized=_of(kept, "qkv", "out"),
     )
 
 
-def _feed_forward(model: ModelSpec, dense: bool) -> Dense | Moe:
+def _feed_forward(model: ModelSpec, dense: bool, kept: Set[LayerPart]) -> Dense | Moe:
     def mlp(width: int) -> Dense:
-        return Dense(hidden=model.hidden, width=width, gated=model.gated_mlp, bias=model.mlp_bias)
+        own = _of(kept, "mlp")
+        return Dense(hidden=model.hidden, width=width, gated=model.gated_mlp, bias=model.mlp_bias, unquantized=own)
 
     if dense:
         return mlp(model.intermediate)
@@ -330,4 +339,5 @@ def _feed_forward(model: ModelSpec, dense: bool) -> Dense | Moe:
         experts_per_token=model.experts_per_token,
         shared=mlp(model.shared_intermediate) if model.shared_intermediate else None,
         router_bias=model.router_bias,
+        unquantized=_of(kept, "experts"),
     )

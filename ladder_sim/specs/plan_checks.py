@@ -2,6 +2,7 @@
 
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
@@ -103,6 +104,16 @@ def check_requests(plan: Plan, workload: Workload, stack: StackSpec) -> None:
             f"{name} {workload.in_flight} on {named_degrees(plan, 'attention_dp', 'dp')}: each of {plan.groups} groups "
             "needs a request",
             hint=f"use --{name} {plan.groups} or more, or lower a degree",
+        )
+
+
+def check_context(stack: StackSpec, context: int) -> None:
+    """Raise a UsageError if a server does not take requests of so many tokens, prompt and answer."""
+    if 0 < stack.max_context < context:
+        option = name_in(stack, "max_context")
+        raise UsageError(
+            f"requests of {context} tokens: {stack.name} takes at most {stack.max_context} ({option})",
+            hint=f"raise {option}, or use shorter prompts and answers",
         )
 
 

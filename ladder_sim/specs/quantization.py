@@ -5,9 +5,8 @@ Field names are those of Hugging Face transformers, compressed-tensors and NVIDI
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Set
-from typing import Any, NamedTuple, get_args
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.layers import LayerPart
@@ -34,7 +33,9 @@ _MODULE = re.compile(
     r"|down_proj|gate_up_proj|shared_experts?|experts|self_attn|mlp|layers\.(?:\d+|\*))[.*$]*$",
     re.ASCII,
 )
-_LAYER = re.compile(r"(?:^|[._])layers\.(\d+)(?:[.*]|$)", re.ASCII)
+# the layers that a name is of: one, those whose numbers begin so, or all
+_LAYERS = re.compile(r"(?:^|[._*:])layers\.(?:(\d+)(\*?)(?=[.*]|$)|\.?\*|d\+|\[0-9\]\+)", re.ASCII)
+_BLOCKS = ("self_attn", "mlp")
 # modules that make up a part, in one of several ways
 _PARTS: Mapping[LayerPart, tuple[Set[str], ...]] = {
     "qkv": (
@@ -64,6 +65,8 @@ class Quantization(NamedTuple):
     """Of the KV cache; None: the config does not say."""
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of every layer that stay in 16 bits."""
+    unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
+    """Parts of some layers that stay in 16 bits, each with these layers."""
 
 
 def read_quantization(config: Mapping[str, object], source: str, *, layers: int) -> Quantization:
@@ -81,12 +84,12 @@ def read_quantization(config: Mapping[str, object], source: str, *, layers: int)
     Raises
     ------
     SpecError
-        If the quantisation is not known, or differs between layers; the field is named.
+        If the quantisation is not known, or differs within a part of a layer; the field is named.
 
     Examples
     --------
     >>> read_quantization({"quantization_config": {"quant_method": "awq", "bits": 4}}, "config.json", layers=32)
-    Quantization(dtype='w4a16', kv_dtype=None, unquantized=())
+    Quantization(dtype='w4a16', kv_dtype=None, unquantized=(), unquantized_layers=())
     """
     name = next((name for name in FIELDS if config.get(name)), None)
     if name is None:
@@ -95,7 +98,13 @@ def read_quantization(config: Mapping[str, object], source: str, *, layers: int)
     if not isinstance(fields, dict):
         raise SpecError(f"{source}: {name} is {quoted(fields)}: must be an object", hint=_WAY_OUT)
     reader = _Reader(fields, f"{source}: {name}")
-    return Quantization(unquantized=reader.unquantized(layers), dtype=reader.dtype(), kv_dtype=reader.kv_dtype())
+    kept = reader.kept(layers)
+    return Quantization(
+        dtype=reader.dtype(),
+        kv_dtype=reader.kv_dtype(),
+        unquantized=tuple(part for part, numbers in kept.items() if len(numbers) == layers),
+        unquantized_layers=tuple((part, numbers) for part, numbers in kept.items() if 0 < len(numbers) < layers),
+    )
 
 
 class _Reader:
@@ -111,34 +120,46 @@ class _Reader:
         value = self.fields.get(key) if value is None else value
         return SpecError(f"{self.where}: {key} is {quoted(value)}: {rule}", hint=_WAY_OUT)
 
-    def unquantized(self, layers: int) -> tuple[LayerPart, ...]:
-        """Parts that all layers leave out of the quantisation; what only some leave out is refused."""
-        modules: dict[int, set[str]] = defaultdict(set)
-        named: dict[str, tuple[str, str]] = {}
+    def kept(self, layers: int) -> dict[LayerPart, tuple[int, ...]]:
+        """Layers that leave a part out of the quantisation, by part; a part of which only modules are is refused."""
+        modules: list[dict[str, tuple[str, str]]] = [{} for _ in range(layers)]
         for key in _EXCLUDED:
             names = self.fields.get(key) or []
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise self.error(key, "must be a list of names of modules")
             for name in names:
-                module, layer = _MODULE.search(name.replace("\\", "")), _LAYER.search(name)
-                if module is None or (layer is not None and int(layer[1]) >= layers):
+                plain = name.replace("\\", "")
+                numbers = self._layers(key, plain, layers)
+                module = _MODULE.search(plain)
+                if module is None:
                     continue
-                named.setdefault(module[1], (key, name))
-                for each in (int(layer[1]),) if layer else range(layers):
-                    modules[each].add(module[1])
-        kept = tuple(
-            part
-            for part in get_args(LayerPart)
-            if all(any(way <= modules[layer] for way in _PARTS[part]) for layer in range(layers))
-        )
-        whole = {module for part in kept for way in _PARTS[part] for module in way}
-        for end, (key, name) in named.items():
-            if end not in whole:
-                raise self.error(key, "a precision that differs between layers or modules cannot be predicted", name)
+                # a whole layer is its two blocks
+                ends = _BLOCKS if module[1].startswith("layers.") else (module[1],)
+                for number in numbers:
+                    modules[number].update(dict.fromkeys(ends, (key, name)))
+        kept = {
+            part: tuple(layer for layer, own in enumerate(modules) if any(way <= own.keys() for way in ways))
+            for part, ways in _PARTS.items()
+        }
+        for number, own in enumerate(modules):
+            whole = {end for part, ways in _PARTS.items() if number in kept[part] for way in ways for end in way}
+            for key, name in (where for end, where in own.items() if end not in whole):
+                raise self.error(key, "a precision that differs within a part of a layer cannot be predicted", name)
         # GPTQModel's settings of single modules
         if self.fields.get("dynamic"):
             raise self.error("dynamic", "a precision that differs between modules cannot be predicted")
         return kept
+
+    def _layers(self, key: str, name: str, layers: int) -> Sequence[int]:
+        """Layers that the name of a module, or a pattern of names, is of."""
+        said = _LAYERS.search(name)
+        if said is None and "layers." in name:
+            raise self.error(key, "layers of such a pattern cannot be read", name)
+        if said is None or said[1] is None:
+            return range(layers)
+        if said[2]:
+            return [layer for layer in range(layers) if str(layer).startswith(said[1])]
+        return range(layers)[int(said[1]) : int(said[1]) + 1]
 
     def dtype(self) -> DType:
         method = self.fields.get("quant_method")

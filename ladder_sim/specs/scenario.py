@@ -268,21 +268,27 @@ class Scenario:
     @property
     def step_tokens(self) -> int:
         """Most tokens of one step of the stack on this GPU under continuous batching."""
-        tokens: int = getattr(self.stack, self.step_tokens_field)
+        tokens: int = getattr(self.stack, self.field_by_gpu("step_tokens"))
         return tokens
 
     @property
-    def step_tokens_field(self) -> str:
-        """The field of the stack that holds them."""
-        gpu = self.cluster.gpu
-        own = "step_tokens"
+    def step_requests(self) -> int:
+        """Most requests that run at a time on this GPU under continuous batching, in each group with its attention."""
+        requests: int = getattr(self.stack, self.field_by_gpu("step_requests"))
+        return requests
+
+    def field_by_gpu(self, name: str) -> str:
+        """Return the field of the stack that holds a figure for this GPU; one set by hand holds for every GPU."""
+        gpu, own = self.cluster.gpu, name
+        if f"stack.{name}" in self.settings:
+            return name
         if gpu.compute_capability == AMPERE:
-            own = "ampere_step_tokens"
+            own = f"ampere_{name}"
         elif gpu.hbm_bytes >= LARGE_GPU_BYTES:
-            own = "large_gpu_step_tokens"
+            own = f"large_gpu_{name}"
         elif gpu.hbm_bytes < SMALL_GPU_BYTES:
-            own = "small_gpu_step_tokens"
-        return own if getattr(self.stack, own) else "step_tokens"
+            own = f"small_gpu_{name}"
+        return own if getattr(self.stack, own, 0) else name
 
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""

@@ -8,6 +8,7 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
+from ladder_sim.specs.engine_options import EngineOption, names_of, option_names
 from ladder_sim.specs.fields import Limits, field_kinds, limits_of, meanings, settable_fields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
@@ -105,6 +106,11 @@ class Setting(NamedTuple):
         """In words."""
         return meanings(_SECTIONS[self.section])[self.field]
 
+    @property
+    def options(self) -> Mapping[str, str]:
+        """What engines call it, by engine."""
+        return names_of(self.field) if self.section == "stack" else {}
+
 
 def described() -> dict[str, Setting]:
     """Return what each setting is, by the names that `settable` gives.
@@ -122,13 +128,19 @@ def described() -> dict[str, Setting]:
 
 
 def find_setting(key: str) -> Setting | None:
-    """Return the setting that a key names, ``section.field`` with or without its unit; None if there is none.
+    """Return the setting that a key names, ``section.field`` with or without its unit, or an engine's option.
+
+    None: there is no such setting.
 
     Examples
     --------
     >>> find_setting("inter.bandwidth")
     Setting(section='inter', field='bandwidth_Bps', kind=<class 'float'>)
+    >>> find_setting("max-num-seqs")
+    Setting(section='stack', field='step_requests', kind=<class 'int'>)
     """
+    if option := EngineOption.find(key):
+        return Setting("stack", option.field, _fields("stack")[option.field])
     section, _, name = key.strip().partition(".")
     fields = _fields(section) if section in _SECTIONS else {}
     field = find_field(name, fields)
@@ -143,8 +155,13 @@ def settings_of(overrides: Overrides) -> dict[str, str]:
     >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.latency_s": 5e-6})
     {'inter.bandwidth_Bps': 'Gb/s', 'intra.latency_s': ''}
     """
-    names = {_setting(key).name: value for key, value in overrides.items()}
-    return {name: typed_unit(value, unit_of(name)) for name, value in names.items()}
+    keys: dict[str, str] = {}
+    for key in overrides:
+        name = _setting(key).name
+        if name in keys:
+            raise UsageError(f"{keys[name]} and {key} set the same figure", hint="leave one out")
+        keys[name] = key
+    return {name: typed_unit(overrides[key], unit_of(name)) for name, key in keys.items()}
 
 
 def override_parts(parts: Parts, overrides: Overrides) -> Parts:
@@ -156,8 +173,8 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         What to change.
     overrides
         Values by ``section.field``: text with its unit, e.g. ``{"inter.bandwidth": "100Gb/s"}``, or a number whose
-        unit the name ends in, e.g. ``{"inter.bandwidth_Bps": 12.5e9}``. The changed spec's ``source`` says what was
-        set.
+        unit the name ends in, e.g. ``{"inter.bandwidth_Bps": 12.5e9}``; or by an option of the stack's engine, e.g.
+        ``{"max-num-seqs": 256}``. The changed spec's ``source`` says what was set.
 
     Raises
     ------
@@ -169,8 +186,12 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
     changes: dict[str, dict[str, object]] = {}
     for key, text in overrides.items():
         section, field, kind = _setting(key)
+        value = read_value(text, field, kind, name=key)
+        if option := EngineOption.find(key):
+            option.check_stack(parts.stack)
+            value = option.field_value(value)
         # all of one section at once: a spec is checked as a whole
-        changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
+        changes.setdefault(section, {})[field] = value
     cluster = parts.cluster
     tiers = {s: _changed(getattr(cluster, s), changes[s]) for s in IN_CLUSTER if s in changes}
     return Parts(
@@ -191,7 +212,7 @@ def _setting(key: str) -> Setting:
         more = "`ladder-sim list settings` shows all"
         if any(known == f"intra.{key}" for known in settable()):
             more = f"intra is within a node, inter between nodes, host without peer-to-peer; {more}"
-        raise UnknownNameError("setting", key, settable(), more=more, answer=flag)
+        raise UnknownNameError("setting", key, (*settable(), *option_names()), more=more, answer=flag)
     return setting
 
 

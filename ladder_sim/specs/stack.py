@@ -33,15 +33,16 @@ Dispatch = Literal[
     "allgather", "all-to-all", "deepep-ll", "deepep-ht", "deepep-auto", "nvlink-one-sided", "nvlink-two-sided"
 ]
 PrefillLogits = Literal["all", "last"]
-MemoryFractionOf = Literal["total", "free"]
+MemoryFractionOf = Literal["total", "static", "free"]
 
 # of a measured time
 Factor = Annotated[float, Limits(0, 1000.0, above=True)]
 Share = Annotated[float, Limits(0, 1)]
 Tokens = Annotated[int, Limits(0, 100_000_000)]
+Requests = Annotated[int, Limits(0, 1_000_000)]
 
-# device memory in bytes from which GPUs take `large_gpu_step_tokens`, and below which `small_gpu_step_tokens`: vLLM
-# 0.32.0, engine/arg_utils.py, get_batch_defaults; SGLang 0.5.10, server_args.py has 160 and 60
+# device memory in bytes from which GPUs take fields that begin with large_gpu, and below which small_gpu: vLLM 0.32.0,
+# engine/arg_utils.py, get_batch_defaults; SGLang 0.5.10, server_args.py has 160 and 60
 LARGE_GPU_BYTES, SMALL_GPU_BYTES = 160 * 2**30, 70 * 2**30
 
 
@@ -103,6 +104,30 @@ class AllReduceRule:
 
 _RULE_KEYS = ("gpus", "compute_capability", "nvlink_domain")
 _RULE_FORM = "vllm.toml shows the form"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticReserve:
+    """Memory that an engine leaves outside of its static share where no share is set, in bytes."""
+
+    fixed_bytes: Bytes
+    """Metadata and captured graphs."""
+    token_bytes: Bytes
+    """For each token of a step's budget."""
+    rank_bytes: Bytes
+    """For each rank of the tensor-parallel group and each pipeline stage."""
+    least_bytes: Bytes
+    """Reserve at the least, on GPUs of 70 GiB or more."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "static_reserve")
+
+    def bytes_of(self, tokens: int, ranks: int, capacity_bytes: float) -> float:
+        """Return the reserve of a GPU with some memory, for steps of so many tokens on so many ranks."""
+        least_bytes = 0.0 if capacity_bytes < SMALL_GPU_BYTES else self.least_bytes
+        return max(least_bytes, self.fixed_bytes + self.token_bytes * tokens + self.rank_bytes * ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,16 +224,29 @@ class StackSpec:
     """Tokens of one step at most on GPUs of less than 70 GiB; 0: as on others."""
     ampere_step_tokens: Tokens = 0
     """Tokens of one step at most on Ampere (compute capability 8.0); 0: as on others."""
+    step_requests: Annotated[int, Limits(1, 1_000_000)] = 1024
+    """Most requests that run at a time under continuous batching."""
+    small_gpu_step_requests: Requests = 0
+    """Requests that run at a time at most on GPUs of less than 70 GiB; 0: as on others."""
+    ampere_step_requests: Requests = 0
+    """Requests that run at a time at most on Ampere (compute capability 8.0); 0: as on others."""
+    max_context: Tokens = 0
+    """Tokens of the longest request that the server takes, prompt and answer; 0: the model's context."""
+    prefix_cache: bool = True
+    """Requests use what others that begin alike left in the KV cache."""
     mixed_steps: bool = False
     """Prompts share a step with decode; else they go first, in steps of their own."""
-    memory_fraction: Annotated[float, Limits(0, 1, above=True)] = 1.0
-    """Share of the GPU's memory that continuous batching takes."""
+    memory_fraction: Share = 1.0
+    """Share of the GPU's memory that continuous batching takes; 0: what `static_reserve` leaves."""
     memory_fraction_of: MemoryFractionOf = "total"
-    """Of all of it, weights included; or of what weights and buffers leave free, for the KV cache alone."""
+    """Total: of all memory, for everything that the engine holds; static: of what `serving_reserve_bytes` leaves, for
+    weights and KV cache; free: of what weights, activations and that reserve leave, for the KV cache alone."""
+    static_reserve: StaticReserve | None = None
+    """Memory outside of a static share where none is set; None: a share is always set."""
     serving_reserve_bytes: Bytes = 0.0
-    """Memory that continuous batching has neither for weights nor for the KV cache, bytes."""
-    token_reserve_bytes: Bytes = 0.0
-    """Memory kept aside for each token of a step's budget, bytes."""
+    """Memory of contexts, communicators, workspaces and captured graphs of an engine that serves, bytes."""
+    logit_bytes: Annotated[float, Limits(0, 1_000)] = 2.0
+    """Memory that choosing the next token takes for each logit of a request, bytes."""
     kv_answer_share: Share = 1.0
     """Share of its answer for which a request holds KV cache on average, as the engine admits requests."""
     engine: str = ""
@@ -256,3 +294,8 @@ class StackSpec:
         # a flag of its own
         choice(self.allreduce, "all-reduce", get_args(AllReduce))
         check_fields(self, where)
+        if self.memory_fraction == 0.0 and (self.static_reserve is None or self.memory_fraction_of != "static"):
+            raise SpecError(
+                f"{where}: memory_fraction is 0: must be above 0, because the stack has no static_reserve",
+                hint="give the share of the memory, e.g. 0.9",
+            )

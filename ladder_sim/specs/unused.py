@@ -1,5 +1,6 @@
 """Settings that change nothing in a scenario, and what would use them."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -21,14 +22,18 @@ class _Rule(NamedTuple):
 ONE_BY_ONE: Mapping[str, str] = {
     f"stack.frontend_{name}": "only requests that arrive one by one wait for a front end; `ladder-sim serve` uses it"
     for name in ("s", "steps", "token_s")
-}
+} | {"stack.prefix_cache": "only requests that arrive one by one begin alike; `ladder-sim serve --prefix 512` uses it"}
 
-_BY_SIZE_OF_GPU = ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens")
+# figures that depend on the GPU, and the fields that hold them
+_BY_GPU = {
+    "step_tokens": ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens"),
+    "step_requests": ("step_requests", "small_gpu_step_requests", "ampere_step_requests"),
+}
 # what continuous batching alone reads
 _IN_FLIGHT = (
-    *_BY_SIZE_OF_GPU,
+    *itertools.chain(*_BY_GPU.values()),
     *("mixed_steps", "host_request_s", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
-    *("token_reserve_bytes", "kv_answer_share"),
+    *("kv_answer_share", "max_context"),
 )
 _RULES = (
     _Rule(("inter.",), lambda scenario: scenario.crosses_nodes, "the group is within one node; --nodes 2 uses it"),
@@ -75,7 +80,7 @@ _RULES = (
     _Rule(
         ("stack.memory_overhead_bytes",),
         lambda scenario: scenario.workload.concurrency is None,
-        "with requests in flight stack.memory_fraction and stack.serving_reserve say what they leave free",
+        "with requests in flight stack.serving_reserve takes its place",
     ),
     _Rule(("stack.compiled_blocks",), lambda _: False, "only real passes have it; `ladder-sim run --bench` uses it"),
 )
@@ -99,9 +104,10 @@ def unused(scenario: Scenario, name: str) -> str:
     for rule in _RULES:
         if name.startswith(rule.names) and not rule.used(scenario):
             return rule.reason
-    own = scenario.step_tokens_field
-    if name in {f"stack.{each}" for each in _BY_SIZE_OF_GPU} - {f"stack.{own}"}:
-        return f"steps on {scenario.cluster.gpu.name} have the tokens of stack.{own}; set that"
+    for figure, fields in _BY_GPU.items():
+        own = f"stack.{scenario.field_by_gpu(figure)}"
+        if name in {f"stack.{each}" for each in fields} - {own}:
+            return f"steps on {scenario.cluster.gpu.name} have the {figure.removeprefix('step_')} of {own}; set that"
     return ""
 
 

@@ -15,8 +15,11 @@ from ladder_sim.closed_loop.step import SIZES
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, is_variant
 from ladder_sim.prediction import default_variants
+from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.plan_checks import check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import unused
 from ladder_sim.specs.values import whole
@@ -107,6 +110,7 @@ class Grid:
         self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
         self.variants = self._default_variants() if variants is None else variant_names(variants)
         self._check_figures()
+        self._check_options(axes)
 
     @property
     def varied(self) -> list[Axis]:
@@ -152,6 +156,13 @@ class Grid:
         """Check the ends of each array by the specs' rules, all of which are ranges."""
         for each, end in itertools.product(self.figures, (min, max)):
             Scenario.of(overrides={each.name: end(each.values)})
+
+    def _check_options(self, axes: Mapping[str, Any]) -> None:
+        """Check that the stacks, by default the one that serves, have the engine of each option among the axes."""
+        stacks = next((each.values for each in self.structure if each.name == "stack"), ("vllm",))
+        for option in filter(None, map(EngineOption.find, axes)):
+            for stack in stacks:
+                option.check_stack(catalog.stack(stack) if isinstance(stack, str) else stack)
 
 
 def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -204,7 +215,10 @@ def scenario_at(point: Mapping[str, Any]) -> Scenario:
         # any plan will do to look up the cluster: that of one GPU breaks no rule
         alone = Scenario.of(**{**fields, **dataclasses.asdict(Plan())}, overrides=settings)
         fields["nodes"] = Plan(**degrees).nodes(alone.cluster.gpus_per_node)
-    return Scenario.of(**fields, overrides=settings)
+    scenario = Scenario.of(**fields, overrides=settings)
+    if scenario.workload.concurrency is not None:
+        check_context(scenario.stack, scenario.workload.context)
+    return scenario
 
 
 def check_size(grid: Grid, *, confirmed: bool) -> None:

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
-from ladder_sim.costs.memory import MemoryUse, kv_requests, memory_use, weight_bytes
+from ladder_sim.costs.memory import MemoryUse, kv_bytes, kv_requests, kv_tokens, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
 from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
+from ladder_sim.serve import Lengths, Traffic, serve
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -179,9 +180,13 @@ def test_more_ranks_need_less_memory_each(stack: str) -> None:
 @pytest.mark.parametrize(
     ("stack", "tokens"),
     [
-        # 79.6 GiB each: 0.9 of it less weights and 8.5 GB; 0.9 of what weights and 9.4 GB leave, at a byte an element
-        ("vllm@0.12", (0.9 * 85.52e9 - 65.5e9 - 8.5e9) / 262144),
-        ("trtllm", 0.9 * (85.52e9 - 34.3e9 - 9.4e9) / 131072),
+        # 79.6 GiB each: 0.9 of it less weights, 1.8 GB and sampling of 1,024 requests, 28 bytes a logit, next to the
+        # residual of 8,192 tokens
+        ("vllm@0.12", (0.9 * 85.52e9 - 65.5e9 - 1.8e9 - 1024 * 151936 * 28 - 8192 * 5120 * 2) / 262144),
+        # 0.9 of what weights, 8 GB and activations leave, at a byte an element
+        ("trtllm", 0.9 * (85.52e9 - 34.3e9 - 8e9 - 8192 * (2 * 5120 + 3 * 25600) * 2) / 131072),
+        # a share of what 3.1 GB leave, less weights: all but 13,440 MiB of 79.6 GiB
+        ("sglang", (68119 / 81559 * (85.52e9 - 3.1e9) - 65.5e9) / 262144),
     ],
 )
 def test_room_for_the_cache_of_served_requests(stack: str, tokens: float) -> None:
@@ -190,6 +195,57 @@ def test_room_for_the_cache_of_served_requests(stack: str, tokens: float) -> Non
     assert kv_requests(scenario, 1, 0) == pytest.approx(tokens, rel=0.02)
     if stack == "trtllm":
         assert kv_requests(scenario, 1, 0) == pytest.approx(287_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "stack", "overrides", "room_bytes"),
+    [
+        # 65.7 GiB of weights on 79.6 GiB: 0.92 of it, less 3.5 GB and 1,024 requests at 14 bytes a logit
+        ("70b", 2, "vllm", {}, (2.4e9, 3.0e9)),
+        ("70b", 2, "vllm", {"gpu-memory-utilization": "0.95"}, (5.0e9, 5.6e9)),
+        # fewer logits to sample from; then the widest activations are those of the MLP
+        ("70b", 2, "vllm", {"max-num-seqs": "64"}, (3.6e9, 4.0e9)),
+        ("8b", 1, "vllm", {"gpu-memory-utilization": 0.9}, (51 * 2**30, 53 * 2**30)),
+        # its rule leaves less than the weights on two GPUs, as its own error says
+        ("70b", 2, "sglang", {}, (0.0, 0.0)),
+        ("70b", 2, "sglang", {"mem-fraction-static": "0.9"}, (3.0e9, 4.0e9)),
+        # 512 and 512 MiB, 3,072 and 128 MiB are less than 10 GiB
+        ("8b", 1, "sglang", {"chunked-prefill-size": "2048"}, (55e9, 57e9)),
+        ("8b", 1, "trtllm", {"free-gpu-memory-fraction": "0.5"}, (29e9, 31e9)),
+    ],
+)
+def test_the_kv_cache_is_what_the_engine_leaves_for_it(
+    model: str, tp: int, stack: str, overrides: dict[str, str | float], room_bytes: tuple[float, float]
+) -> None:
+    """Regression: 8.5 GB and more, whatever the model, left Llama 70B on two H100s no room for a KV cache."""
+    scenario = Scenario.of(model=model, tp=tp, stack=stack, concurrency=8, overrides=overrides)
+    low, high = room_bytes
+    assert low <= kv_tokens(scenario, 1) * kv_bytes(scenario, 1) <= high
+    assert memory_use(scenario).fits == (high > 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gen", "measured"), [(128, 0.487), (512, 0.504), (1024, 0.510)])
+def test_a_measured_kv_cache_of_vllm(gen: int, measured: float) -> None:
+    """Qwen3-32B on two H100s under 0.12.0, 128 requests in flight, prompts of 4096 tokens (aiconfigurator-core 0.12.0).
+
+    TTFT as a share of the latency says how many of the requests wait for the KV cache, however fast the steps are.
+    """
+    scenario = Scenario.of(model="qwen3-32b", tp=2, stack="vllm@0.12")
+    lengths = {"prompt": Lengths.parse("4096"), "gen": Lengths.parse(str(gen))}
+    outcome = serve(scenario, Traffic(rate=1e6, requests=768, **lengths), ["standard"], concurrency=128)["standard"]
+    # without those that come to an empty server, and those that leave it
+    answers = outcome.answers[256:640]
+    waiting = sum(answer.ttft_s for answer in answers) / sum(answer.request_s for answer in answers)
+    assert waiting == pytest.approx(measured, abs=0.02)
+
+
+def test_a_share_without_room_for_activations_does_not_fit() -> None:
+    """SGLang takes a static share as it is given; what runs out of memory then is the first large prompt."""
+    load = {"concurrency": 4096, "prompt": 4096, "overrides": {"mem-fraction-static": "0.999"}}
+    scenario = Scenario.of(model="8b", tp=1, stack="sglang", **load)
+    assert float(kv_requests(scenario, 4096, 512)) > 1.0
+    assert not memory_use(scenario).fits
 
 
 @pytest.mark.parametrize("stack", [name for name in catalog.stack_names() if catalog.stack(name).serves])

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
+from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import SpecError
+from ladder_sim.graph.build import build
+from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.quantization import read_quantization
@@ -88,7 +91,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, str | None]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_forms(name: str) -> None:
     fields, dtype, kv_dtype = PUBLISHED[name]
-    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == (dtype, kv_dtype, ())
+    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == (dtype, kv_dtype, (), ())
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_published_forms(name: str) -> None:
             compressed(FP8, FP8, ignore=["re:.*self_attn.*", "model.layers.0.mlp.down_proj"]),
             "ignore is 'model.layers.0.mlp.down_proj': a precision that differs",
         ),
-        (compressed(FP8, FP8, ignore=["model.layers.0"]), "ignore is 'model.layers.0': a precision that differs"),
+        (compressed(FP8, FP8, ignore=["re:.*layers\\\\.(0|7)\\\\..*"]), "layers of such a pattern cannot be read"),
         (compressed(FP8, FP8, ignore="lm_head"), "ignore is 'lm_head': must be a list"),
         (compressed(INT8, INT8), "config_groups.group_0 is"),
         (compressed(FP8, None), "config_groups.group_0 is"),
@@ -165,7 +168,54 @@ def test_mixed_and_unknown_quantisation_is_refused(fields: object, message: str)
 )
 def test_parts_that_every_layer_keeps_in_16_bits(names: list[str], parts: tuple[str, ...]) -> None:
     fields = {"quant_method": "mxfp4", "modules_to_not_convert": names}
-    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == ("mxfp4", None, parts)
+    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == ("mxfp4", None, parts, ())
+
+
+@pytest.mark.parametrize(
+    ("names", "every", "some"),
+    [
+        (["model.layers.0", "lm_head"], (), (("qkv", (0,)), ("out", (0,)), ("mlp", (0,)), ("experts", (0,)))),
+        (["model.layers.1*"], (), tuple((part, (1, 10, 11)) for part in ("qkv", "out", "mlp", "experts"))),
+        (["re:.*layers\\\\.11\\\\.mlp.*"], (), (("mlp", (11,)), ("experts", (11,)))),
+        (["re:.*self_attn.*", "model.layers.3.mlp"], ("qkv", "out"), (("mlp", (3,)), ("experts", (3,)))),
+        (["model.layers.*.self_attn", "model.layers.99.mlp"], ("qkv", "out"), ()),
+        ([f"model.layers.{layer}.mlp.experts" for layer in range(12)], ("experts",), ()),
+    ],
+)
+def test_parts_that_some_layers_keep_in_16_bits(
+    names: list[str], every: tuple[str, ...], some: tuple[tuple[str, tuple[int, ...]], ...]
+) -> None:
+    fields = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": names}
+    read = read_quantization({"quantization_config": fields}, "config.json", layers=12)
+    assert (read.unquantized, read.unquantized_layers) == (every, some)
+
+
+def test_layers_in_several_precisions_are_predicted_as_they_are(tmp_path: Path) -> None:
+    """Regression: Llama-3.1-405B-FP8 was refused: attention of all layers and two MLPs are in 16 bits.
+
+    Its way out, --dtype, changed the precision of what is in 16 bits.
+    """
+    layers, ends = 8, (0, 7)
+    names = [f"model.layers.{layer}.self_attn.{part}_proj" for layer in range(layers) for part in "qkvo"]
+    names += [f"model.layers.{layer}.mlp.{part}_proj" for layer in ends for part in ("gate", "up", "down")]
+    shape = {**catalog.model_config("405b"), "num_hidden_layers": layers}
+    fields = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": names}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": fields}), "utf-8")
+    scenario = Scenario.of(model=str(tmp_path), tp=8, stack="vllm")
+    hidden, width, vocab = 16384, 53248, 128256
+    attention, mlp = hidden * (2 * hidden + 2 * 8 * 128), 3 * hidden * width
+    linear_bytes = 2 * (layers * attention + len(ends) * mlp) + (layers - len(ends)) * mlp + 2 * 2 * vocab * hidden
+    assert weight_bytes(scenario) == pytest.approx(linear_bytes / 8, rel=1e-3)
+    ops = build(scenario, "decode", 1025).ops()
+    formats = {op.name: op.shape.format for op in ops if isinstance(op.shape, GemmShape)}
+    assert {formats[f"layer{layer}.{part}"] for layer in range(layers) for part in ("attn.qkv", "attn.o")} == {"bf16"}
+    assert [formats[f"layer{layer}.mlp.up"] for layer in range(layers)] == ["bf16", *["fp8"] * 6, "bf16"]
+    # between all in 16 bits and all in 8
+    times = [
+        predict(Scenario.of(model=str(tmp_path), tp=8, stack="vllm", **given), "standard").request_s
+        for given in ({"dtype": "fp8"}, {}, {"dtype": "bf16"})
+    ]
+    assert times == sorted(times)
 
 
 def test_settings_of_modelopt_in_a_file_of_their_own() -> None:

@@ -26,7 +26,7 @@ from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.fields import field_kinds, limits_of, meanings, settable_fields
-from ladder_sim.specs.stack import AllReduce, StackSpec
+from ladder_sim.specs.stack import AllReduce, StackSpec, StaticReserve
 from ladder_sim.system.schema import KEY, Schema
 from ladder_sim.units import short_name
 from tests.conftest import REPO
@@ -193,7 +193,9 @@ def _stack() -> dict[str, Any]:
         "additionalProperties": False,
     }
     fields = table(StackSpec, optional=("name",))
-    fields["properties"] |= {"allreduce_rules": rules, "fused_norm_rules": rules, "versions": versions}
+    reserve = table(StaticReserve)
+    own = {"allreduce_rules": rules, "fused_norm_rules": rules, "static_reserve": reserve, "versions": versions}
+    fields["properties"] |= own
     return fields
 
 

@@ -27,7 +27,7 @@ def settings_rows(scenario: Scenario) -> list[tuple[str, str, str, str]]:
             name,
             value_text(setting.field, used_value(scenario, setting.name, profile)),
             _range_text(setting),
-            _first_sentence(setting),
+            _first_sentence(setting) + options_text(setting),
         )
         for name, setting in sorted(described().items())
     ]
@@ -42,6 +42,12 @@ def settings_report(scenario: Scenario) -> RenderableType:
             " use them, fits included\na value takes any unit of its kind: 400Gb/s or 50GB/s"
         ),
     )
+
+
+def options_text(setting: Setting) -> str:
+    """What engines call a setting; empty if none has it as an option."""
+    names = ", ".join(f"{engine} {name}" for engine, name in setting.options.items())
+    return f" ({names})" if names else ""
 
 
 def value_text(field: str, value: Any) -> str:

@@ -9,24 +9,24 @@ from ladder_sim.costs.memory import kv_tokens
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan_checks import check_context
 from ladder_sim.specs.scenario import Scenario
 
 # by engine; what is not here is as in `SchedulerSpec`
 _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        # vLLM 0.32.0, engine/arg_utils.py (get_batch_defaults, on GPUs of 70 GiB or more other than A100) and
-        # config/cache.py; asynchronous scheduling is on by default from 0.14
-        "vllm": {"step_requests": 1024, "block_tokens": 16},
-        # SGLang 0.5.10: srt/server_args.py (page_size 1, the radix cache and the overlap schedule are on, no mixed
-        # chunks); srt/managers/scheduler.py, get_next_batch_to_run: prompts first. It admits what has room for a share
+        # vLLM 0.32.0, config/cache.py; asynchronous scheduling is on by default from 0.14
+        "vllm": {"block_tokens": 16},
+        # SGLang 0.5.10: srt/server_args.py (page_size 1, the overlap schedule is on, no mixed chunks);
+        # srt/managers/scheduler.py, get_next_batch_to_run: prompts first. It admits what has room for a share
         # of the tokens to come, at most 4,096, and retracts requests when the KV cache is full (schedule_policy.py):
         # next to 14 measured servings, most with a full KV cache, room for all of them errs by 8 % in TPOT, none by
-        # 13 %. Its documentation: up to 4096 requests run ("Server Arguments"), and the first token comes with the KV
-        # cache from the server that ran the prompt ("PD Disaggregation")
-        "sglang": {"step_requests": 4096, "block_tokens": 1, "whole_answers": True, "takes_first_token": True},
-        # its documentation, "TorchLlmArgs": max_batch_size, tokens_per_block, block reuse and the overlap scheduler are
-        # on; GUARANTEED_NO_EVICT keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens
-        "trtllm": {"step_requests": 2048, "block_tokens": 32, "whole_answers": True, "takes_first_token": True},
+        # 13 %. Its documentation: the first token comes with the KV cache from the server that ran the prompt ("PD
+        # Disaggregation")
+        "sglang": {"block_tokens": 1, "whole_answers": True, "takes_first_token": True},
+        # its documentation, "TorchLlmArgs": tokens_per_block, and the overlap scheduler is on; GUARANTEED_NO_EVICT
+        # keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens
+        "trtllm": {"block_tokens": 32, "whole_answers": True, "takes_first_token": True},
     }
 )
 
@@ -50,9 +50,12 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
     ------
     MemoryFitError
         The KV cache has no room for one such request.
+    UsageError
+        The server does not take requests of that length.
     """
     stack, stages = scenario.stack, scenario.plan.pp
-    habits = dict(_HABITS.get(stack.engine, {"step_requests": 1024}))
+    check_context(stack, context)
+    habits = _HABITS.get(stack.engine, {})
     version = tuple(int(part) for part in stack.version.split(".") if part.isdigit())
     blocks = int(kv_tokens(scenario, context) // habits.get("block_tokens", 16))
     spec = SchedulerSpec(
@@ -64,7 +67,8 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
             "frontend_token_s": stack.frontend_token_s,
             "ahead": not version or version >= _AHEAD_SINCE.get(stack.engine, (0,)),
             **habits,
-            "step_requests": habits["step_requests"] // stages,
+            "prefix_cache": stack.prefix_cache,
+            "step_requests": max(1, scenario.step_requests // stages),
             "kv_blocks": blocks // stages,
             **changed,
         }
