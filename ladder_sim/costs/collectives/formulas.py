@@ -30,11 +30,16 @@ FULL_NODE = 8
 LATENCY_EXPONENT = 0.67
 # a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
 HOST_SIMPLE_FLOOR_FACTOR = 5.7
-# across nodes by the low-latency protocol (LL): NCCL adds a channel for every 4 KB, and each adds its own steps across
-# the network. Public logs of five fabrics leave their floors at 4 to 8 KB by 0.5 to 1.3 us per KB
-TREE_LL_Bps = 1.75e9
-# across nodes by LL128, at 400 Gb/s a GPU: EFA 60 GB/s from 256 KB to 1 MB, RoCE at 200 Gb/s 40 GB/s
-TREE_LL128_SHARE = 78.0 / 50.0
+# bytes on the wire for one of the message (NCCL, src/device/prims_ll.h, prims_ll128.h): the low-latency protocol (LL)
+# sends a flag of 4 bytes with every 4, LL128 one of 8 with every 120
+LL_BYTES, LL128_BYTES = 2.0, 128.0 / 120.0
+# across nodes by LL, besides the wire: NCCL adds a channel for every 4 KB, and each adds its own steps across the
+# network. Public logs of five fabrics leave their floors at 4 to 8 KB by 0.5 to 1.3 us per KB; with the wire of H100s
+# on NDR this rate makes 1.75 GB/s
+TREE_LL_Bps = 1.79e9
+# of a port's rate, across nodes by LL128, besides the wire in the nodes: with that of H100s, 78 GB/s at 400 Gb/s a GPU.
+# EFA has 60 GB/s from 256 KB to 1 MB, RoCE at 200 Gb/s 40 GB/s
+TREE_LL128_SHARE = 2.3
 # a kernel that reduces in the switch of every node, as NCCL states it for its own choice (tuning.cc, hwLat): 25 us
 NVLS_NODE_S = 25e-6
 # across nodes, messages below this pass their stages one after the other, larger ones in overlapping chunks: with it
@@ -102,6 +107,7 @@ def through_host_s(
 def across_nodes_s(
     message: Floats,
     node_wire_s: Floats,
+    node_low_latency_s: Floats,
     *,
     nodes: int,
     ranks_per_node: int,
@@ -115,9 +121,9 @@ def across_nodes_s(
 
     The fabric's floor is measured with small messages, that is with trees by the low-latency protocol (LL). What
     another algorithm takes longer is added to it: 23 us for LL128 and 28 us for NVLSTree over two nodes of eight GPUs.
-    Trees by LL and LL128 carry the whole message along one path; the large messages' algorithm is hierarchical:
-    reduce-scatter in the node, the rest across nodes on one rail per GPU, all-gather. Its stages follow each other for
-    small messages and overlap in chunks for large ones.
+    Trees by LL and LL128 carry the whole message along one path, and each link adds what its wire takes; the large
+    messages' algorithm is hierarchical: reduce-scatter in the node, the rest across nodes on one rail per GPU,
+    all-gather. Its stages follow each other for small messages and overlap in chunks for large ones.
 
     Parameters
     ----------
@@ -125,6 +131,8 @@ def across_nodes_s(
         Bytes.
     node_wire_s
         The stages inside the node without their latency floor, seconds, shaped as `message`.
+    node_low_latency_s
+        What LL's bytes take on the links from GPU to GPU inside the node, seconds, shaped as `message`.
     nodes, ranks_per_node
         Group layout.
     latency_s
@@ -142,15 +150,23 @@ def across_nodes_s(
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
     large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
-    rail_s = traffic * (nodes - 1) / nodes * message / ranks_per_node / (INTER_EFFICIENCY * bandwidth_Bps)
-    hops_s = message / TREE_LL_Bps
-    large = {name: large_s + _piped_s(message, node_wire_s, rail_s)}
+    rail_s = rail_bytes(message, nodes, ranks_per_node, traffic) / (INTER_EFFICIENCY * bandwidth_Bps)
+    steps_s = message / TREE_LL_Bps
     if not nvlink:
-        return {"tree": floor_s + np.maximum(node_wire_s, hops_s), **large}
-    # NVLink carries what one path of the network does
-    low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
-    hops128_s = message / (TREE_LL128_SHARE * bandwidth_Bps)
-    return {"tree": floor_s + hops_s, "tree-ll128": low128_s + hops128_s, **large}
+        steps_s = np.maximum(steps_s, node_wire_s)
+    ways = {"tree": floor_s + steps_s + node_low_latency_s + LL_BYTES * rail_s}
+    if nvlink:
+        path_s = np.maximum(message / (TREE_LL128_SHARE * bandwidth_Bps), LL128_BYTES * rail_s)
+        low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
+        ways["tree-ll128"] = low128_s + path_s + LL128_BYTES / LL_BYTES * node_low_latency_s
+    ways[name] = large_s + _piped_s(message, node_wire_s, rail_s)
+    return ways
+
+
+def rail_bytes(message: Floats, nodes: int, ranks_per_node: int, traffic: float) -> Floats:
+    """Bytes that the network port of each GPU must send, and receive: the ports of a node share the message."""
+    carried: Floats = traffic * (nodes - 1) / nodes * message / ranks_per_node
+    return carried
 
 
 def nvls_in_nodes(ranks_per_node: int, switch: bool) -> bool:
