@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
+from ladder_sim.specs.allreduce_floor import floor_of_hops
 from ladder_sim.specs.fields import Limits, Rate, Seconds, check_fields
 from ladder_sim.specs.values import nonempty
 
@@ -56,9 +57,12 @@ class LinkTier:
     """Kind of link, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
     bandwidth_Bps: Rate
     """Per GPU and direction, bytes/s."""
-    latency_s: Seconds
-    """Floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds.
-    """
+    allreduce_floor_s: Seconds
+    """Time of the smallest all-reduce over this tier, seconds: intra, host: eight GPUs of one node; inter: two nodes of
+    eight. It is no latency of a link: a message makes many hops."""
+    hop_latency_s: Seconds = 0.0
+    """Latency of one hop from GPU to GPU, seconds; 0: the all-reduce floor is stated. Otherwise the floor is that of
+    NCCL's tree: 6.8 us and twice its hops. Inter: this hop and seven of 0.6 us in the node; intra, host: seven."""
     switch: bool = False
     """The link's switch reduces messages and multicasts (NVLS)."""
     full_nvlink: bool = False
@@ -70,6 +74,8 @@ class LinkTier:
         where = f"link '{nonempty(self.name, 'link name')}'"
         nonempty(self.fabric, f"{where}: fabric")
         check_fields(self, where)
+        if self.hop_latency_s:
+            object.__setattr__(self, "allreduce_floor_s", floor_of_hops(self.name, self.hop_latency_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

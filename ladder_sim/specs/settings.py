@@ -70,8 +70,8 @@ def settable() -> list[str]:
 
     Examples
     --------
-    >>> [name for name in settable() if name.startswith("inter.")]
-    ['inter.bandwidth', 'inter.fabric', 'inter.full_nvlink', 'inter.latency', 'inter.switch']
+    >>> [name for name in settable() if name.startswith("gpu.hbm")]
+    ['gpu.hbm', 'gpu.hbm_bandwidth']
     """
     return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
 
@@ -131,7 +131,7 @@ def find_setting(key: str) -> Setting | None:
     """
     section, _, name = key.strip().partition(".")
     fields = _fields(section) if section in _SECTIONS else {}
-    field = find_field(name, fields)
+    field = find_field(name, fields, prefix=f"{section}.")
     return None if field is None else Setting(section, field, fields[field])
 
 
@@ -140,8 +140,8 @@ def settings_of(overrides: Overrides) -> dict[str, str]:
 
     Examples
     --------
-    >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.latency_s": 5e-6})
-    {'inter.bandwidth_Bps': 'Gb/s', 'intra.latency_s': ''}
+    >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.allreduce_floor_s": 2e-5})
+    {'inter.bandwidth_Bps': 'Gb/s', 'intra.allreduce_floor_s': ''}
     """
     names = {_setting(key).name: value for key, value in overrides.items()}
     return {name: typed_unit(value, unit_of(name)) for name, value in names.items()}
@@ -172,6 +172,15 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
     cluster = parts.cluster
+    for tier in ("intra", "inter", "host"):
+        if "allreduce_floor_s" in changes.get(tier, {}) and getattr(cluster, tier).hop_latency_s:
+            # what is set by hand takes the place of what hops in a file yield
+            changes[tier].setdefault("hop_latency_s", 0.0)
+        if changes.get(tier, {}).get("hop_latency_s") and "allreduce_floor_s" in changes[tier]:
+            raise UsageError(
+                f"{tier}.hop_latency and {tier}.allreduce_floor are both set: hops yield the floor",
+                hint="leave one out",
+            )
     tiers = {s: _changed(getattr(cluster, s), changes[s]) for s in IN_CLUSTER if s in changes}
     return Parts(
         model=_changed(parts.model, changes.get("model", {})),

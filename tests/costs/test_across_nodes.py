@@ -43,7 +43,7 @@ def test_formulas_across_nodes_are_monotone(
             np.array([message / 200e9]),
             nodes=2**log_nodes,
             ranks_per_node=ranks,
-            latency_s=latency_s,
+            allreduce_floor_s=latency_s,
             bandwidth_Bps=bandwidth,
             nvlink=nvlink,
             switch=switch,
@@ -94,7 +94,7 @@ def unlisted_fabric(latency: str) -> dict[str, object]:
     return {
         "nodes": 2,
         "cluster": dataclasses.replace(cluster, inter=inter),
-        "overrides": {"inter.latency": latency, "inter.bandwidth": "400 Gb/s"},
+        "overrides": {"inter.allreduce_floor": latency, "inter.bandwidth": "400 Gb/s"},
     }
 
 
@@ -186,7 +186,7 @@ def test_what_nccl_states_of_its_trees() -> None:
 @given(LATENCY, BANDWIDTH)
 def test_the_step_is_added_to_any_floor(latency_s: float, bandwidth: float) -> None:
     message = np.array([1.0, 2.0**16])
-    layout = {"nodes": 2, "ranks_per_node": 8, "latency_s": latency_s, "bandwidth_Bps": bandwidth}
+    layout = {"nodes": 2, "ranks_per_node": 8, "allreduce_floor_s": latency_s, "bandwidth_Bps": bandwidth}
     ways = across_nodes_s(message, np.zeros(2), np.zeros(2), **layout)
     assert ways["tree"][0] == pytest.approx(latency_s, abs=1e-9)
     assert ways["tree-ll128"][0] - ways["tree"][0] == pytest.approx(23.3e-6, rel=1e-3)
@@ -269,7 +269,7 @@ def test_faster_links_take_no_longer(h100: CalibrationProfile, kind: str, nodes:
     for profile in (h100, None):
         base = times(SIZES, profile, kind=kind, nodes=nodes).seconds
         # across nodes the floor is taken off a measured curve, which leaves a rest of two parts in a thousand
-        for change, slack in (({f"{tier}.bandwidth": "900 GB/s"}, 1e-12), ({f"{tier}.latency": "5 us"}, 2e-3)):
+        for change, slack in (({f"{tier}.bandwidth": "900 GB/s"}, 1e-12), ({f"{tier}.allreduce_floor": "5 us"}, 2e-3)):
             faster = times(SIZES, profile, kind=kind, nodes=nodes, overrides=change).seconds
             assert (faster <= base * (1 + slack)).all(), change
 

@@ -22,7 +22,7 @@ RATES = st.floats(6, 12).map(lambda exponent: 10.0**exponent)
 FACTORS = st.floats(0, 3).map(lambda exponent: 10.0**exponent)
 MESSAGES = st.floats(1, 11).map(lambda exponent: 10.0**exponent)
 # a link that costs nothing
-FREE = {"bandwidth_Bps": 1e17, "latency_s": 0.0}
+FREE = {"bandwidth_Bps": 1e17, "allreduce_floor_s": 0.0}
 KINDS = ("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -171,7 +171,7 @@ def test_a_link_ten_times_slower_is_never_free(scenario: Scenario, data: st.Data
 def test_a_better_link_slows_no_step_that_waits_for_it(scenario: Scenario, data: st.DataObject) -> None:
     """A faster or nearer link slows no wiring without overlap by more than 0.01 %, and no token of ladder by 1 %."""
     tier = data.draw(st.sampled_from(links(scenario)))
-    link, figure = getattr(scenario.cluster, tier), data.draw(st.sampled_from(["bandwidth_Bps", "latency_s"]))
+    link, figure = getattr(scenario.cluster, tier), data.draw(st.sampled_from(["bandwidth_Bps", "allreduce_floor_s"]))
     now, factor = getattr(link, figure), data.draw(FACTORS)
     better = now * factor if figure == "bandwidth_Bps" else now / factor
     before, after = (

@@ -100,7 +100,7 @@ class AcrossNodes:
             _low_latency_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
             nodes=self._fabric.nodes,
             ranks_per_node=ranks,
-            latency_s=measured_on.inter.latency_s,
+            allreduce_floor_s=measured_on.inter.allreduce_floor_s,
             bandwidth_Bps=measured_on.inter.bandwidth_Bps,
             nvlink=measured_on.intra.full_nvlink,
             switch=measured_on.intra.switch,
@@ -157,7 +157,7 @@ class AcrossNodes:
             node_low_latency_s,
             nodes=self._nodes,
             ranks_per_node=self._ranks,
-            latency_s=self._hardware.inter.latency_s,
+            allreduce_floor_s=self._hardware.inter.allreduce_floor_s,
             bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
             traffic=self._rail_traffic(kind),
             nvlink=nvlink,
@@ -170,7 +170,9 @@ class AcrossNodes:
         if ranks == 1:
             return nothing
         formula = ALGORITHMS[kind, "nccl"]
-        floor_s, whole_s = (formula(size, ranks, tier.latency_s, tier.bandwidth_Bps) for size in (nothing, message))
+        floor_s, whole_s = (
+            formula(size, ranks, tier.allreduce_floor_s, tier.bandwidth_Bps) for size in (nothing, message)
+        )
         wire_s = whole_s - floor_s
         measured = self._measured.get((kind, "nccl"))
         if measured is None:
@@ -183,7 +185,7 @@ class AcrossNodes:
         if self._ranks == 1:
             return np.zeros_like(message)
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(_stages(kind), message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
+        return through_host_s(_stages(kind), message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
 
 
 def _low_latency_s(kind: CollectiveKind, message: Floats, tier: Link, ranks: int) -> Floats:

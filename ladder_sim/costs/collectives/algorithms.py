@@ -62,7 +62,7 @@ class Line(NamedTuple):
     """One kernel: a latency floor plus wire time."""
 
     floor: float
-    """Of the link's latency."""
+    """Share of the link's all-reduce floor."""
     rate: float
     """Of the link's bandwidth."""
     traffic: Callable[[float], float]
@@ -70,9 +70,9 @@ class Line(NamedTuple):
     growth: float = 0.0
     """The floor grows with this power of the ranks."""
 
-    def seconds(self, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+    def seconds(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
         """Time of messages, bytes."""
-        floor_s = self.floor * floor_growth(ranks, self.growth) * latency_s
+        floor_s = self.floor * floor_growth(ranks, self.growth) * allreduce_floor_s
         return floor_s + self.traffic(ranks) * message / (self.rate * bandwidth_Bps)
 
 
@@ -138,7 +138,7 @@ class Algorithm:
     symmetric: bool = False
     """It works on symmetric memory, into and out of which engines copy the message."""
     eager: float = 0.0
-    """Of the link's latency: what its figures hold of a launch, which engines save in a CUDA graph."""
+    """Share of the link's all-reduce floor: what its figures hold of a launch, which engines save in a CUDA graph."""
     for_small: bool = False
     """NCCL's all-reduce takes the messages for which that is faster."""
     across_roots: float = 1.0
@@ -146,11 +146,11 @@ class Algorithm:
     may_multicast: bool = False
     """Where there is a switch, what runs under its name may be a kernel that reduces there."""
 
-    def __call__(self, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+    def __call__(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
         """Time of messages, bytes."""
-        fastest = self.lines[0].seconds(message, ranks, latency_s, bandwidth_Bps)
+        fastest = self.lines[0].seconds(message, ranks, allreduce_floor_s, bandwidth_Bps)
         for line in self.lines[1:]:
-            fastest = np.minimum(fastest, line.seconds(message, ranks, latency_s, bandwidth_Bps))
+            fastest = np.minimum(fastest, line.seconds(message, ranks, allreduce_floor_s, bandwidth_Bps))
         return fastest
 
     def port_traffic(self, ranks: float, switch: bool) -> float:

@@ -14,17 +14,15 @@ NVIDIA NCCL 2.21.5, src/graph/tuning.cc. Figures: public nccl-tests logs.
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from ladder_sim.des.shared import Floats, Number
+from ladder_sim.specs.allreduce_floor import FULL_NODE, TREE_LL, TreeLatency
 
-# (message bytes, ranks, latency_s of a full node, bandwidth_Bps) -> seconds
+# (message bytes, ranks, allreduce_floor_s of a full node, bandwidth_Bps) -> seconds
 Formula = Callable[[Floats, float, Number, Number], Floats]
 
-# ranks for which a tier's latency floor is stated
-FULL_NODE = 8
 # NCCL's floor grows as ranks^0.67: 6.2, 9.5, 15.6 us at 2, 4, 8 H100s; across two nodes 15.7, 24.8, 40 us at 2, 4, 8
 # GPUs per node (nccl-tests logs dgx_h100_2x2, 2x4, 2x8)
 LATENCY_EXPONENT = 0.67
@@ -49,24 +47,7 @@ PIPELINE_CHUNK_BYTES = 32.0 * 2**20
 INTER_EFFICIENCY = 0.95
 
 
-class TreeLatency(NamedTuple):
-    """What NCCL states as the latency of its trees across nodes by one protocol, microseconds.
-
-    NCCL 2.21.5, src/graph/tuning.cc: baseLat, and hwLat of NVLink and of the network. It is a model by which NCCL
-    chooses, not a measurement; between two protocols it agrees with public logs within a few microseconds.
-    """
-
-    base_us: float
-    node_hop_us: float
-    network_hop_us: float
-
-    def seconds(self, nodes: int, ranks_per_node: int) -> float:
-        """Up the tree and down again, chains inside the nodes included."""
-        hops_us = (ranks_per_node - 1) * self.node_hop_us + math.log2(nodes) * self.network_hop_us
-        return (self.base_us + 2.0 * hops_us) * 1e-6
-
-
-TREE_LL, TREE_LL128 = TreeLatency(6.8, 0.6, 5.0), TreeLatency(14.0, 1.25, 8.5)
+TREE_LL128 = TreeLatency(14.0, 1.25, 8.5)
 TREE_SIMPLE, NVLS_TREE = TreeLatency(0.0, 4.0, 14.0), TreeLatency(NVLS_NODE_S * 1e6, 0.0, 14.0)
 
 
@@ -82,14 +63,14 @@ def floor_growth(ranks: float, exponent: float) -> float:
 
 
 def host_ring_s(
-    message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+    message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number, low_latency_share: Number
 ) -> Floats:
     """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
 
     Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
-    the number of channels does. `latency_s` and `low_latency_share` are those of LL, the latter between two ranks.
+    the number of channels does. Floor and `low_latency_share` are those of LL, the latter between two ranks.
     """
-    floor = latency_s * (ranks - 1) / (FULL_NODE - 1)
+    floor = allreduce_floor_s * (ranks - 1) / (FULL_NODE - 1)
     wire = 2.0 * (ranks - 1) / ranks * message / bandwidth_Bps
     share = np.minimum(1.0, low_latency_share * ranks / 2.0)
     fastest: Floats = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
@@ -97,10 +78,15 @@ def host_ring_s(
 
 
 def through_host_s(
-    kind: str, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+    kind: str,
+    message: Floats,
+    ranks: float,
+    allreduce_floor_s: Number,
+    bandwidth_Bps: Number,
+    low_latency_share: Number,
 ) -> Floats:
     """NCCL through host memory: by its ring; all but an all-reduce take half the steps and half the traffic."""
-    ring_s = host_ring_s(message, ranks, latency_s, bandwidth_Bps, low_latency_share)
+    ring_s = host_ring_s(message, ranks, allreduce_floor_s, bandwidth_Bps, low_latency_share)
     return ring_s if kind == "all_reduce" else 0.5 * ring_s
 
 
@@ -111,7 +97,7 @@ def across_nodes_s(
     *,
     nodes: int,
     ranks_per_node: int,
-    latency_s: Number,
+    allreduce_floor_s: Number,
     bandwidth_Bps: Number,
     traffic: float = 2.0,
     nvlink: bool = True,
@@ -135,7 +121,7 @@ def across_nodes_s(
         What LL's bytes take on the links from GPU to GPU inside the node, seconds, shaped as `message`.
     nodes, ranks_per_node
         Group layout.
-    latency_s
+    allreduce_floor_s
         Floor of a small all-reduce over two full nodes; each doubling of nodes adds a tree level of the same cost.
     bandwidth_Bps
         One port's rate.
@@ -146,7 +132,7 @@ def across_nodes_s(
     switch
         Whether the nodes' switches reduce (NVLS).
     """
-    floor_s = math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * latency_s
+    floor_s = math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * allreduce_floor_s
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
     large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)

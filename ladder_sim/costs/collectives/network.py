@@ -217,7 +217,7 @@ class Network:
         """In a CUDA graph, with the copies that the engine makes for it."""
         times = self.alone("all_reduce", name, message)
         copied_s = self.copied_bytes(name, message) / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
-        saved_s = ALL_REDUCE[name].eager * self._hardware.intra.latency_s
+        saved_s = ALL_REDUCE[name].eager * self._hardware.intra.allreduce_floor_s
         return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
 
     def copied_bytes(self, name: str, message: Number) -> Number:
@@ -288,7 +288,7 @@ class Network:
             return self._in_node(kind, kernel, message, ranks)
         node_s, network_s = self._dispatch_ports_s(kind, kernel, message)
         floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, hardware.intra)
-        seconds = floor_s + DISPATCH_HOP * hardware.inter.latency_s + network_s / INTER_EFFICIENCY
+        seconds = floor_s + DISPATCH_HOP * hardware.inter.allreduce_floor_s + network_s / INTER_EFFICIENCY
         return unmeasured(seconds, kernel, "transferred").at_least(node_s)
 
     def _dispatch_ports_s(
@@ -313,7 +313,7 @@ class Network:
 
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(kind, message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
+        return through_host_s(kind, message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
@@ -323,4 +323,4 @@ def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) 
 
 
 def _at_tier(formula: Formula, message: Floats, ranks: int, tier: Link) -> Floats:
-    return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps)
+    return formula(message, ranks, tier.allreduce_floor_s, tier.bandwidth_Bps)
