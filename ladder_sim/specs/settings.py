@@ -172,15 +172,8 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
     cluster = parts.cluster
-    for tier in ("intra", "inter", "host"):
-        if "allreduce_floor_s" in changes.get(tier, {}) and getattr(cluster, tier).hop_latency_s:
-            # what is set by hand takes the place of what hops in a file yield
-            changes[tier].setdefault("hop_latency_s", 0.0)
-        if changes.get(tier, {}).get("hop_latency_s") and "allreduce_floor_s" in changes[tier]:
-            raise UsageError(
-                f"{tier}.hop_latency and {tier}.allreduce_floor are both set: hops yield the floor",
-                hint="leave one out",
-            )
+    for tier in (cluster.intra, cluster.inter, cluster.host):
+        _check_floor(tier, changes.get(tier.name, {}))
     tiers = {s: _changed(getattr(cluster, s), changes[s]) for s in IN_CLUSTER if s in changes}
     return Parts(
         model=_changed(parts.model, changes.get("model", {})),
@@ -188,6 +181,17 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         stack=_changed(parts.stack, changes.get("stack", {})),
         workload=_changed(parts.workload, changes.get("workload", {})),
     )
+
+
+def _check_floor(tier: LinkTier, changes: dict[str, object]) -> None:
+    """Require that hops or the all-reduce floor are set, not both; a floor replaces the hops of the cluster's file."""
+    if "allreduce_floor_s" not in changes:
+        return
+    if changes.get("hop_latency_s"):
+        names = f"{tier.name}.hop_latency and {tier.name}.allreduce_floor"
+        raise UsageError(f"{names} are both set: hops yield the floor", hint="leave one out")
+    if tier.hop_latency_s:
+        changes["hop_latency_s"] = 0.0
 
 
 def _setting(key: str) -> Setting:

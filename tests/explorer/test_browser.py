@@ -112,7 +112,7 @@ def test_controls_on_a_phone_are_folded_and_open_in_full(seen: Watched) -> None:
 def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None:
     page = seen.open("?model=70b&stack=vllm")
     before = seen.gain()
-    slider = page.locator("#c-intra-latency-slider")
+    slider = page.locator("#c-intra-allreduce_floor-slider")
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     assert box is not None
@@ -122,7 +122,7 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
         page.mouse.move(box["x"] + (0.3 + 0.05 * step) * box["width"], box["y"] + box["height"] / 2)
     page.mouse.up()
     seen.until(f"{GAIN} !== {json.dumps(before)}")
-    assert re.search(r"intra\.latency=\d", page.url)
+    assert re.search(r"intra\.allreduce_floor=\d", page.url)
     page.focus("#c-batch-slider")
     page.keyboard.press("ArrowRight")
     seen.until_text("#summary", "batch of 2,")

@@ -12,7 +12,6 @@ from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     LL_BYTES,
     NVLS_NODE_S,
-    TREE_LL,
     across_nodes_s,
     nvls_in_nodes,
     rail_bytes,
@@ -24,6 +23,7 @@ from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import Group
+from ladder_sim.specs.allreduce_floor import TREE_LL
 from ladder_sim.specs.scenario import Scenario
 
 
