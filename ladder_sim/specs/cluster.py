@@ -58,11 +58,11 @@ class LinkTier:
     bandwidth_Bps: Rate
     """Per GPU and direction, bytes/s."""
     allreduce_floor_s: Seconds
-    """Time of the smallest all-reduce over this tier, seconds: intra, host: eight GPUs of one node; inter: two nodes of
-    eight. It is no latency of a link: a message makes many hops."""
+    """Time of a small all-reduce over the tier (intra, host: eight GPUs of a node; inter: two such nodes), seconds: a
+    sum of hops, not the latency of a link."""
     hop_latency_s: Seconds = 0.0
-    """Latency of one hop from GPU to GPU, seconds; 0: the all-reduce floor is stated. Otherwise the floor is that of
-    NCCL's tree: 6.8 us and twice its hops. Inter: this hop and seven of 0.6 us in the node; intra, host: seven."""
+    """Latency of one hop from GPU to GPU, seconds, of which NCCL's tree makes the all-reduce floor (intra, host: 7
+    hops to and fro; inter: 1 and those in the nodes); 0: the floor is stated."""
     switch: bool = False
     """The link's switch reduces messages and multicasts (NVLS)."""
     full_nvlink: bool = False
