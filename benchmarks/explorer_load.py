@@ -37,7 +37,7 @@ _MIX = (*(HEADLINE,) * 5, *(f"{view}.figure" for view in VIEWS))
 _ADDRESS = "explorer: http://127.0.0.1:"
 # name, middle of the scale and its unit
 _SCENARIOS = ("model=405b&nodes=2", "model=70b", "model=70b&stack=vllm", "model=8b&tp=4", "model=qwen3-32b&batch=16")
-_SLIDERS = (("intra.bandwidth", 200, "GB/s"), ("intra.latency", 10, "us"), ("gpu.hbm_bandwidth", 3, "TB/s"))
+_SLIDERS = (("intra.bandwidth", 200, "GB/s"), ("intra.allreduce_floor", 10, "us"), ("gpu.hbm_bandwidth", 3, "TB/s"))
 
 # what was requested, and milliseconds until the answer
 Spent = tuple[str, float]

@@ -222,7 +222,7 @@ def batches() -> list[Figure]:
     random = np.random.default_rng(0)
     figures = {
         "intra.bandwidth_Bps": random.uniform(50e9, 900e9, CONFIGURATIONS),
-        "intra.latency_s": random.uniform(2e-6, 40e-6, CONFIGURATIONS),
+        "intra.allreduce_floor_s": random.uniform(2e-6, 40e-6, CONFIGURATIONS),
         "gpu.hbm_bandwidth_Bps": random.uniform(1e12, 8e12, CONFIGURATIONS),
         "gpu.bf16_flops": random.uniform(2e14, 2e15, CONFIGURATIONS),
     }

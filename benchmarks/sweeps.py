@@ -19,7 +19,7 @@ HARDWARE = {
     "model": "70b",
     "tp": "8",
     "intra.bandwidth": "50:900:+8.5GB/s",
-    "intra.latency": "2:40:+0.38us",
+    "intra.allreduce_floor": "2:40:+0.38us",
     "gpu.hbm_bandwidth": "2:8:+0.06TB/s",
 }
 # 112,211 points
@@ -34,7 +34,7 @@ EXPERTS = {
     "cluster": "h200-sxm",
     "stack": "vllm",
     "intra.bandwidth": "50:900:+17GB/s",
-    "intra.latency": "2:40:+0.76us",
+    "intra.allreduce_floor": "2:40:+0.76us",
     "gpu.hbm_bandwidth": "2:8:+0.15TB/s",
 }
 # 384 plans, each with kernels of its own

@@ -108,7 +108,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _longer(name: str, names: Iterable[str]) -> list[str]:
-    """Names that hold another: "h100" begins "h100-sxm", and "latency" ends "intra.latency"."""
+    """Names that hold another: "h100" begins "h100-sxm", and "hop_latency" ends "inter.hop_latency"."""
     return [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
 
 

@@ -32,7 +32,7 @@ PRIORS: Mapping[str, float] = {
     "stack.collective_launch_s": 0.4,
     "stack.stream_wait_s": 0.5,
     "rank_skew": 0.4,
-    "host.latency_s": 0.4,
+    "host.allreduce_floor_s": 0.4,
     "host.bandwidth_Bps": 0.5,
     "host_low_latency_share": 0.7,
     "overlap.memory_spare": 0.7,

@@ -134,9 +134,9 @@ def breakeven(
 
     Examples
     --------
-    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:400us", gain=0.3)
+    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.allreduce_floor", "16:400us", gain=0.3)
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
-    [('6.8 us', True), ('170.0 us', False)]
+    [('170.0 us', False)]
     """
     if not -1.0 < gain <= MAX_GAIN:
         raise UsageError(

@@ -97,7 +97,7 @@ def sensitivity(
     ...     print(each.figure, f"{each.responses['ladder'].request_elasticity:+.2f}")
     gpu.hbm_bandwidth_Bps -0.62
     stack.gemv_factor +0.62
-    inter.latency_s +0.19
+    inter.allreduce_floor_s +0.19
     """
     if not 0.0 < step <= MAX_STEP:
         raise UsageError(

@@ -105,7 +105,7 @@ def winners(
 
 def _latency_field(scenario: Scenario) -> str:
     tier = "inter" if scenario.crosses_nodes else "intra" if scenario.p2p else "host"
-    return f"{tier}.latency_s"
+    return f"{tier}.allreduce_floor_s"
 
 
 def _rivals(result: Versus) -> dict[str, dict[str, list[Option]]]:

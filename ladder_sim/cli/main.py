@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -27,7 +28,15 @@ from ladder_sim.cli.trace import trace
 from ladder_sim.cli.train import adapt, train
 from ladder_sim.cli.validate import validate
 from ladder_sim.cli.versus import versus
-from ladder_sim.errors import EXIT_USAGE, LadderSimError, UnknownNameError, UsageError, discard_output, exit_code
+from ladder_sim.errors import (
+    EXIT_USAGE,
+    LadderSimError,
+    UnknownNameError,
+    UsageError,
+    discard_output,
+    exit_code,
+    printable,
+)
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 
 # what a shell sets to ask for the script that completes words, and for words
@@ -96,7 +105,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     flags = ["--debug"] if debug else []
-    return exit_code(lambda: _run([*flags, *(item for item in arguments if item != "--debug")]), debug=debug)
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        return exit_code(lambda: _run([*flags, *(item for item in arguments if item != "--debug")]), debug=debug)
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as answers print theirs: without the line of code that gave it."""
+    print(f"warning: {printable(str(message))}", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:

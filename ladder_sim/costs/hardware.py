@@ -29,18 +29,19 @@ class Link:
     """As `LinkTier.fabric`."""
     bandwidth_Bps: Number
     """Per GPU and direction, bytes/s."""
-    latency_s: Number
+    allreduce_floor_s: Number
     """Floor of a small all-reduce over the full tier, seconds."""
 
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
         """The figures of a spec."""
-        return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, latency_s=spec.latency_s)
+        return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, allreduce_floor_s=spec.allreduce_floor_s)
 
     def same_as(self, other: "Link") -> bool:
         """Equal in every figure; an array that varies equals no single figure."""
         return self.fabric == other.fabric and not (
-            any_true(self.bandwidth_Bps != other.bandwidth_Bps) or any_true(self.latency_s != other.latency_s)
+            any_true(self.bandwidth_Bps != other.bandwidth_Bps)
+            or any_true(self.allreduce_floor_s != other.allreduce_floor_s)
         )
 
 

@@ -289,7 +289,7 @@ class KernelCosts:
         for tier, share in ((hardware.intra, 1.0 - across), (hardware.inter, across)):
             if share:
                 # an all-reduce goes to and fro
-                seconds = seconds + share * (tier.latency_s / 2.0 + message_bytes / tier.bandwidth_Bps)
+                seconds = seconds + share * (tier.allreduce_floor_s / 2.0 + message_bytes / tier.bandwidth_Bps)
         return Estimate(
             seconds=seconds,
             error=COLLECTIVE_ERROR["roofline"],

@@ -59,6 +59,8 @@ _OPTIONAL = ("stack_fit", "sampling", "experts")
 _SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_decode", "collectives")
 # files of schema version 1: the entry, and its two scales
 _OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
+# a fit's figure in files of earlier versions
+_OLD_FIGURES = {b'"host.latency_s"': b'"host.allreduce_floor_s"'}
 
 Share = Annotated[float, Field(ge=0)]
 
@@ -134,6 +136,8 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
         head = read_head(_Head, document, SCHEMA, origin, ProfileError)
         if head.schema_version == 1:
             document = _upgraded(document)
+        for old, name in _OLD_FIGURES.items():
+            document = document.replace(old, name)
         if head.base is None:
             return _profile(ProfileDocument.model_validate_json(document))
         return _derived(DerivedDocument.model_validate_json(document))

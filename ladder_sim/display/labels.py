@@ -19,9 +19,9 @@ from ladder_sim.units import format_count, format_quantity, short_name, step_for
 # what pages call the fields
 _TITLES = {
     "intra.bandwidth_Bps": "Bandwidth in the node",
-    "intra.latency_s": "Latency in the node",
+    "intra.allreduce_floor_s": "All-reduce floor in the node",
     "inter.bandwidth_Bps": "Bandwidth across nodes",
-    "inter.latency_s": "Latency across nodes",
+    "inter.allreduce_floor_s": "All-reduce floor across nodes",
     "gpu.hbm_bandwidth_Bps": "Memory bandwidth (HBM)",
     "gpu.bf16_flops": "Tensor-core rate (bf16)",
     "gpu.fp8_flops": "Tensor-core rate (fp8)",
@@ -50,7 +50,7 @@ _TITLES = {
     "nodes": "Nodes",
     "gpu.kernel_s": "Small kernel, at least",
     "host.bandwidth_Bps": "Bandwidth through host memory",
-    "host.latency_s": "Latency through host memory",
+    "host.allreduce_floor_s": "All-reduce floor through host memory",
     "host_low_latency_share": "Host path at low latency",
     "stack.collective_launch_s": "Start of a collective",
     "stack.stream_wait_s": "Wait for the other stream",
@@ -114,7 +114,7 @@ def field_title(name: str) -> str:
 
     Examples
     --------
-    >>> field_title("inter.latency_s"), field_title("stack.prefix_cache")
+    >>> field_title("inter.allreduce_floor_s"), field_title("stack.prefix_cache")
     ('Latency across nodes', 'stack.prefix_cache')
     """
     return _TITLES.get(name) or field_label(name)

@@ -25,7 +25,7 @@ from ladder_sim.units import short_name
 
 # fields that a curve or a map can be drawn over
 AXIS_FIELDS = (
-    *("intra.bandwidth_Bps", "intra.latency_s", "inter.bandwidth_Bps", "inter.latency_s"),
+    *("intra.bandwidth_Bps", "intra.allreduce_floor_s", "inter.bandwidth_Bps", "inter.allreduce_floor_s"),
     *("gpu.hbm_bandwidth_Bps", "gpu.bf16_flops", "tp", "batch", "concurrency", "prompt", "gen", "nodes"),
 )
 
@@ -70,9 +70,9 @@ _WORK = (
 )
 _HARDWARE = (
     Slider(field="intra.bandwidth_Bps", low=1e9, high=4e12),
-    Slider(field="intra.latency_s", low=1e-6, high=1e-3),
+    Slider(field="intra.allreduce_floor_s", low=1e-6, high=1e-3),
     Slider(field="inter.bandwidth_Bps", low=1e9, high=1e12),
-    Slider(field="inter.latency_s", low=1e-6, high=1e-3),
+    Slider(field="inter.allreduce_floor_s", low=1e-6, high=1e-3),
     Slider(field="gpu.hbm_bandwidth_Bps", low=1e11, high=4e13),
     Slider(field="gpu.bf16_flops", low=2e13, high=2e16),
 )

@@ -31,7 +31,7 @@ from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
 
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
-_LATENCY = "Busiest link's latency"
+_LATENCY = "Busiest link's all-reduce floor"
 _LOAD = "Load"
 _NEWS_MS = 400
 _PAPER = "https://arxiv.org/abs/2501.06589"

@@ -116,7 +116,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
     link = quantities.busiest_link(answer.scenario)
     counts = {
         f"{link}.bandwidth_Bps": BANDWIDTH_VALUES,
-        f"{link}.latency_s": LATENCY_VALUES,
+        f"{link}.allreduce_floor_s": LATENCY_VALUES,
         "gpu.hbm_bandwidth_Bps": MEMORY_VALUES,
     }
     axes = {

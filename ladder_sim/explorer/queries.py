@@ -52,7 +52,7 @@ class Setup:
     @property
     def along(self) -> str:
         """Field of the curve."""
-        return self.state.along or f"{quantities.busiest_link(self.scenario)}.latency_s"
+        return self.state.along or f"{quantities.busiest_link(self.scenario)}.allreduce_floor_s"
 
     @property
     def across(self) -> str:
@@ -62,7 +62,7 @@ class Setup:
     @property
     def up(self) -> str:
         """Field of the map, upwards."""
-        return self.state.up or f"{quantities.busiest_link(self.scenario)}.latency_s"
+        return self.state.up or f"{quantities.busiest_link(self.scenario)}.allreduce_floor_s"
 
     def current(self, name: str) -> float:
         """A field's value."""

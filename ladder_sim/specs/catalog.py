@@ -46,6 +46,8 @@ SCHEMA = Schema()
 # ORGANISATION/MODEL; a path within this folder begins with a dot
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
+# names in files of what hops of a tier take, and of the floor that they yield
+_HOP, _FLOOR = ("hop_latency_s", "hop_latency"), ("allreduce_floor_s", "allreduce_floor", "latency_s", "latency")
 # tables of a cluster file
 _TABLES: dict[str, type] = {"gpu": GpuSpec, "intra": LinkTier, "inter": LinkTier, "host": LinkTier}
 
@@ -265,9 +267,19 @@ def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
         else:
             inner.setdefault("switch", "nvswitch" in str(inner.get("fabric")))
             inner.setdefault("full_nvlink", inner["switch"])
+            _yield_floor(inner, f"{file}: [{key}]")
         parts[key] = read_table(spec, inner, where=f"{file}: [{key}]", **given)
     table.setdefault("name", name)
     return read_table(ClusterSpec, table, where=file, **parts)
+
+
+def _yield_floor(tier: dict[str, Any], where: str) -> None:
+    """Leave the all-reduce floor of a tier to the latency of its hops where that is given."""
+    hop, floor = ([name for name in names if name in tier] for names in (_HOP, _FLOOR))
+    if hop and floor:
+        raise SpecError(f"{where} has {hop[0]} and {floor[0]}: hops yield the floor", hint="leave one out")
+    if hop:
+        tier[_FLOOR[0]] = 0.0
 
 
 def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None = None) -> StackSpec:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
+from ladder_sim.specs.allreduce_floor import floor_of_hops
 from ladder_sim.specs.fields import Limits, Rate, Seconds, check_fields
 from ladder_sim.specs.values import nonempty
 
@@ -56,9 +57,12 @@ class LinkTier:
     """Kind of link, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
     bandwidth_Bps: Rate
     """Per GPU and direction, bytes/s."""
-    latency_s: Seconds
-    """Floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds.
-    """
+    allreduce_floor_s: Seconds
+    """Time of a small all-reduce over the tier (intra, host: eight GPUs of a node; inter: two such nodes), seconds: a
+    sum of hops, not the latency of a link."""
+    hop_latency_s: Seconds = 0.0
+    """Latency of one hop from GPU to GPU, seconds, of which NCCL's tree makes the all-reduce floor (intra, host: 7
+    hops to and fro; inter: 1 and those in the nodes); 0: the floor is stated."""
     switch: bool = False
     """The link's switch reduces messages and multicasts (NVLS)."""
     full_nvlink: bool = False
@@ -70,6 +74,8 @@ class LinkTier:
         where = f"link '{nonempty(self.name, 'link name')}'"
         nonempty(self.fabric, f"{where}: fabric")
         check_fields(self, where)
+        if self.hop_latency_s:
+            object.__setattr__(self, "allreduce_floor_s", floor_of_hops(self.name, self.hop_latency_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

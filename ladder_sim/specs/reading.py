@@ -1,6 +1,7 @@
 """Read one value from text or a file, and make a spec from a table of a file."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from inspect import isroutine
 from numbers import Real
@@ -14,11 +15,40 @@ from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
 _Spec = TypeVar("_Spec")
 
 
-def find_field(key: str, names: Mapping[str, object]) -> str | None:
-    """Return the field that `key` names, with or without its unit; None if there is no such field."""
+# fields by their names in earlier versions, and what is said to who uses one
+_FORMER: Mapping[str, tuple[str, str]] = {
+    "latency_s": (
+        "allreduce_floor_s",
+        "is called allreduce_floor now: it is the time of a small all-reduce over the full tier, not the latency of a "
+        "link, which is hop_latency",
+    )
+}
+
+
+def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> str | None:
+    """Return the field that `key` names, with or without its unit; None if there is no such field.
+
+    A name of an earlier version is accepted, with a warning.
+
+    Parameters
+    ----------
+    key
+        Name of the field.
+    names
+        Fields that there are.
+    prefix
+        What the warning puts before the name, e.g. ``"inter."``.
+    """
     if key in names:
         return key
-    return next((name for name in names if short_name(name) == key), None)
+    field = next((name for name in names if short_name(name) == key), None)
+    if field is not None:
+        return field
+    for old, (new, about) in _FORMER.items():
+        if key in (old, short_name(old)) and new in names:
+            warnings.warn(f"{prefix}{key} {about}", FutureWarning, stacklevel=2)
+            return new
+    return None
 
 
 def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
@@ -76,7 +106,7 @@ def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **
     spec
         Dataclass to make.
     table
-        Its fields by name: with the unit, as in ``latency_s = 5e-6``, or text with one, as in ``latency = "5us"``.
+        Its fields by name: with the unit, as in ``kernel_s = 5e-6``, or text with one, as in ``kernel = "5us"``.
     where
         File and section; errors begin with it.
     **given
@@ -92,7 +122,7 @@ def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **
     kinds = {name: kind for name, kind in settable_fields(spec).items() if name not in given}
     values: dict[str, object] = {}
     for key, raw in table.items():
-        field = find_field(key, kinds)
+        field = find_field(key, kinds, prefix=f"{where}: ")
         if field is None:
             raise UnknownNameError(f"{where} key", key, kinds)
         values[field] = read_value(raw, field, kinds[field], name=f"{where}: {key}")

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import Self
 
 from ladder_sim.specs import catalog
+from ladder_sim.specs.allreduce_floor import floor_of_hops
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.plan_checks import named_degrees
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import unused
 from ladder_sim.specs.workload import FORMATS
-from ladder_sim.units import short_name
+from ladder_sim.units import format_seconds, short_name
 
 # kind of a caution that a setting changes nothing
 UNUSED = "unused"
@@ -48,7 +49,7 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
     >>> scenario_warnings(Scenario.of(model="405b", nodes=2))
     ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
     """
-    subjects = (_model, _precision, _ranks, _techniques, _settings, _idle)
+    subjects = (_model, _precision, _ranks, _techniques, _links, _settings, _idle)
     return tuple(line for subject in subjects for line in subject(scenario))
 
 
@@ -115,6 +116,18 @@ def _techniques(scenario: Scenario) -> Iterator[str]:
         yield f"technique {scenario.techniques.name} changes nothing: one GPU has no all-reduce; --tp 2 has"
     for name in scenario.techniques.lossy:
         yield Caution(f"technique {name} is lossy: answers change", "technique", name)
+
+
+def _links(scenario: Scenario) -> Iterator[str]:
+    for tier in ("intra", "inter", "host"):
+        name = f"{tier}.allreduce_floor_s"
+        floor_s, least_s = scenario.setting(name), floor_of_hops(tier, 0.0)
+        if floor_s < least_s and not unused(scenario, name):
+            where = "over two nodes" if tier == "inter" else "in a node"
+            yield (
+                f"{short_name(name)} of {format_seconds(floor_s)} is below the {format_seconds(least_s)} that NCCL "
+                f"takes {where} by links without latency: the latency of a link is {tier}.hop_latency"
+            )
 
 
 def _settings(scenario: Scenario) -> Iterator[str]:

@@ -71,8 +71,8 @@ def settable() -> list[str]:
 
     Examples
     --------
-    >>> [name for name in settable() if name.startswith("inter.")]
-    ['inter.bandwidth', 'inter.fabric', 'inter.full_nvlink', 'inter.latency', 'inter.switch']
+    >>> [name for name in settable() if name.startswith("gpu.hbm")]
+    ['gpu.hbm', 'gpu.hbm_bandwidth']
     """
     return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
 
@@ -143,7 +143,7 @@ def find_setting(key: str) -> Setting | None:
         return Setting("stack", option.field, _fields("stack")[option.field])
     section, _, name = key.strip().partition(".")
     fields = _fields(section) if section in _SECTIONS else {}
-    field = find_field(name, fields)
+    field = find_field(name, fields, prefix=f"{section}.")
     return None if field is None else Setting(section, field, fields[field])
 
 
@@ -152,8 +152,8 @@ def settings_of(overrides: Overrides) -> dict[str, str]:
 
     Examples
     --------
-    >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.latency_s": 5e-6})
-    {'inter.bandwidth_Bps': 'Gb/s', 'intra.latency_s': ''}
+    >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.allreduce_floor_s": 2e-5})
+    {'inter.bandwidth_Bps': 'Gb/s', 'intra.allreduce_floor_s': ''}
     """
     keys: dict[str, str] = {}
     for key in overrides:
@@ -193,6 +193,8 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = value
     cluster = parts.cluster
+    for tier in (cluster.intra, cluster.inter, cluster.host):
+        _check_floor(tier, changes.get(tier.name, {}))
     tiers = {s: _changed(getattr(cluster, s), changes[s]) for s in IN_CLUSTER if s in changes}
     return Parts(
         model=_changed(parts.model, changes.get("model", {})),
@@ -200,6 +202,17 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
         stack=_changed(parts.stack, changes.get("stack", {})),
         workload=_changed(parts.workload, changes.get("workload", {})),
     )
+
+
+def _check_floor(tier: LinkTier, changes: dict[str, object]) -> None:
+    """Require that hops or the all-reduce floor are set, not both; a floor replaces the hops of the cluster's file."""
+    if "allreduce_floor_s" not in changes:
+        return
+    if changes.get("hop_latency_s"):
+        names = f"{tier.name}.hop_latency and {tier.name}.allreduce_floor"
+        raise UsageError(f"{names} are both set: hops yield the floor", hint="leave one out")
+    if tier.hop_latency_s:
+        changes["hop_latency_s"] = 0.0
 
 
 def _setting(key: str) -> Setting:

@@ -39,7 +39,7 @@ def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
     --------
     >>> expand("50:800:x2Gb/s", name="inter.bandwidth")
     ['50Gb/s', '100Gb/s', '200Gb/s', '400Gb/s', '800Gb/s']
-    >>> expand("1:10:+4us", name="inter.latency")
+    >>> expand("1:10:+4us", name="inter.hop_latency")
     ['1us', '5us', '9us', '10us']
     >>> expand("2:16", name="tp", factor=2)
     ['2', '4', '8', '16']

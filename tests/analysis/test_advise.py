@@ -60,7 +60,7 @@ def test_plans_are_those_that_one_lists_by_hand() -> None:
         ({**EXPERTS, "concurrency": 12}, 4),
         ({**EXPERTS, "concurrency": 12, "tp": 2, "sp": [True]}, 4),
         ({"model": "8b", "batch": 4, "gen": 1}, 2),
-        ({"model": "8b", "nodes": 2, "tp": 8, "intra.latency": "9us"}, 16),
+        ({"model": "8b", "nodes": 2, "tp": 8, "intra.allreduce_floor": "9us"}, 16),
     ],
 )
 def test_every_option_is_a_prediction(point: dict[str, Any], gpus: int) -> None:

@@ -26,13 +26,13 @@ def _speedup(variant: str, over: str = "standard", **fields: object) -> float:
 
 def test_breakeven_is_where_single_predictions_cross() -> None:
     """On both sides of the value found, single predictions lie on both sides of the target."""
-    gain = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": "15us"}) - 1.0
-    found = breakeven(TWO_NODES, "inter.latency", "1:40us", gain=gain)
+    gain = _speedup("ladder", model="405b", nodes=2, **{"inter.allreduce_floor": "15us"}) - 1.0
+    found = breakeven(TWO_NODES, "inter.allreduce_floor", "1:40us", gain=gain)
     (crossing,) = found.crossings
     assert crossing.rising
     assert crossing.value == pytest.approx(1.5e-5, rel=1e-4)
     for factor, side in ((0.98, -1), (1.02, 1)):
-        there = _speedup("ladder", model="405b", nodes=2, **{"inter.latency_s": crossing.value * factor})
+        there = _speedup("ladder", model="405b", nodes=2, **{"inter.allreduce_floor_s": crossing.value * factor})
         assert np.sign(there - found.target) == side
 
 
@@ -88,8 +88,8 @@ def test_breakeven_goes_around_what_cannot_run() -> None:
 
 
 def test_a_range_is_around_the_scenarios_value_by_default() -> None:
-    found = breakeven({"model": "8b", "batch": 4, "nodes": 2}, "inter.latency")
-    now = Scenario.of(model="8b").cluster.inter.latency_s
+    found = breakeven({"model": "8b", "batch": 4, "nodes": 2}, "inter.allreduce_floor")
+    now = Scenario.of(model="8b").cluster.inter.allreduce_floor_s
     assert (found.values[0], found.values[-1]) == pytest.approx((now / 16, now * 16))
     batches = breakeven({"model": "8b", "batch": 4}, "batch").values.tolist()
     assert (batches[0], batches[-1]) == (1, 64)
@@ -126,7 +126,7 @@ def test_sensitivity_is_the_slope_of_single_predictions() -> None:
     scenario = Scenario.of(**TWO_NODES)  # type: ignore[arg-type]
     found = {one.figure: one for one in sensitivity(scenario, ["ladder"], step=0.05)}
     base = predict(scenario, ["ladder"])["ladder"]
-    for name in ("gpu.hbm_bandwidth_Bps", "inter.latency_s", "stack.stream_wait_s"):
+    for name in ("gpu.hbm_bandwidth_Bps", "inter.allreduce_floor_s", "stack.stream_wait_s"):
         response = found[name].responses["ladder"]
         for factor, time, gain in (
             (1 / 1.05, response.request_lower, response.speedup_lower),

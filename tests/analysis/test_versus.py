@@ -170,14 +170,14 @@ def test_the_map_agrees_with_the_table_at_its_point(monkeypatch: pytest.MonkeyPa
     result = versus(scenario, "ladder", ["fused-norm", "token-split"])
     best = winners(result)
     assert best.requests == [1, 8]
-    assert (best.latency, best.latencies_s[1] / best.latencies_s[0]) == ("intra.latency_s", 64.0)
+    assert (best.latency, best.latencies_s[1] / best.latencies_s[0]) == ("intra.allreduce_floor_s", 64.0)
     own, retrained = best.groups.values()
     assert own.names[1, 0] == result.best_own.name
     assert own.gains[1, 0] == pytest.approx(result.best_own.gain.value)
     assert result.best_retrained is not None
     assert retrained.names[1, 0] == result.best_retrained.prediction.variant == "ladder"
     assert not retrained.tied.any()
-    slower = replace(scenario.cluster, intra=replace(scenario.cluster.intra, latency_s=best.latencies_s[1]))
+    slower = replace(scenario.cluster, intra=replace(scenario.cluster.intra, allreduce_floor_s=best.latencies_s[1]))
     there = versus(replace(scenario, cluster=slower), "ladder", ["fused-norm", "token-split"]).best_retrained
     assert there is not None
     assert retrained.gains[1, 1] == pytest.approx(there.gain.value, rel=0.01)

@@ -92,8 +92,8 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     assert np.abs(fit.log_errors).max() < 0.02
     assert stack_fit.figures["stack.gemv_factor"].identified
     # without a run that lacks peer-to-peer access nothing is known about the way through host memory
-    assert {"host.latency_s", "host.bandwidth_Bps", "host_low_latency_share"} <= set(fit.left_out)
-    assert stack_fit.figures["host.latency_s"].value == stack_fit.figures["host.latency_s"].default
+    assert {"host.allreduce_floor_s", "host.bandwidth_Bps", "host_low_latency_share"} <= set(fit.left_out)
+    assert stack_fit.figures["host.allreduce_floor_s"].value == stack_fit.figures["host.allreduce_floor_s"].default
     assert not stack_fit.figures["host.bandwidth_Bps"].identified
     assert (stack_fit.tps, stack_fit.host_tps, stack_fit.models, stack_fit.rows) == ((2, 8), (), ("llama-3.1-8b",), 12)
     assert (stack_fit.allreduce, stack_fit.families, stack_fit.nodes) == ("nccl", ("llama",), (1,))
@@ -294,7 +294,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == str(out)
     assert "stack.gemv_factor" in ran.stderr
-    assert "not fitted: host.latency_s" in ran.stderr
+    assert "not fitted: host.allreduce_floor_s" in ran.stderr
     compared = run("validate", str(runs), "--profile", str(out))
     assert compared.code == 0, compared.err
     assert " fit " in compared.out

@@ -147,7 +147,7 @@ def test_other_commands_say_what_fits_too() -> None:
     assert "--batch" not in err
     refused(("advise", "--batches", "512", "--tp", "8"), 3, "at batch 512", "or --batches 183 fits")
     refused(("advise", "--model", "405b", "--tp", "8"), 3, "needs 111 GB per GPU at TP 8", "--gpus 16 fits")
-    refused(("breakeven", "intra.latency=1:9us", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits")
+    refused(("breakeven", "intra.allreduce_floor=1:9us", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits")
     refused(("sensitivity", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits", "--ignore-memory")
     assert "does not fit: needs 111 GB" in run("sensitivity", "--model", "405b", "--ignore-memory").out
     refused(("compare", "h200-sxm", "h100-sxm", "--model", "405b"), 3, "error: h100-sxm: llama-3.1-405b needs 111 GB")
@@ -187,8 +187,14 @@ def test_sizes_that_do_not_go_together() -> None:
     [
         ("inter.bandwidth=100GHz", ("inter.bandwidth: '100GHz' has no known unit", "accepted are", "400Gb/s")),
         ("inter.bandwidth=5us", ("'5us' is a time: must be a bandwidth", "B/s")),
-        ("intra.latency=5GB", ("intra.latency: '5GB' is a size: must be a time", "s, ms, us, ns", "5us")),
-        ("intra.latency=5GB/s", ("intra.latency: '5GB/s' is a bandwidth: must be a time", "s, ms, us, ns", "5us")),
+        (
+            "intra.allreduce_floor=5GB",
+            ("intra.allreduce_floor: '5GB' is a size: must be a time", "s, ms, us, ns", "5us"),
+        ),
+        (
+            "intra.allreduce_floor=5GB/s",
+            ("intra.allreduce_floor: '5GB/s' is a bandwidth: must be a time", "s, ms, us, ns", "5us"),
+        ),
         ("inter.bandwidth=400", ("inter.bandwidth: '400': a bandwidth needs a unit", "400Gb/s or 400GB/s?")),
         ("inter.bandwidth_Bps=400", ("'400': a bandwidth needs a unit", "400Gb/s or 400GB/s?")),
         ("gpu.hbm=80", ("gpu.hbm: '80': a size needs a unit", "80GB or 80GiB?")),
@@ -223,13 +229,22 @@ def test_bad_setting(setting: str, parts: tuple[str, ...]) -> None:
             ("sweep", "--set", "intra.bandwidth=25:800:+25"),
             ("intra.bandwidth: '25:800:+25': a bandwidth needs a unit", "25:800:+25Gb/s or 25:800:+25GB/s?"),
         ),
-        (("sweep", "--set", "intra.latency=5,10"), ("intra.latency: '5': a time needs a unit", "5us or 5ms?")),
-        (("sweep", "--set", "intra.latency=1:4:x2us,10"), ("intra.latency: '10': a time needs a unit",)),
-        (("breakeven", "intra.latency=1:40"), ("'1:40': a time needs a unit", "1:40us or 1:40ms?")),
-        (("breakeven", "intra.latency", "--set", "intra.bandwidth=450"), ("'450': a bandwidth needs a unit",)),
+        (
+            ("sweep", "--set", "intra.allreduce_floor=5,10"),
+            ("intra.allreduce_floor: '5': a time needs a unit", "5us or 5ms?"),
+        ),
+        (
+            ("sweep", "--set", "intra.allreduce_floor=1:4:x2us,10"),
+            ("intra.allreduce_floor: '10': a time needs a unit",),
+        ),
+        (("breakeven", "intra.allreduce_floor=1:40"), ("'1:40': a time needs a unit", "1:40us or 1:40ms?")),
+        (("breakeven", "intra.allreduce_floor", "--set", "intra.bandwidth=450"), ("'450': a bandwidth needs a unit",)),
         (("sensitivity", "--set", "stack.stream_wait=1"), ("stack.stream_wait: '1': a time needs a unit",)),
-        (("compare", "h100-sxm", "h200-sxm", "--set", "host.latency=5"), ("host.latency: '5': a time needs a unit",)),
-        (("explore", "--set", "intra.latency=5"), ("intra.latency: '5': a time needs a unit",)),
+        (
+            ("compare", "h100-sxm", "h200-sxm", "--set", "host.allreduce_floor=5"),
+            ("host.allreduce_floor: '5': a time needs a unit",),
+        ),
+        (("explore", "--set", "intra.allreduce_floor=5"), ("intra.allreduce_floor: '5': a time needs a unit",)),
     ],
 )
 def test_a_figure_without_its_unit(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -414,7 +429,17 @@ _OTHER_OPTIONS = {"--save", "--save-trace", "--plot", "--timeline", "--workers",
 # some that an option may take, and some that none does
 WORDS = (
     *("8b", "70b", "h100-sxm", "vllm", "ladder", "standard", "desync:2", "none", "nccl", "bf16", "tpot", "protocol-a"),
-    *("1", "2", "8", "0.05", "10", "inter.latency", "inter.bandwidth=100Gb/s", "stack.stream_wait=1us", "batch=1:4"),
+    *(
+        "1",
+        "2",
+        "8",
+        "0.05",
+        "10",
+        "inter.allreduce_floor",
+        "inter.bandwidth=100Gb/s",
+        "stack.stream_wait=1us",
+        "batch=1:4",
+    ),
     *("", "-1", "0", "nan", "inf", "1e999", "9" * 30, "5us", "400 GB/s", "1:4", "1:x2", "true", "=", "ladder,,", "--"),
     *(
         "/dev/zero",
@@ -497,7 +522,7 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         ("predcit", "`ladder-sim --help` lists the commands"),
         ("predict --model gpt2", "any other is given by its config.json"),
         ("sweep --batch 1..16", "write 1:16:x2"),
-        ("sweep --set inter.latency=1-50us", "write 1:50:x2us"),
+        ("sweep --set inter.allreduce_floor=1-50us", "write 1:50:x2us"),
         ("doctor 70b", "`ladder-sim doctor --help` lists the options"),
         ("predict --seed 1,2", "`ladder-sim predict --help` lists the options"),
         ("predict --batch 1,2,4", "`ladder-sim sweep --batch 1,2,4` takes several"),
@@ -506,7 +531,10 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         ("sweep --price $2 --batch 1:2", "a plain number: --price 2"),
         ("breakeven batch --gain 150%", "a plain number: --gain 150"),
         ("sweep --set inter.bandwidth=50:800Gb/s", "write 50:800:x2Gb/s or "),
-        ("predict --set latency=5us", "there are host.latency, inter.latency, intra.latency; intra is within a node"),
+        (
+            "predict --set latency=5us",
+            "there are host.allreduce_floor, inter.allreduce_floor, intra.allreduce_floor; intra is within a node",
+        ),
         ("predict --set nodes=2", "it is a flag: --nodes"),
         ("predict --set stack.gemv_factor=0", "hint: give a number in that range"),
         ("predict --dtype fp4", "write nvfp4"),

@@ -195,7 +195,7 @@ def test_settings_of_every_kind() -> None:
     rows = run("list", "settings", "--model", "8b").out.splitlines()
     # a meaning is cut behind a sentence, not within
     assert not any(row.endswith("e.g") for row in rows)
-    assert "inter.latency" in {row.split()[0] for row in rows if row.strip()}
+    assert "inter.allreduce_floor" in {row.split()[0] for row in rows if row.strip()}
     assert any(re.fullmatch(r"model.layers +32 +1 to 10,000 +Decoder layers, .*", row) for row in rows)
 
 
@@ -211,7 +211,10 @@ def test_the_default_of_a_setting_is_what_a_prediction_uses() -> None:
 def test_show_names_what_a_fit_replaces() -> None:
     """Otherwise it prints figures that no prediction uses."""
     settings = json.loads(run("list", "settings", "--json").out)["settings"]
-    for name, figure, field in (("gpt-fast", "stack.gemv_factor", ""), ("h100-sxm", "host.latency", "host.latency_s")):
+    for name, figure, field in (
+        ("gpt-fast", "stack.gemv_factor", ""),
+        ("h100-sxm", "host.allreduce_floor", "host.allreduce_floor_s"),
+    ):
         shown = dict(line.split(maxsplit=1) for line in run("show", name).out.splitlines())[figure]
         stated, _, rest = shown.partition("  [")
         used = field_text(field, settings[figure]["default"])

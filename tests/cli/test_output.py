@@ -181,7 +181,7 @@ def test_warnings_are_in_the_json_and_end_the_table(arguments: tuple[str, ...], 
     "command",
     [
         ("sweep", "--batch", "1,16"),
-        ("breakeven", "inter.latency"),
+        ("breakeven", "inter.allreduce_floor"),
         ("sensitivity",),
         ("advise",),
         ("compare", "gpt-fast", "vllm"),

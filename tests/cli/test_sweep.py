@@ -36,9 +36,9 @@ def test_answers_keep_the_unit_that_was_typed() -> None:
     lines = csv.DictReader(io.StringIO(run("sweep", *ranged, "--csv").out))
     assert [line["inter.bandwidth_Bps"] for line in lines] == ["25000000000", "50000000000", "100000000000"]
     typed = (*TWO_NODES, "--set", "inter.bandwidth=200Gb/s")
-    answer = run("sensitivity", *TWO_NODES, "--set", "inter.latency=40000ns").out
+    answer = run("sensitivity", *TWO_NODES, "--set", "inter.allreduce_floor=40000ns").out
     figures = dict(line.split(maxsplit=1) for line in answer.splitlines())
-    assert figures["inter.latency"].startswith("40000 ns")
+    assert figures["inter.allreduce_floor"].startswith("40000 ns")
     assert figures["gpu.hbm_bandwidth"].startswith("3.35 TB/s")
     assert "12.5 Gb/s" in run("breakeven", "inter.bandwidth", *typed).out
 
@@ -56,7 +56,7 @@ def test_a_price_gives_what_tokens_cost() -> None:
 
 
 def test_a_long_table_says_what_it_leaves_out() -> None:
-    done = run("sweep", "--model", "8b", "--set", "intra.latency=1:120:+1us")
+    done = run("sweep", "--model", "8b", "--set", "intra.allreduce_floor=1:120:+1us")
     assert done.out.splitlines()[102].startswith("and 20 more:")
 
 
@@ -120,7 +120,10 @@ def test_progress_says_how_far_how_fast_and_how_long() -> None:
 @pytest.mark.parametrize(
     ("command", "columns"),
     [
-        (("breakeven", "inter.latency=1:40us", *TWO_NODES, "--gain", "10"), ["inter.latency", "speedup"]),
+        (
+            ("breakeven", "inter.allreduce_floor=1:40us", *TWO_NODES, "--gain", "10"),
+            ["inter.allreduce_floor", "speedup"],
+        ),
         (("sensitivity", *TWO_NODES), ["figure", "value", "standard", "time"]),
         (("advise", *TWO_NODES, "--price", "2.5"), ["variant", "plan", "batch", "GPUs", "TTFT", "TPOT"]),
         (("compare", "h100-sxm", "h200-sxm", "--model", "70b"), ["variant", "on", "TTFT", "TPOT"]),
@@ -162,7 +165,7 @@ def test_answers_list_and_take_only_flags_that_do_something(command: str) -> Non
         ("sweep", "--batch", "1", "--batch", "4"),
         ("sweep", "--nodes", "1", "--set", "nodes=2"),
         ("predict", "--model", "8b", "--model", "70b"),
-        ("predict", "--set", "intra.latency=5us", "--set", "intra.latency=6us"),
+        ("predict", "--set", "intra.allreduce_floor=5us", "--set", "intra.allreduce_floor=6us"),
     ],
 )
 def test_what_is_given_twice_is_refused(arguments: tuple[str, ...]) -> None:
@@ -175,7 +178,7 @@ def test_what_is_given_twice_is_refused(arguments: tuple[str, ...]) -> None:
     ("setting", "values", "ends", "value", "uses"),
     [
         ("inter.bandwidth", "50:800:x2Gb/s", "50:800Gb/s", "50Gb/s", ("--nodes", "2")),
-        ("inter.latency", "50:90:+5us", "50:90us", "90us", ("--nodes", "2")),
+        ("inter.allreduce_floor", "50:90:+5us", "50:90us", "90us", ("--nodes", "2")),
         ("host.bandwidth", "2:4:+1GB/s", "2:4GB/s", "2GB/s", ("--no-p2p",)),
     ],
 )
@@ -212,7 +215,7 @@ def test_sensitivity_names_figures_as_set_takes_them_or_marks_them(monkeypatch: 
 
 
 def test_a_sweep_over_one_node_and_two_uses_the_links_between_them() -> None:
-    assert run("sweep", "--model", "8b", "--nodes", "1,2", "--set", "inter.latency=5,20us", "--csv").code == 0
+    assert run("sweep", "--model", "8b", "--nodes", "1,2", "--set", "inter.allreduce_floor=5,20us", "--csv").code == 0
 
 
 def test_the_ends_of_a_search_are_called_what_they_are() -> None:

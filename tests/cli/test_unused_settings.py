@@ -105,7 +105,7 @@ def test_a_load_has_its_front_end_and_its_own_requests() -> None:
 @pytest.mark.slow
 def test_what_only_fleets_use_is_not_warned_of_where_they_are_sized() -> None:
     command = ("versus", "--model", "8b", "--tp", "2", "--gen", "16", "--stack", "vllm", "--variant", "standard")
-    settings = ("--technique", "none", "--set", "stack.memory_fraction=0.3", "--set", "inter.latency=9us")
+    settings = ("--technique", "none", "--set", "stack.memory_fraction=0.3", "--set", "inter.allreduce_floor=9us")
     load = ("--slo", "tpot_p95=30ms", "--requests", "12", "--seeds", "1", "--rate", "4")
 
     def unread(*more: str) -> list[str]:
@@ -113,8 +113,8 @@ def test_what_only_fleets_use_is_not_warned_of_where_they_are_sized() -> None:
         assert ran.code == 0, ran.err
         return [text.split()[0] for text in json.loads(ran.out)["warnings"] if "changes nothing" in text]
 
-    assert unread() == ["stack.memory_fraction", "inter.latency"]
-    assert unread(*load) == ["inter.latency"]
+    assert unread() == ["stack.memory_fraction", "inter.allreduce_floor"]
+    assert unread(*load) == ["inter.allreduce_floor"]
 
 
 def test_a_page_that_also_simulates_a_load_takes_a_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +122,18 @@ def test_a_page_that_also_simulates_a_load_takes_a_front_end(monkeypatch: pytest
     monkeypatch.setattr("ladder_sim.cli.explore._serve", lambda _, query, **__: queries.append(query))
     assert run("explore", "--model", "8b", "--set", "stack.frontend=20ms").code == 0
     assert queries == ["model=8b&stack.frontend=20ms"]
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("predict", "--json", "--set", "intra.latency=20us"),
+        ("breakeven", "intra.latency=20:40us"),
+        ("sweep", "--set", "intra.latency=20,40us"),
+    ],
+)
+def test_a_figure_by_its_former_name_is_said_once(command: tuple[str, ...]) -> None:
+    ran = run(*command)
+    assert ran.code == 0
+    assert ran.err.count("warning: intra.latency is called allreduce_floor now: it is the time of a small all-red") == 1

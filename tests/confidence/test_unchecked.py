@@ -174,7 +174,12 @@ def test_an_edited_file_is_another_stack_under_any_name(tmp_path: Path) -> None:
 
 def test_what_was_set_by_hand_is_named() -> None:
     """Without it, the stack that was not compared has the name of the one that was."""
-    changes = {"stack.stream_wait": "5us", "gpu.bf16": "500TFLOP/s", "intra.latency": "9us", "model.layers": "79"}
+    changes = {
+        "stack.stream_wait": "5us",
+        "gpu.bf16": "500TFLOP/s",
+        "intra.allreduce_floor": "9us",
+        "model.layers": "79",
+    }
     (wider,) = (
         line
         for line in validated_lines(answer(overrides=changes)["standard"].confidence)

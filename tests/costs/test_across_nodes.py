@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.collectives.formulas import NVLS_TREE, TREE_LL, TREE_LL128, across_nodes_s
+from ladder_sim.costs.collectives.formulas import NVLS_TREE, TREE_LL128, across_nodes_s
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
+from ladder_sim.specs.allreduce_floor import TREE_LL
 from tests.conftest import DATA, REPO
 from tests.support.networks import BANDWIDTH, LATENCY, MESSAGE, SIZES, scenario, times
 
@@ -38,9 +41,10 @@ def test_formulas_across_nodes_are_monotone(
         times_s = across_nodes_s(
             np.array([message]),
             np.array([message / 400e9]),
+            np.array([message / 200e9]),
             nodes=2**log_nodes,
             ranks_per_node=ranks,
-            latency_s=latency_s,
+            allreduce_floor_s=latency_s,
             bandwidth_Bps=bandwidth,
             nvlink=nvlink,
             switch=switch,
@@ -91,7 +95,7 @@ def unlisted_fabric(latency: str) -> dict[str, object]:
     return {
         "nodes": 2,
         "cluster": dataclasses.replace(cluster, inter=inter),
-        "overrides": {"inter.latency": latency, "inter.bandwidth": "400 Gb/s"},
+        "overrides": {"inter.allreduce_floor": latency, "inter.bandwidth": "400 Gb/s"},
     }
 
 
@@ -183,7 +187,8 @@ def test_what_nccl_states_of_its_trees() -> None:
 @given(LATENCY, BANDWIDTH)
 def test_the_step_is_added_to_any_floor(latency_s: float, bandwidth: float) -> None:
     message = np.array([1.0, 2.0**16])
-    ways = across_nodes_s(message, np.zeros(2), nodes=2, ranks_per_node=8, latency_s=latency_s, bandwidth_Bps=bandwidth)
+    layout = {"nodes": 2, "ranks_per_node": 8, "allreduce_floor_s": latency_s, "bandwidth_Bps": bandwidth}
+    ways = across_nodes_s(message, np.zeros(2), np.zeros(2), **layout)
     assert ways["tree"][0] == pytest.approx(latency_s, abs=1e-9)
     assert ways["tree-ll128"][0] - ways["tree"][0] == pytest.approx(23.3e-6, rel=1e-3)
     assert ways["nvls-tree"][0] - ways["tree"][0] == pytest.approx(27.8e-6, rel=1e-3)
@@ -265,7 +270,7 @@ def test_faster_links_take_no_longer(h100: CalibrationProfile, kind: str, nodes:
     for profile in (h100, None):
         base = times(SIZES, profile, kind=kind, nodes=nodes).seconds
         # across nodes the floor is taken off a measured curve, which leaves a rest of two parts in a thousand
-        for change, slack in (({f"{tier}.bandwidth": "900 GB/s"}, 1e-12), ({f"{tier}.latency": "5 us"}, 2e-3)):
+        for change, slack in (({f"{tier}.bandwidth": "900 GB/s"}, 1e-12), ({f"{tier}.allreduce_floor": "5 us"}, 2e-3)):
             faster = times(SIZES, profile, kind=kind, nodes=nodes, overrides=change).seconds
             assert (faster <= base * (1 + slack)).all(), change
 
@@ -278,3 +283,29 @@ def test_an_all_to_all_across_nodes_is_bound_by_every_gpus_own_port() -> None:
     port_s = message[0] / 2 / own.cluster.inter.bandwidth_Bps
     assert port_s < across < 1.3 * port_s
     assert across > 4 * gather
+
+
+def test_a_slow_network_is_felt_at_every_size() -> None:
+    """405B on two nodes took 38.3767 ms a token at 10 MB/s and at 400 GB/s alike."""
+    slow, fast = (
+        predict(Scenario.of(model="405b", nodes=2, overrides={"inter.bandwidth": rate}))["standard"]
+        for rate in ("10 MB/s", "400 GB/s")
+    )
+    # two all-reduces a layer, each rank's share of 32 KiB once each way through its port
+    wire_s = 2 * 126 * 2**15 / 8 / 10e6
+    assert slow.tpot_s > wire_s > 2 * fast.tpot_s
+    assert fast.tpot_s == pytest.approx(38.3e-3, rel=0.01)
+
+
+def test_a_curve_of_another_gpu_is_no_faster_than_the_line_rate() -> None:
+    """The log over NDR, of H100s, on B200s: 1 GiB took 2.446 ms where eight ports of 400 Gb/s need 2.684."""
+    profile, message = load_profile("b200-sxm"), np.array([2.0**30])
+    assert times(message, profile, nodes=2, cluster="b200-sxm").seconds[0] == pytest.approx(2.684e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("cluster", ["a100-sxm-roce", "h100-crusoe", "h100-p5"])
+def test_a_fabrics_curve_at_a_lower_rate_is_no_faster_than_it(cluster: str) -> None:
+    profile = load_profile(catalog.cluster(cluster).profile)
+    for rate in (1e9, 10e9):
+        slow = times(SIZES, profile, nodes=2, cluster=cluster, overrides={"inter.bandwidth_Bps": rate}).seconds
+        assert (slow >= SIZES / 8 / rate).all()

@@ -20,7 +20,7 @@ def test_dispatch_and_combine_are_as_measured_in_the_engine() -> None:
         ("vllm", "deepep-ht", 298.7, 112.2),
         ("trtllm", "deepep-ht", 77.4, 69.3),
     ):
-        own = scenario(model="70b", stack=stack)
+        own = scenario(model="deepseek-v3", stack=stack)
         of_engine = Network(own, resolve_profile(own, None), Hardware.of(own))
         for op, microseconds in (("dispatch", dispatch_us), ("combine", combine_us)):
             priced = of_engine.alone(op, kernel, message)

@@ -327,8 +327,8 @@ def test_another_cards_all_reduce_is_transferred() -> None:
     assert not other.in_range.any()
     assert other.source == "transferred"
     # the sweep over InfiniBand was made on H100s, whose figures a B200 does not have
-    like_h100 = {"intra.fabric": "nvlink4-nvswitch", "intra.bandwidth": "450GB/s", "intra.latency": "15.6us"}
-    blackwell = {"cluster": "b200-sxm", "nodes": 2, "overrides": {**like_h100, "inter.latency": "40us"}}
+    like_h100 = {"intra.fabric": "nvlink4-nvswitch", "intra.bandwidth": "450GB/s", "intra.allreduce_floor": "15.6us"}
+    blackwell = {"cluster": "b200-sxm", "nodes": 2, "overrides": {**like_h100, "inter.allreduce_floor": "40us"}}
     assert times(SIZES, load_profile("h100-sxm"), nodes=2).in_range.any()
     assert times(SIZES, load_profile("h100-sxm"), **blackwell).source == "transferred"
 

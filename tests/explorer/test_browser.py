@@ -112,7 +112,7 @@ def test_controls_on_a_phone_are_folded_and_open_in_full(seen: Watched) -> None:
 def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None:
     page = seen.open("?model=70b&stack=vllm")
     before = seen.gain()
-    slider = page.locator("#c-intra-latency-slider")
+    slider = page.locator("#c-intra-allreduce_floor-slider")
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     assert box is not None
@@ -122,13 +122,13 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
         page.mouse.move(box["x"] + (0.3 + 0.05 * step) * box["width"], box["y"] + box["height"] / 2)
     page.mouse.up()
     seen.until(f"{GAIN} !== {json.dumps(before)}")
-    assert re.search(r"intra\.latency=\d", page.url)
+    assert re.search(r"intra\.allreduce_floor=\d", page.url)
     page.focus("#c-batch-slider")
     page.keyboard.press("ArrowRight")
     seen.until_text("#summary", "batch of 2,")
     assert "batch=2" in page.url
     page.click("#reset")
-    seen.until("!location.search.includes('intra.latency') && !location.search.includes('batch')")
+    seen.until("!location.search.includes('intra.allreduce_floor') && !location.search.includes('batch')")
     seen.until(f"{GAIN} === {json.dumps(before)}")
     page.select_option("#c-model", "qwen3-32b")
     seen.until_text("#summary", "qwen3-32b")
@@ -361,7 +361,7 @@ def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> Non
         page.keyboard.press("ArrowRight")
     latency_s = 40e-6 * (REACH * REACH) ** (25 * 0.02 / (LATENCY_VALUES - 1))
     seen.until_text("#sliders .slider:nth-child(3) output", format_seconds(latency_s).rstrip("us "))
-    between = Scenario.of(model="405b", nodes=2, batch=2, overrides={"inter.latency_s": latency_s})
+    between = Scenario.of(model="405b", nodes=2, batch=2, overrides={"inter.allreduce_floor_s": latency_s})
     expected = predict(between, ["ladder"])["ladder"].speedup.value
     seen.until(f"Math.abs(parseFloat({GAIN}) / {expected} - 1) < 0.015")
     seen.screenshot("standalone")

@@ -80,7 +80,7 @@ def test_every_file_downloads(page: Page, name: str) -> None:
     "query",
     [
         "",
-        "model=8b&along=tp&across=batch&up=intra.latency",
+        "model=8b&along=tp&across=batch&up=intra.allreduce_floor",
         "model=8b&gen=1&along=gen&across=inter.bandwidth&up=tp&phase=prefill&over=parallel",
         "model=8b&tp=1&variants=standard",
         "model=8b&stack=vllm&concurrency=32&along=concurrency&phase=prefill",
@@ -93,7 +93,7 @@ def test_every_view_draws(page: Page, figure: str, query: str) -> None:
 
 def test_the_current_point_lies_on_the_curve(page: Page) -> None:
     """Guards the marker against another unit or another profile than the line's."""
-    drawn = page.ask("curve.figure", "model=405b&nodes=2&along=inter.latency")["curve"]["figure"]
+    drawn = page.ask("curve.figure", "model=405b&nodes=2&along=inter.allreduce_floor")["curve"]["figure"]
     marker = drawn["data"][-1]
     lines = {trace["name"]: trace for trace in drawn["data"][:-1]}
     for (name, line), x, y in zip(lines.items(), marker["x"], marker["y"], strict=True):
@@ -237,11 +237,11 @@ def test_parts_of_the_memory_have_the_names_of_the_command_line(page: Page) -> N
 
 def test_no_warning_denies_what_requests_under_load_use(page: Page) -> None:
     """Regression: a page with a rate said that the memory of its own replicas changes nothing."""
-    static = "model=8b&tp=2&stack.memory_fraction=0.3&stack.allreduce_copies=1&inter.latency=9us"
-    both = ["stack.memory_fraction", "stack.allreduce_copies", "inter.latency"]
+    static = "model=8b&tp=2&stack.memory_fraction=0.3&stack.allreduce_copies=1&inter.allreduce_floor=9us"
+    both = ["stack.memory_fraction", "stack.allreduce_copies", "inter.allreduce_floor"]
     # gpt-fast has NCCL and no requests in flight; what takes requests under load is vLLM
     assert unused(page.views(static)["evidence"]) == both
-    assert unused(page.views(f"{static}&rate=4")["evidence"]) == ["inter.latency"]
+    assert unused(page.views(f"{static}&rate=4")["evidence"]) == ["inter.allreduce_floor"]
     # an engine that takes none has no view of them that could use a setting
     assert unused(page.views(f"{static}&rate=4&stack=gpt-fast")["evidence"]) == both
 

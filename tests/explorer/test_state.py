@@ -25,7 +25,7 @@ from tests.conftest import DATA
 from tests.support.commands import run
 
 ALLOWLIST = Allowlist.of()
-FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
+FIGURES = ("intra.bandwidth", "inter.allreduce_floor", "gpu.hbm_bandwidth", "stack.stream_wait")
 
 
 def numbers(name: str) -> st.SearchStrategy[int | None]:
@@ -63,7 +63,7 @@ states = st.builds(
     max_ttft=st.sampled_from(["", "50ms", "2 s"]),
     max_tpot=st.sampled_from(["", "1e3us"]),
     along=st.sampled_from(["", "batch", "inter.bandwidth_Bps"]),
-    pins=st.lists(st.sampled_from(["model=8b", "model=405b&nodes=2&inter.latency=5us"]), max_size=2).map(tuple),
+    pins=st.lists(st.sampled_from(["model=8b", "model=405b&nodes=2&inter.allreduce_floor=5us"]), max_size=2).map(tuple),
 )
 
 
@@ -101,7 +101,7 @@ def test_a_dropped_file_travels_in_the_link(file: Path) -> None:
         "inter.bandwidth=1:9:x2GB/s",
         "inter.bandwidth=nan",
         "inter.bandwidth=400",
-        "inter.latency=5GB/s",
+        "inter.allreduce_floor=5GB/s",
         "model=8b&model=70b",
         "inter.bandwidth=1GB/s&inter.bandwidth_Bps=1GB/s",
         "batch=0",

@@ -88,7 +88,9 @@ def test_many_sizes_are_as_one_by_one(given: dict[str, object]) -> None:
 
 def test_sizes_of_several_lengths_are_refused() -> None:
     with pytest.raises(UsageError, match="several lengths: 2, 3"):
-        simulate_requests(Scenario.of(), {"batch": [1, 2], "intra.latency_s": [1e-6, 2e-6, 3e-6]}, ["ladder"], None)
+        simulate_requests(
+            Scenario.of(), {"batch": [1, 2], "intra.allreduce_floor_s": [1e-6, 2e-6, 3e-6]}, ["ladder"], None
+        )
 
 
 def test_contexts_of_many_requests_are_those_of_each() -> None:

@@ -101,7 +101,7 @@ def test_the_representation_is_a_line() -> None:
     ("function", "command"),
     [
         ("advise", "advise"),
-        ("breakeven", "breakeven inter.latency --nodes 2"),
+        ("breakeven", "breakeven inter.allreduce_floor --nodes 2"),
         ("compare", "compare h100-sxm h200-sxm"),
         ("predict", "predict"),
         ("sensitivity", "sensitivity"),

@@ -66,13 +66,20 @@ def test_across_nodes() -> None:
                 floor_s, chunks = math.log2(nodes) * growth(ranks, 0.67) * NODE_ALPHA, max(1, b / 2**25)
                 large, name = (switch, "nvls-tree") if ranks > 2 else (simple, "nccl")
                 piped_s = (node_s + rail_s) / chunks + (1 - 1 / chunks) * max(node_s, rail_s)
+                low_latency_s = 2 * 2 * (ranks - 1) / ranks * b / 450e9
+                path_s = max(b / (2.3 * PORT), 16 / 15 * rail_s)
                 expected_s = {
-                    "tree": floor_s + b / 1.75e9,
-                    "tree-ll128": floor_s + low128 - low + b / (1.56 * PORT),
+                    "tree": floor_s + b / 1.79e9 + low_latency_s + 2 * rail_s,
+                    "tree-ll128": floor_s + low128 - low + path_s + 8 / 15 * low_latency_s,
                     name: floor_s + max(0, large - low) + piped_s,
                 }
-                layout = {"nodes": nodes, "ranks_per_node": ranks, "latency_s": NODE_ALPHA, "bandwidth_Bps": PORT}
-                times_s = across_nodes_s(np.array([b]), np.array([node_s]), **layout)
+                layout = {
+                    "nodes": nodes,
+                    "ranks_per_node": ranks,
+                    "allreduce_floor_s": NODE_ALPHA,
+                    "bandwidth_Bps": PORT,
+                }
+                times_s = across_nodes_s(np.array([b]), np.array([node_s]), np.array([low_latency_s]), **layout)
                 assert {way: float(seconds[0]) for way, seconds in times_s.items()} == pytest.approx(expected_s)
 
 
@@ -101,7 +108,7 @@ def test_small_kernels_and_a_dispatch_across_nodes() -> None:
         cluster.gpu.kernel_s + b / (profile.memory_efficiency * cluster.gpu.hbm_bandwidth_Bps)
     )
     port_s = 0.5 * 0.5 * b / (0.95 * cluster.inter.bandwidth_Bps)
-    assert dispatch.seconds == pytest.approx(13e-6 + 0.3 * cluster.inter.latency_s + port_s)
+    assert dispatch.seconds == pytest.approx(13e-6 + 0.3 * cluster.inter.allreduce_floor_s + port_s)
 
 
 @pytest.mark.parametrize(("tiles", "spare", "held"), [(112, 0.15, 16), (112, 0.15, 2), (896, 0.03, 30), (0, 0.25, 40)])

@@ -77,7 +77,7 @@ def test_a_schema_of_a_table_knows_its_names_units_and_limits() -> None:
     wrong: list[dict[str, Any]] = [
         {"surprise": 1},
         {"gpus_per_node": 0},
-        {"intra": {**table["intra"], "latency_s": 11.0}},
+        {"intra": {**table["intra"], "allreduce_floor_s": 11.0}},
         {"intra": {"fabric": "x"}},
         {"gpu": {**table["gpu"], "hbm_bandwidth": 3.35e12}},
         {"schema_version": 2},
@@ -179,13 +179,16 @@ def test_a_profile_of_0_1_is_read() -> None:
 
 
 def test_tables_of_0_1_are_read() -> None:
+    with pytest.warns(FutureWarning, match=r"\]: latency_s is called allreduce_floor now"):
+        cluster = catalog.cluster(str(OLD / "cluster.toml"))
     scenario = Scenario.of(
         model="8b",
-        cluster=str(OLD / "cluster.toml"),
+        cluster=cluster,
         stack=str(OLD / "stack.toml"),
         nodes=2,
         overrides={"inter.fabric": str(OLD / "fabric.toml")},
     )
+    assert scenario.cluster.inter.allreduce_floor_s == 40e-6
     assert (scenario.cluster.gpus_per_node, scenario.stack.attention) == (8, "flash")
 
 

@@ -19,7 +19,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (advise, {"point": {**POINT, "tp": 8, "batch": 1}}),
     (compare, {"point": POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),
     (sensitivity, {"scenario": Scenario.of(model="8b"), "variants": "ladder"}),
-    (breakeven, {"point": POINT, "field": "intra.latency", "given": "1:4:+1us"}),
+    (breakeven, {"point": POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
     (validate, {"level": "roofline"}),
     (versus, {"scenario": Scenario.of(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
 ]

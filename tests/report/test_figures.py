@@ -58,26 +58,29 @@ def test_axes_keep_the_unit_that_was_typed() -> None:
     lines = sweep_figure(sweep({**SMALL, **typed}))
     assert lines.layout.xaxis.title.text == "intra.bandwidth (Gb/s)"
     assert list(lines.data[0].x) == [400.0, 800.0, 1600.0, 3200.0]
-    cells = sweep_figure(sweep({**SMALL, **typed, "intra.latency": "1000,2000ns"}))
+    cells = sweep_figure(sweep({**SMALL, **typed, "intra.allreduce_floor": "1000,2000ns"}))
     names = {*cells.layout.xaxis.ticktext, *cells.layout.yaxis.ticktext}
     assert {"400 Gb/s", "3200 Gb/s", "1000 ns", "2000 ns"} <= names
-    point = {"model": "405b", "nodes": 2, "inter.latency": "40000ns"}
+    point = {"model": "405b", "nodes": 2, "inter.allreduce_floor": "40000ns"}
     for given in ("1000:40000ns", None):
-        result = breakeven(point, "inter.latency", given, gain=0.1)
+        result = breakeven(point, "inter.allreduce_floor", given, gain=0.1)
         drawn = breakeven_figure(result)
-        assert drawn.layout.xaxis.title.text == "inter.latency (ns)"
+        assert drawn.layout.xaxis.title.text == "inter.allreduce_floor (ns)"
         assert all(mark.text[0].endswith(" ns") for mark in drawn.data[1:])
-    scenario = Scenario.of(model="405b", nodes=2, overrides={"inter.latency": "40000ns"})
+    scenario = Scenario.of(model="405b", nodes=2, overrides={"inter.allreduce_floor": "40000ns"})
     bars = tornado_figure(sensitivity(scenario, ["ladder"]), "ladder", 0.1).data[0].y
-    assert "inter.latency (40000 ns)" in bars
+    assert "inter.allreduce_floor (40000 ns)" in bars
 
 
 def test_a_map_holds_each_cell_where_it_belongs_and_its_break_even() -> None:
-    table = sweep({"model": "70b", "stack": "vllm", "batch": "1:32", "intra.latency": "2:10:+4us"})
+    table = sweep({"model": "70b", "stack": "vllm", "batch": "1:32", "intra.allreduce_floor": "2:10:+4us"})
     heat, contour = speedup_map(table, "ladder", "parallel").data
     assert heat.z.shape == (6, 3)
     for row in range(len(table)):
-        at = [1, 2, 4, 8, 16, 32].index(table["batch"][row]), [2e-6, 6e-6, 10e-6].index(table["intra.latency_s"][row])
+        at = (
+            [1, 2, 4, 8, 16, 32].index(table["batch"][row]),
+            [2e-6, 6e-6, 10e-6].index(table["intra.allreduce_floor_s"][row]),
+        )
         assert heat.z[at] == table["ladder.tokens_per_s"][row] / table["parallel.tokens_per_s"][row]
     assert heat.z.min() < 1 < heat.z.max()
     assert contour.contours.start == contour.contours.end == 1.0
@@ -89,7 +92,7 @@ def test_a_map_of_a_page_names_few_values_below() -> None:
     for name, given, expected in (
         ("prompt", "128:32768:x2", ["128", "512", "2048", "8192", "32768"]),
         # of many values round ones are named
-        ("intra.latency", "1:1024:x1.5us", ["1", "5", "20", "100", "500"]),
+        ("intra.allreduce_floor", "1:1024:x1.5us", ["1", "5", "20", "100", "500"]),
     ):
         table = sweep({"model": "8b", "tp": 2, "batch": "1,2", name: given})
         assert list(speedup_map(table, compact=True).layout.xaxis.ticktext) == expected
@@ -155,7 +158,7 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
 
 
 def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
-    result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:40us", gain=0.3)
+    result = breakeven({"model": "405b", "nodes": 2}, "inter.allreduce_floor", "1:40us", gain=0.3)
     line, *marks = breakeven_figure(result).data
     assert np.array_equal(line.y, result.speedups)
     assert line.x[-1] == pytest.approx(40.0)
@@ -231,7 +234,7 @@ def _figures() -> dict[str, Callable[[], go.Figure]]:
         "map": lambda: speedup_map(sweep({**SMALL, "batch": "1:4", "gen": "2,4"})),
         "breakdown": lambda: breakdown_figure(scenario, predict(scenario)),
         "timeline": lambda: timeline_figure(scenario, predict(scenario)),
-        "breakeven": lambda: breakeven_figure(breakeven(SMALL, "intra.latency")),
+        "breakeven": lambda: breakeven_figure(breakeven(SMALL, "intra.allreduce_floor")),
         "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", 0.1),
         "pareto": lambda: pareto_figure(advise({"model": "8b"})),
         "versus": lambda: versus_figure(versus(scenario, "ladder")),

@@ -208,7 +208,7 @@ def test_a_second_call_reads_the_first_one_s_file(monkeypatch: pytest.MonkeyPatc
     # the requests of a scenario change nothing
     again = StepTimes.of(scenario(prompt=200, gen=7), "ladder", limits=LIMITS)
     assert (made, again.seconds(decode=[900] * 7, prefill=[(300, 50)])) == ([], first)
-    StepTimes.of(scenario(overrides={"intra.latency": "9us"}), "ladder", limits=LIMITS)
+    StepTimes.of(scenario(overrides={"intra.allreduce_floor": "9us"}), "ladder", limits=LIMITS)
     assert len(made) == 1
 
 

@@ -155,7 +155,7 @@ def test_varying_replaces_only_what_is_named() -> None:
     varied = hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "rank_skew": [0.0, 0.1]})
     np.testing.assert_array_equal(varied.inter.bandwidth_Bps, [25e9, 50e9])
     np.testing.assert_array_equal(varied.rank_skew, [0.0, 0.1])
-    assert varied.inter.latency_s == hardware.inter.latency_s
+    assert varied.inter.allreduce_floor_s == hardware.inter.allreduce_floor_s
     assert varied.intra is hardware.intra
     assert isinstance(hardware.inter.bandwidth_Bps, float)
     assert hardware.vary({}).inter is hardware.inter
@@ -172,7 +172,7 @@ def test_figures_vary_together() -> None:
     """Arrays of two lengths have no configurations in common."""
     hardware = Hardware.of(Scenario.of(model="8b"))
     with pytest.raises((LadderSimError, ValueError), match="length"):
-        hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "inter.latency_s": [1e-5, 2e-5, 3e-5]})
+        hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "inter.allreduce_floor_s": [1e-5, 2e-5, 3e-5]})
 
 
 def own_value(scenario: Scenario, figure: str) -> float:
@@ -236,7 +236,13 @@ def test_varying_many_figures_equals_setting_them(variant: str, h100: Calibratio
     scenario = Scenario.of(**flags)  # type: ignore[arg-type]
     chance = np.random.default_rng(4)
     names = [
-        *("inter.bandwidth_Bps", "inter.latency_s", "intra.bandwidth_Bps", "intra.latency_s", "rank_skew"),
+        *(
+            "inter.bandwidth_Bps",
+            "inter.allreduce_floor_s",
+            "intra.bandwidth_Bps",
+            "intra.allreduce_floor_s",
+            "rank_skew",
+        ),
         *("stack.collective_launch_s", "stack.stream_wait_s", "stack.kernel_gap_s", "gpu.kernel_s"),
     ]
     figures = {name: own_value(scenario, name) * chance.uniform(0.3, 3.0, 8) for name in names}
@@ -250,7 +256,7 @@ def test_an_algorithm_is_chosen_for_each_configuration(variant: str, h100: Calib
     """A slow link makes another all-reduce the fastest; which one decides how many SMs it holds."""
     flags: dict[str, object] = {"model": "70b", "stack": "vllm", "batch": 64, "variant": variant}
     scenario = Scenario.of(**flags)  # type: ignore[arg-type]
-    for figure in ("intra.bandwidth_Bps", "intra.latency_s"):
+    for figure in ("intra.bandwidth_Bps", "intra.allreduce_floor_s"):
         figures = {figure: np.geomspace(0.02, 50.0, 9) * own_value(scenario, figure)}
         seconds = batched(scenario, "decode", h100, figures)
         np.testing.assert_allclose(seconds, alone(flags, "decode", h100, figures, {}), rtol=RTOL)

@@ -161,7 +161,7 @@ def test_sends_to_another_node_take_longer() -> None:
     """Four stages of four ranks on two nodes: one of three sends leaves its node."""
     times = {}
     for latency in ("40us", "1ms"):
-        scenario = Scenario.of(model="8b", nodes=2, tp=4, pp=4, overrides={"inter.latency": latency})
+        scenario = Scenario.of(model="8b", nodes=2, tp=4, pp=4, overrides={"inter.allreduce_floor": latency})
         times[latency] = predict(scenario, "standard").tpot_s
     assert times["1ms"] - times["40us"] == pytest.approx(960e-6 / 2, rel=1e-6)  # type: ignore[operator]
 

@@ -145,10 +145,10 @@ def test_cluster_figures_are_possible(name: str) -> None:
     assert spec.host.bandwidth_Bps < spec.intra.bandwidth_Bps
     assert spec.inter.bandwidth_Bps <= spec.intra.bandwidth_Bps
     assert spec.inter.bandwidth_Bps < 101e9
-    assert spec.intra.latency_s < spec.inter.latency_s
-    assert spec.intra.latency_s < spec.host.latency_s
-    assert 10e-6 < spec.intra.latency_s < 40e-6
-    assert 20e-6 < spec.inter.latency_s < 200e-6
+    assert spec.intra.allreduce_floor_s < spec.inter.allreduce_floor_s
+    assert spec.intra.allreduce_floor_s < spec.host.allreduce_floor_s
+    assert 10e-6 < spec.intra.allreduce_floor_s < 40e-6
+    assert 20e-6 < spec.inter.allreduce_floor_s < 200e-6
     assert spec.profile in shipped_profiles()
     if spec.intra.switch:
         assert 250e9 < spec.intra.bandwidth_Bps < 1e12
@@ -227,7 +227,7 @@ def test_fabric_curves(name: str) -> None:
     # a protocol may beat the one before it by a little, no more
     assert (np.diff(seconds) / seconds[:-1] > -0.05).all()
     # the floor in the cluster is that of the curve's smallest sizes, or within its first steps
-    floor_s = fabric.cluster.inter.latency_s
+    floor_s = fabric.cluster.inter.allreduce_floor_s
     assert seconds[0] * 0.95 < floor_s < seconds[sizes <= 8192][-1] * 1.05
 
 

@@ -82,7 +82,7 @@ def test_h100_figures() -> None:
     assert cluster.gpu.hbm_bandwidth_Bps == 3.35e12
     assert cluster.intra.bandwidth_Bps == 450e9
     assert cluster.inter.bandwidth_Bps == 50e9
-    assert (cluster.intra.latency_s, cluster.inter.latency_s) == (15.6e-6, 40e-6)
+    assert (cluster.intra.allreduce_floor_s, cluster.inter.allreduce_floor_s) == (15.6e-6, 40e-6)
     assert [getattr(cluster, t).name for t in ("intra", "inter", "host")] == ["intra", "inter", "host"]
 
 
@@ -159,8 +159,13 @@ def test_own_cluster_and_stack_files(tmp_path: Path) -> None:
         ('"400 Gb/s"', "nan", UnitError, "must be finite"),
         ('"450 GB/s"', "0", SpecError, "bandwidth_Bps is 0"),
         ('"450 GB/s"', '"450"', UnitError, "[intra]: bandwidth_Bps: '450': a bandwidth needs a unit"),
-        ('latency_s = "15.6 us"', "latency = 15.6", UnitError, "[intra]: latency: '15.6': a time needs a unit"),
-        ('"15.6 us"', '"15.6 s"', SpecError, "latency_s is 15.6"),
+        (
+            'allreduce_floor_s = "15.6 us"',
+            "allreduce_floor = 15.6",
+            UnitError,
+            "[intra]: allreduce_floor: '15.6': a time needs a unit",
+        ),
+        ('"15.6 us"', '"15.6 s"', SpecError, "allreduce_floor_s is 15.6"),
         ("sms = 132", 'sms = "many"', UnitError, "sms"),
     ],
 )

@@ -88,10 +88,10 @@ def test_refuses_text(text: str) -> None:
     units: tuple[Unit, ...] = ("s", "Bps", "bytes", "flops", "count")
     for unit in units:
         with pytest.raises(UnitError) as caught:
-            parse_quantity(text, unit, name="inter.latency")
+            parse_quantity(text, unit, name="inter.allreduce_floor")
         error = caught.value
         assert error.exit_code == 2
-        assert error.message.startswith("inter.latency: ")
+        assert error.message.startswith("inter.allreduce_floor: ")
         assert ascii(text) in error.message
         assert "accepted are" in error.message or "finite and not negative" in error.message
         assert "write it like" in error.hint

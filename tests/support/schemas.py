@@ -54,7 +54,7 @@ def made() -> dict[str, dict[str, Any]]:
     numbers = {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 2}
     count = {"type": "integer", "minimum": 1}
     fabric = {"cluster": text, "nodes": count, "ranks_per_node": count, "bytes": numbers, "time_us": numbers}
-    link = table(LinkTier, given=("name",))
+    link = _link()
     entries = {"type": "object"}
     said = {"environment": entries, "variables": entries, "links": text}
     header = {"type": "object", "required": [KEY, "environment"], "properties": said}
@@ -167,6 +167,17 @@ def table(
         if field.default is dataclasses.MISSING and field.name not in optional:
             required.append({"anyOf": [{"required": [name]} for name in names]})
     return {"type": "object", "properties": properties, "additionalProperties": False, "allOf": required}
+
+
+def _link() -> dict[str, Any]:
+    """Of a tier, whose floor may be stated, by its former name too, or the latency of its hops."""
+    link = table(LinkTier, given=("name",), optional=("allreduce_floor_s",))
+    properties = link["properties"]
+    former = {f"latency{unit}": properties[f"allreduce_floor{unit}"] for unit in ("_s", "")}
+    link["properties"] = {**properties, **former}
+    floors = [name for name in link["properties"] if name.startswith(("allreduce_floor", "hop_latency", "latency"))]
+    link["allOf"].append({"anyOf": [{"required": [name]} for name in floors]})
+    return link
 
 
 def _stack() -> dict[str, Any]:

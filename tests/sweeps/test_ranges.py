@@ -99,7 +99,7 @@ NUMBERS = st.sampled_from(
 )
 UNITS = st.sampled_from(["", "us", "s", "Gb/s", "GB/s", "GiB", "TFLOP/s", "parsec"])
 FIELDS = st.sampled_from(
-    ["batch", "tp", "gen", "inter.bandwidth", "intra.latency", "gpu.hbm", "gpu.bf16", "model.heads"]
+    ["batch", "tp", "gen", "inter.bandwidth", "intra.allreduce_floor", "gpu.hbm", "gpu.bf16", "model.heads"]
 )
 
 
@@ -149,7 +149,12 @@ def test_unknown_names_suggest_the_nearest(key: str, given: str, nearest: str) -
 
 @pytest.mark.parametrize(
     ("key", "given"),
-    [("inter.bandwidth", "0:100:+10GB/s"), ("tp", "0:2:+1"), ("batch", "1.5"), ("intra.latency", "5:20:x2Gb/s")],
+    [
+        ("inter.bandwidth", "0:100:+10GB/s"),
+        ("tp", "0:2:+1"),
+        ("batch", "1.5"),
+        ("intra.allreduce_floor", "5:20:x2Gb/s"),
+    ],
 )
 def test_impossible_values_are_refused_before_anything_runs(key: str, given: str) -> None:
     """Hardware figures go into arrays that no spec checks: their ends are checked instead."""

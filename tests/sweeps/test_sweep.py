@@ -68,7 +68,7 @@ AXES: dict[str, list[object]] = {
     "stack.stream_wait_s": [0.0, 1e-5],
     "stack.cuda_graphs": [True, False],
     "intra.bandwidth_Bps": [5e10, 9e11],
-    "intra.latency_s": [1e-7, 2e-5],
+    "intra.allreduce_floor_s": [1e-7, 2e-5],
     "gpu.hbm_bandwidth_Bps": [1e12, 4e12],
 }
 
@@ -93,7 +93,7 @@ def test_a_row_of_any_sweep_equals_a_single_prediction(names: list[str], data: s
 def test_sizes_share_a_graph_and_keep_their_own_reasons() -> None:
     """Points that fit, that do not, and that cannot be, between each other: each row is what it is alone."""
     axes = {"model": "70b", "stack": "vllm", "batch": "1:512:x8", "prompt": "1000,99999999,100000001", "gen": "1,600"}
-    found = sweep({**axes, "inter.latency": "1,2us"}, ["ladder"])
+    found = sweep({**axes, "inter.allreduce_floor": "1,2us"}, ["ladder"])
     assert len(found) == 4 * 3 * 2 * 2
     assert 0 < found.feasible.sum() < len(found)
     for row in range(0, len(found), 2):
@@ -111,9 +111,9 @@ def test_a_setting_has_the_last_word_over_sizes() -> None:
 
 def test_rows_come_in_the_grids_order() -> None:
     """Fields of the scenario first, hardware figures last and fastest, whatever the order they were named in."""
-    found = sweep({"inter.latency": "1,2us", "batch": "2,1", "model": "8b", "tp": "4,2"}, ["ladder"])
-    assert found.varied == ("tp", "batch", "inter.latency_s")
-    places = zip(found["tp"], found["batch"], found["inter.latency_s"], strict=True)
+    found = sweep({"inter.allreduce_floor": "1,2us", "batch": "2,1", "model": "8b", "tp": "4,2"}, ["ladder"])
+    assert found.varied == ("tp", "batch", "inter.allreduce_floor_s")
+    places = zip(found["tp"], found["batch"], found["inter.allreduce_floor_s"], strict=True)
     assert list(places) == list(itertools.product((4, 2), (2, 1), (1e-6, 2e-6)))
 
 
@@ -179,7 +179,7 @@ def test_one_new_token_has_no_time_per_token() -> None:
 @pytest.mark.parametrize(("points", "blocks"), [(1, 1), (7, 2), (10**6, 10**6)])
 def test_chunks_change_nothing(points: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a grid is cut, each point is there once: blocks of 24 points are cut, joined or left whole."""
-    axes = {"model": "8b", "batch": "1:4", "intra.bandwidth": "100:800:x2GB/s", "intra.latency": "1:6:+1us"}
+    axes = {"model": "8b", "batch": "1:4", "intra.bandwidth": "100:800:x2GB/s", "intra.allreduce_floor": "1:6:+1us"}
     whole = sweep(axes, ["ladder"])
     monkeypatch.setattr(grids, "CHUNK_POINTS", points)
     monkeypatch.setattr(grids, "CHUNK_BLOCKS", blocks)
@@ -192,7 +192,7 @@ def test_chunks_change_nothing(points: int, blocks: int, monkeypatch: pytest.Mon
 
 
 def test_processes_give_what_one_gives() -> None:
-    axes = {"model": "8b", "batch": "1:70:+1", "intra.latency": "1,2us"}
+    axes = {"model": "8b", "batch": "1:70:+1", "intra.allreduce_floor": "1,2us"}
     grid = Grid(axes, ["ladder"])
     how = how_of(grid, None, ignore_memory=False)
     counted: list[int] = []

@@ -70,7 +70,11 @@ def test_all_formats_hold_the_table(tmp_path: Path) -> None:
         # the ends of what runs had, and beyond
         {"model": ["8b", "70b"], "batch": [1, 2, 64, 65], "prompt": [1023, 1024, 1025], "gen": [511, 512]},
         {"model": "70b", "gpu.bf16_flops": [5e14, H100.gpu.bf16_flops, 1e15], "cluster.rank_skew": [0.02, 0.03]},
-        {"model": "70b", "intra.latency_s": [1e-5, H100.intra.latency_s], "stack.stream_wait_s": [1e-6, 2e-6]},
+        {
+            "model": "70b",
+            "intra.allreduce_floor_s": [1e-5, H100.intra.allreduce_floor_s],
+            "stack.stream_wait_s": [1e-6, 2e-6],
+        },
         {"model": "8b", "stack": "vllm", "concurrency": [1, 4, 64, 2048], "prompt": [128, 1024], "tp": [1, 8]},
     ],
 )

@@ -125,7 +125,7 @@ def test_many_loads_are_summed_up() -> None:
 
 def test_flags_of_a_scenario_are_refused_with_a_table() -> None:
     assert run("validate", "--level", "roofline", "--json").code == 0
-    for flags in (("--tp", "4"), ("--set", "intra.latency=5us"), ("--no-p2p",)):
+    for flags in (("--tp", "4"), ("--set", "intra.allreduce_floor=5us"), ("--no-p2p",)):
         code, _, error = run("validate", *flags)
         assert code == 2
         assert "the scenario is in the table" in error

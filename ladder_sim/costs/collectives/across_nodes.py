@@ -9,13 +9,21 @@ import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.collectives.formulas import NVLS_NODE_S, TREE_LL, across_nodes_s, nvls_in_nodes, through_host_s
+from ladder_sim.costs.collectives.formulas import (
+    LL_BYTES,
+    NVLS_NODE_S,
+    across_nodes_s,
+    nvls_in_nodes,
+    rail_bytes,
+    through_host_s,
+)
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged
 from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import Group
+from ladder_sim.specs.allreduce_floor import TREE_LL
 from ladder_sim.specs.scenario import Scenario
 
 
@@ -48,15 +56,19 @@ class AcrossNodes:
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """As `ladder_sim.costs.collectives.network.Network.times`."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        times = fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
+        low_latency_s = _low_latency_s(kind, message, self._hardware.intra, self._ranks)
+        ways = self._ways(kind, message, node_wire_s, low_latency_s, nvlink=self._cluster.intra.full_nvlink)
         if not self._p2p:
-            times = self._without_p2p(kind, message, node_wire_s, times)
-        fabric = self._fabric
-        if fabric is None or kind != "all_reduce":
+            ways = self._without_p2p(kind, message, node_wire_s, fastest_way(ways).seconds)
+        fabric = self._fabric if kind == "all_reduce" else None
+        if fabric is not None:
+            log_sizes, log_ratios, measured = self._fabric_log_ratios
+            ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
+            ways = {name: seconds * ratio for name, seconds in ways.items()}
+        times = fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
+        if fabric is None:
             return times
-        log_sizes, log_ratios, measured = self._fabric_log_ratios
-        ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
-        times = dataclasses.replace(times, seconds=times.seconds * ratio, source="transferred")
+        times = dataclasses.replace(times, source="transferred")
         if not self._p2p:
             # the fabric's sweep was made with it
             return times
@@ -85,9 +97,10 @@ class AcrossNodes:
         ideals_s = across_nodes_s(
             sizes,
             self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
+            _low_latency_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
             nodes=self._fabric.nodes,
             ranks_per_node=ranks,
-            latency_s=measured_on.inter.latency_s,
+            allreduce_floor_s=measured_on.inter.allreduce_floor_s,
             bandwidth_Bps=measured_on.inter.bandwidth_Bps,
             nvlink=measured_on.intra.full_nvlink,
             switch=measured_on.intra.switch,
@@ -96,8 +109,8 @@ class AcrossNodes:
         return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
 
     def _without_p2p(
-        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct: CollectiveTimes
-    ) -> CollectiveTimes:
+        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats
+    ) -> dict[str, Floats]:
         """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
 
         NVLS stays, between two barriers through host memory as inside one node.
@@ -106,26 +119,47 @@ class AcrossNodes:
         # in place of the chain of GPUs in each node
         chain_s = TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
         longer_s = np.maximum(0.0, at_floor_s - chain_s)
-        through_host = self._ways(kind, message, host_s - at_floor_s, nvlink=False)
+        none_s = np.zeros_like(message)
+        through_host = self._ways(kind, message, host_s - at_floor_s, none_s, nvlink=False)
         ways = {"tree": longer_s + through_host["tree"]}
         if nvls_in_nodes(self._ranks, self._cluster.intra.switch):
-            through_switch = self._ways(kind, message, node_wire_s, nvlink=False)
+            through_switch = self._ways(kind, message, node_wire_s, none_s, nvlink=False)
             ways["nvls-tree"] = 2.0 * at_floor_s - NVLS_NODE_S + through_switch["nvls-tree"]
         else:
             ways["nccl-host"] = longer_s + through_host["nccl"]
-        return fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
+        return {name: np.maximum(direct_s, seconds) for name, seconds in ways.items()}
 
-    def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
+    def _ports_s(self, kind: CollectiveKind, name: str, message: Floats) -> Floats:
+        """Seconds that one algorithm keeps a GPU's ports busy at least, the one in the node and that of the network."""
+        hardware, in_switch = self._hardware, self._cluster.intra.switch
+        link = hardware.intra
+        if not self._p2p and name != "nvls-tree":
+            link, in_switch = hardware.host, False
+        traffic = ALGORITHMS[_stages(kind), "nccl"].port_traffic(self._ranks, in_switch)
+        if kind == "all_to_all":
+            # the rest is for other nodes
+            traffic /= self._nodes
+        across = rail_bytes(message, self._nodes, self._ranks, self._rail_traffic(kind))
+        ports_s: Floats = np.maximum(traffic * message / link.bandwidth_Bps, across / hardware.inter.bandwidth_Bps)
+        return ports_s
+
+    def _rail_traffic(self, kind: CollectiveKind) -> float:
+        """What a rank sends to all goes through its own port, what all gather is shared by the node's."""
+        return {"all_reduce": 2.0, "all_to_all": float(self._ranks)}.get(kind, 1.0)
+
+    def _ways(
+        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, node_low_latency_s: Floats, *, nvlink: bool
+    ) -> dict[str, Floats]:
         """NCCL's algorithms, given the stages inside each node."""
         return across_nodes_s(
             message,
             node_wire_s,
+            node_low_latency_s,
             nodes=self._nodes,
             ranks_per_node=self._ranks,
-            latency_s=self._hardware.inter.latency_s,
+            allreduce_floor_s=self._hardware.inter.allreduce_floor_s,
             bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
-            # what a rank sends to all goes through its own port, what all gather is shared by the node's
-            traffic={"all_reduce": 2.0, "all_to_all": self._ranks}.get(kind, 1.0),
+            traffic=self._rail_traffic(kind),
             nvlink=nvlink,
             switch=self._cluster.intra.switch,
         )
@@ -136,7 +170,9 @@ class AcrossNodes:
         if ranks == 1:
             return nothing
         formula = ALGORITHMS[kind, "nccl"]
-        floor_s, whole_s = (formula(size, ranks, tier.latency_s, tier.bandwidth_Bps) for size in (nothing, message))
+        floor_s, whole_s = (
+            formula(size, ranks, tier.allreduce_floor_s, tier.bandwidth_Bps) for size in (nothing, message)
+        )
         wire_s = whole_s - floor_s
         measured = self._measured.get((kind, "nccl"))
         if measured is None:
@@ -149,7 +185,15 @@ class AcrossNodes:
         if self._ranks == 1:
             return np.zeros_like(message)
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(_stages(kind), message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
+        return through_host_s(_stages(kind), message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
+
+
+def _low_latency_s(kind: CollectiveKind, message: Floats, tier: Link, ranks: int) -> Floats:
+    """What NCCL's low-latency protocol sends from GPU to GPU inside a node takes on their links, seconds."""
+    wire_s: Floats = (
+        LL_BYTES * ALGORITHMS[_stages(kind), "nccl"].port_traffic(ranks, False) * message / tier.bandwidth_Bps
+    )
+    return wire_s
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:

@@ -54,15 +54,15 @@ def multicast(ranks: float) -> float:
 
 
 def mnnvl_two_shot(ranks: float) -> float:
-    """As a ring on 8 GPUs, 1.46 times as much on 16; what grows so with the ranks is not published."""
-    return ring(8.0) * math.pow(ranks / 8.0, 0.55)
+    """As a ring up to 8 GPUs, 1.46 times as much on 16; what grows so with the ranks is not published."""
+    return max(ring(ranks), ring(8.0) * math.pow(ranks / 8.0, 0.55))
 
 
 class Line(NamedTuple):
     """One kernel: a latency floor plus wire time."""
 
     floor: float
-    """Of the link's latency."""
+    """Share of the link's all-reduce floor."""
     rate: float
     """Of the link's bandwidth."""
     traffic: Callable[[float], float]
@@ -70,9 +70,9 @@ class Line(NamedTuple):
     growth: float = 0.0
     """The floor grows with this power of the ranks."""
 
-    def seconds(self, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+    def seconds(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
         """Time of messages, bytes."""
-        floor_s = self.floor * floor_growth(ranks, self.growth) * latency_s
+        floor_s = self.floor * floor_growth(ranks, self.growth) * allreduce_floor_s
         return floor_s + self.traffic(ranks) * message / (self.rate * bandwidth_Bps)
 
 
@@ -138,18 +138,25 @@ class Algorithm:
     symmetric: bool = False
     """It works on symmetric memory, into and out of which engines copy the message."""
     eager: float = 0.0
-    """Of the link's latency: what its figures hold of a launch, which engines save in a CUDA graph."""
+    """Share of the link's all-reduce floor: what its figures hold of a launch, which engines save in a CUDA graph."""
     for_small: bool = False
     """NCCL's all-reduce takes the messages for which that is faster."""
     across_roots: float = 1.0
     """Share of its rate where the GPUs lie below several PCIe roots."""
+    may_multicast: bool = False
+    """Where there is a switch, what runs under its name may be a kernel that reduces there."""
 
-    def __call__(self, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+    def __call__(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
         """Time of messages, bytes."""
-        fastest = self.lines[0].seconds(message, ranks, latency_s, bandwidth_Bps)
+        fastest = self.lines[0].seconds(message, ranks, allreduce_floor_s, bandwidth_Bps)
         for line in self.lines[1:]:
-            fastest = np.minimum(fastest, line.seconds(message, ranks, latency_s, bandwidth_Bps))
+            fastest = np.minimum(fastest, line.seconds(message, ranks, allreduce_floor_s, bandwidth_Bps))
         return fastest
+
+    def port_traffic(self, ranks: float, switch: bool) -> float:
+        """Fewest bytes that a GPU's port sends or receives for a byte of the message, whichever kernel runs."""
+        traffic = min(line.traffic(ranks) for line in self.lines)
+        return min(traffic, multicast(ranks)) if self.may_multicast and switch else traffic
 
     @property
     def holds_norm(self) -> bool:
@@ -186,9 +193,14 @@ _MULTIMEM = Algorithm(
 OWN = "engine"
 
 ALL_REDUCE: Mapping[str, Algorithm] = {
-    "nccl": Algorithm(lines=(_NCCL,), holder="ring"),
+    "nccl": Algorithm(lines=(_NCCL,), holder="ring", may_multicast=True),
     # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
-    "nvls": Algorithm(lines=(Line(1.0, 452 / _H100_GBps, ring, LATENCY_EXPONENT),), needs=(P2P, SWITCH), holder="nvls"),
+    "nvls": Algorithm(
+        lines=(Line(1.0, 452 / _H100_GBps, ring, LATENCY_EXPONENT),),
+        needs=(P2P, SWITCH),
+        holder="nvls",
+        may_multicast=True,
+    ),
     # by what vLLM says of H100 and GB200 (all_reduce_utils.py): on 8 GPUs 1.35 to 1.48 times as fast as its own kernels
     # up to 16 KB, slower at 32 and 64 KB, faster from 128 KB on. The rate is taken over from multimem
     "nccl-symmetric": Algorithm(
@@ -253,7 +265,7 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
         across_roots=26.5 / 35,
     ),
     # about what engines take without a rule that is known
-    OWN: Algorithm(lines=(_ONE_SHOT, _TWO_SHOT, _NCCL), needs=(P2P,), inline=True),
+    OWN: Algorithm(lines=(_ONE_SHOT, _TWO_SHOT, _NCCL), needs=(P2P,), inline=True, may_multicast=True),
 }
 
 # what engines issue among their kernels

@@ -75,7 +75,8 @@ class MeasuredCollective:
             ranks: (
                 np.log(curve.size_bytes),
                 np.log(
-                    curve.seconds / self.formula(curve.size_bytes, ranks, self.tier.latency_s, self.tier.bandwidth_Bps)
+                    curve.seconds
+                    / self.formula(curve.size_bytes, ranks, self.tier.allreduce_floor_s, self.tier.bandwidth_Bps)
                 ),
             )
             for ranks, curve in self.curves.items()

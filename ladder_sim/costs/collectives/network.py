@@ -1,6 +1,7 @@
 """The collectives of one scenario: which algorithm runs, how long it takes, and which times are measured."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -34,11 +35,15 @@ CUSTOM = ("one-shot", "two-shot")
 COPY_TRAFFIC = 2.0
 # bytes of a quantised message over those of 16 bits: each 32 values have a scale of 16 bits (QuickReduce)
 QUANTIZED = {"int8": 8.5 / 16.0, "fp8": 8.5 / 16.0, "int4": 4.5 / 16.0}
+# routers that choose among groups of experts keep a token's on at most four nodes (DeepSeek-V3 report, 2.1.2), and so
+# do DeepEP's measurements
+GROUPED_NODES = 4
 # what DeepEP's kernels take longer across nodes, as a share of the floor of an all-reduce over two: 9, 14 and 16 us on
 # 2, 4 and 8 nodes of H100s
 DISPATCH_HOP = 0.3
-# bytes of an element that DeepEP sends across nodes for one of 16 bits: it quantises what it dispatches to fp8
-DISPATCHED = {"dispatch": 0.5, "combine": 1.0}
+# bytes of an element that a dispatch sends for one of 16 bits: DeepEP quantises to fp8, TensorRT-LLM's kernels to
+# NVFP4, whose 16 values of 4 bits have a scale of 8
+DISPATCHED = {"deepep-ll": 0.5, "deepep-ht": 0.5, "nvlink-one-sided": 4.5 / 16.0, "nvlink-two-sided": 4.5 / 16.0}
 
 
 class Network:
@@ -93,7 +98,8 @@ class Network:
         if kind in ("dispatch", "combine"):
             return self._dispatch(kind, kernel, message_bytes)
         if self._across_nodes is not None:
-            return self._across_nodes.times(kind, message_bytes)
+            # no kernel fuses a norm there
+            return self._across_nodes.times("all_reduce" if kind == "all_reduce_norm" else kind, message_bytes)
         if kind == "broadcast":
             return fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
         if kind not in ("all_reduce", "all_reduce_norm"):
@@ -211,7 +217,7 @@ class Network:
         """In a CUDA graph, with the copies that the engine makes for it."""
         times = self.alone("all_reduce", name, message)
         copied_s = self.copied_bytes(name, message) / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
-        saved_s = ALL_REDUCE[name].eager * self._hardware.intra.latency_s
+        saved_s = ALL_REDUCE[name].eager * self._hardware.intra.allreduce_floor_s
         return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
 
     def copied_bytes(self, name: str, message: Number) -> Number:
@@ -242,11 +248,16 @@ class Network:
         if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
         seconds = _at_tier(algorithm, message, ranks, tier)
+        if (kind, name) in DISPATCHES:
+            port_s = np.maximum(*self._dispatch_ports_s(kind, name, message, most_nodes=GROUPED_NODES))
+        else:
+            traffic = algorithm.port_traffic(ranks, self._cluster.intra.switch)
+            port_s = traffic * message / self._hardware.intra.bandwidth_Bps
         # what dense models do not need is in a file of its own
         measured_s = self.profile.measured_dispatches if self.profile and (kind, name) in DISPATCHES else self._measured
         measured = measured_s.get((kind, name))
         if measured is None:
-            return unmeasured(seconds, name, self._source(algorithm))
+            return unmeasured(seconds, name, self._source(algorithm)).at_least(port_s)
         ratio, in_range = measured.ratio(message, ranks)
         here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
@@ -256,7 +267,7 @@ class Network:
             source="fitted" if here else "transferred",
             algorithms=(name,),
             choice=ONLY,
-        )
+        ).at_least(port_s)
 
     def _source(self, algorithm: Algorithm) -> Source:
         """Of a formula's figures."""
@@ -275,16 +286,34 @@ class Network:
         network = self.profile and Link.of(self.profile.cluster.inter).same_as(hardware.inter)
         if measured and network and self._measured_here and ranks in measured.curves:
             return self._in_node(kind, kernel, message, ranks)
-        # the port carries a token once for each expert on another node; the normal kernels once for each such node
-        top_k, others = self._scenario.model.experts_per_token, (self._nodes - 1) / self._nodes
-        copies = others if kernel == "deepep-ll" else (self._nodes - 1) * (1.0 - others**top_k) / top_k
-        port_s = DISPATCHED[kind] * copies * message / (INTER_EFFICIENCY * hardware.inter.bandwidth_Bps)
+        node_s, network_s = self._dispatch_ports_s(kind, kernel, message)
         floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, hardware.intra)
-        return unmeasured(floor_s + DISPATCH_HOP * hardware.inter.latency_s + port_s, kernel, "transferred")
+        seconds = floor_s + DISPATCH_HOP * hardware.inter.allreduce_floor_s + network_s / INTER_EFFICIENCY
+        return unmeasured(seconds, kernel, "transferred").at_least(node_s)
+
+    def _dispatch_ports_s(
+        self, kind: str, kernel: str, message: Floats, *, most_nodes: int = sys.maxsize
+    ) -> tuple[Floats, Floats]:
+        """Seconds that a GPU's ports are busy with a dispatch or combine: that in the node, and that of the network.
+
+        DeepEP's low-latency kernels send a token once for each expert on another GPU. The others send it once for each
+        such GPU, and across nodes once for each node, which passes it on. `most_nodes` have a token's experts.
+        """
+        nodes, ranks, top_k = self._nodes, self._ranks, self._scenario.model.experts_per_token
+        near = min(nodes, most_nodes)
+
+        def reached(places: int) -> float:
+            """Places that have an expert of a token, for each of its experts."""
+            return places * (1.0 - (1.0 - 1.0 / places) ** top_k) / top_k
+
+        in_node, across = (1.0 / nodes, 1.0) if kernel == "deepep-ll" else (reached(near * ranks), reached(near))
+        sent = (DISPATCHED[kernel] if kind == "dispatch" else 1.0) * message
+        node_s = (ranks - 1) / ranks * in_node * sent / self._hardware.intra.bandwidth_Bps
+        return node_s, (nodes - 1) / nodes * across * sent / self._hardware.inter.bandwidth_Bps
 
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(kind, message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
+        return through_host_s(kind, message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
@@ -294,4 +323,4 @@ def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) 
 
 
 def _at_tier(formula: Formula, message: Floats, ranks: int, tier: Link) -> Floats:
-    return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps)
+    return formula(message, ranks, tier.allreduce_floor_s, tier.bandwidth_Bps)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,10 @@ class CollectiveTimes:
     def most_common(self) -> str:
         """The algorithm of most configurations."""
         return self.algorithms[int(np.bincount(self.choice).argmax()) if len(self.algorithms) > 1 else 0]
+
+    def at_least(self, wire_s: Floats) -> Self:
+        """Return them no shorter than a port takes for the bytes it must send or receive, seconds."""
+        return dataclasses.replace(self, seconds=np.maximum(self.seconds, wire_s))
 
     def choose(self, of_each: Sequence[Number]) -> Number:
         """A value that depends on the algorithm, given each one's: a number if all configurations agree."""

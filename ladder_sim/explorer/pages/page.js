@@ -142,7 +142,7 @@
   const along = (number, position) => place.at.map((own, index) => (index === number ? position : own));
 
   // the axis of curve and map: the latency, if there is one, since at a small batch it decides
-  const number = Math.max(0, data.axes.findIndex((axis) => axis.name.endsWith(".latency_s")));
+  const number = Math.max(0, data.axes.findIndex((axis) => axis.name.endsWith(".allreduce_floor_s")));
 
   function drawCurve() {
     const axis = data.axes[number];

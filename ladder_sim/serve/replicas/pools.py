@@ -72,7 +72,7 @@ class Prefill:
         def gpu_bytes(tokens: int) -> float:
             return max(float(kv_bytes(side, tokens)) for side in (scenario, decode))
 
-        return cls(pool=pool, latency_s=tier.latency_s, bandwidth_Bps=tier.bandwidth_Bps, gpu_bytes=gpu_bytes)
+        return cls(pool=pool, latency_s=tier.allreduce_floor_s, bandwidth_Bps=tier.bandwidth_Bps, gpu_bytes=gpu_bytes)
 
     def seconds(self, tokens: int) -> float:
         """How long the KV cache of a prompt takes."""

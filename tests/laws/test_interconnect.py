@@ -1,0 +1,195 @@
+"""Laws of the interconnect: what a link's rate and distance do to collectives, and to the steps that wait for them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario
+from ladder_sim.answer import Predictions
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES
+from ladder_sim.costs.collectives.network import Network
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.errors import LadderSimError
+from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs import catalog
+from tests.support.laws import law
+from tests.support.random_scenarios import EXPERTS, STACKS, scenarios
+
+RATES = st.floats(6, 12).map(lambda exponent: 10.0**exponent)
+FACTORS = st.floats(0, 3).map(lambda exponent: 10.0**exponent)
+MESSAGES = st.floats(1, 11).map(lambda exponent: 10.0**exponent)
+# a link that costs nothing
+FREE = {"bandwidth_Bps": 1e17, "allreduce_floor_s": 0.0}
+KINDS = ("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def links(scenario: Scenario) -> list[str]:
+    """The tiers that collectives of a scenario cross."""
+    node = ["intra"] if scenario.p2p else ["intra", "host"]
+    return [*(node if scenario.ranks_per_node > 1 else []), *(["inter"] if scenario.group_nodes > 1 else [])]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[Scenario, Network]:
+    """The collectives of a scenario by any algorithm, on links of any rate."""
+    nodes = draw(st.sampled_from([1, 2, 4, 8]))
+    per_node = draw(st.sampled_from([1, 2, 4, 8]))
+    assume(nodes * per_node > 1)
+    how: dict[str, Any] = {
+        "cluster": draw(st.sampled_from(catalog.cluster_names())),
+        "nodes": nodes,
+        "gpus_per_node": per_node,
+        "tp": nodes * per_node,
+        "stack": draw(st.sampled_from(STACKS)),
+        "allreduce": draw(st.sampled_from([None, "auto", *(name for name in ALL_REDUCE if name != "engine")])),
+        "p2p": draw(st.booleans()),
+        "overrides": {
+            f"{tier}.bandwidth_Bps": draw(RATES) for tier in ("intra", "inter", "host") if draw(st.booleans())
+        },
+    }
+    try:
+        scenario = Scenario.of(model="405b", **how)
+        profile = resolve_profile(scenario, None) if draw(st.booleans()) else None
+        return scenario, Network(scenario, profile, Hardware.of(scenario, profile))
+    except LadderSimError:
+        assume(False)
+        raise
+
+
+def port_s(scenario: Scenario, kind: str, message: float) -> float:
+    """What a port takes for the fewest bytes that any algorithm must send or receive through it."""
+    cluster, nodes, ranks = scenario.cluster, scenario.group_nodes, scenario.ranks_per_node
+    reduces = kind in ("all_reduce", "all_reduce_norm")
+    node_bytes = (2.0 if reduces else 1.0) * (ranks - 1) / ranks * message
+    if reduces and cluster.intra.switch and ranks > 2:
+        node_bytes = min(node_bytes, message)
+    # without peer-to-peer access it is for the algorithm to take host memory or the switch
+    rate = max(cluster.intra.bandwidth_Bps, 0.0 if scenario.p2p else cluster.host.bandwidth_Bps)
+    if kind == "all_to_all":
+        node_bytes /= nodes
+    shared = 1 if kind == "all_to_all" else ranks
+    network_bytes = (2.0 if reduces else 1.0) * (nodes - 1) / nodes * message / shared
+    return max(node_bytes / rate, network_bytes / cluster.inter.bandwidth_Bps)
+
+
+@law(examples=1000)
+@given(networks(), st.sampled_from(KINDS), MESSAGES)
+def test_no_collective_is_faster_than_its_bytes_through_a_port(
+    drawn: tuple[Scenario, Network], kind: str, message: float
+) -> None:
+    """No collective is faster than the bytes that it must send or receive through a port at the port's rate."""
+    scenario, network = drawn
+    seconds = network.times(kind, np.array([message])).seconds[0]
+    assert seconds >= port_s(scenario, kind, message) * (1 - 1e-9)
+
+
+@law(examples=500)
+@given(
+    st.sampled_from(EXPERTS),
+    st.sampled_from(["sglang", "vllm", "trtllm"]),
+    st.sampled_from(sorted(DISPATCHES)),
+    st.sampled_from([(1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8)]),
+    st.dictionaries(st.sampled_from(["intra.bandwidth_Bps", "inter.bandwidth_Bps"]), RATES),
+    st.sampled_from(catalog.cluster_names()),
+    MESSAGES,
+)
+def test_no_dispatch_is_faster_than_one_copy_of_each_token(
+    model: str,
+    stack: str,
+    what: tuple[str, str],
+    layout: tuple[int, int],
+    rates: dict[str, float],
+    cluster: str,
+    message: float,
+) -> None:
+    """No dispatch or combine is faster than one copy of each token, in 4.5 bits or 16, to one other GPU or node."""
+    (kind, kernel), (nodes, ranks) = what, layout
+    try:
+        scenario = Scenario.of(
+            model=model,
+            cluster=cluster,
+            stack=stack,
+            nodes=nodes,
+            gpus_per_node=ranks,
+            tp=1,
+            attention_dp=nodes * ranks,
+            ep=nodes * ranks,
+            batch=nodes * ranks,
+            overrides={**rates, "stack.dispatch": kernel},
+        )
+        profile = resolve_profile(scenario, None)
+        network = Network(scenario, profile, Hardware.of(scenario, profile), "experts")
+        seconds = network.times(kind, np.array([message]), kernel=kernel).seconds[0]
+    except LadderSimError:
+        assume(False)
+        raise
+    token_bytes = (4.5 / 16 if kind == "dispatch" else 1.0) * message / scenario.model.experts_per_token
+    in_node_s = (ranks - 1) / ranks * token_bytes / nodes / scenario.cluster.intra.bandwidth_Bps
+    across_s = (nodes - 1) / nodes * token_bytes / scenario.cluster.inter.bandwidth_Bps
+    assert seconds >= max(in_node_s, across_s) * (1 - 1e-9)
+
+
+def changed(scenario: Scenario, figures: dict[str, float]) -> Scenario:
+    """A scenario with figures set by hand."""
+    cluster = scenario.cluster
+    for name, value in figures.items():
+        tier, _, field = name.partition(".")
+        cluster = dataclasses.replace(cluster, **{tier: dataclasses.replace(getattr(cluster, tier), **{field: value})})
+    settings = {**scenario.settings, **dict.fromkeys(figures, "")}
+    return dataclasses.replace(scenario, cluster=cluster, settings=settings)
+
+
+def steps(scenario: Scenario, *variants: str) -> dict[str, tuple[float, float]]:
+    """TTFT and TPOT of variants, seconds."""
+    return {name: (answer.ttft_s, answer.tpot_s) for name, answer in answers(scenario, *variants).items()}
+
+
+def answers(scenario: Scenario, *variants: str) -> Predictions:
+    """Predictions, whether or not the model fits into memory."""
+    return predict(scenario, variants, ignore_memory=True)
+
+
+@law(examples=500)
+@given(scenarios(), st.data())
+def test_a_link_ten_times_slower_is_never_free(scenario: Scenario, data: st.DataObject) -> None:
+    """A link ten times slower makes standard slower, unless the critical path shows launches, which may hide it."""
+    tier = data.draw(st.sampled_from(links(scenario)))
+    rate = getattr(scenario.cluster, tier).bandwidth_Bps
+    now, slower = (
+        answers(changed(scenario, {f"{tier}.bandwidth_Bps": each}), "standard")["standard"]
+        for each in (rate, rate / 10)
+    )
+    assert slower.tpot_s > now.tpot_s * (1 + 1e-7) or "launches" in now.breakdown.limits_s
+    assert slower.ttft_s > now.ttft_s * (1 + 1e-7) or "launches" in now.breakdown.limits_s
+
+
+@law(examples=500)
+@given(scenarios(), st.data())
+def test_a_better_link_slows_no_step_that_waits_for_it(scenario: Scenario, data: st.DataObject) -> None:
+    """A faster or nearer link slows no wiring without overlap by more than 0.01 %, and no token of ladder by 1 %."""
+    tier = data.draw(st.sampled_from(links(scenario)))
+    link, figure = getattr(scenario.cluster, tier), data.draw(st.sampled_from(["bandwidth_Bps", "allreduce_floor_s"]))
+    now, factor = getattr(link, figure), data.draw(FACTORS)
+    better = now * factor if figure == "bandwidth_Bps" else now / factor
+    before, after = (
+        steps(changed(scenario, {f"{tier}.{figure}": each}), "standard", "parallel", "ladder") for each in (now, better)
+    )
+    for variant in ("standard", "parallel"):
+        for before_s, after_s in zip(before[variant], after[variant], strict=True):
+            assert after_s <= before_s * 1.0001, variant
+    assert after["ladder"][1] <= before["ladder"][1] * 1.01
+
+
+@law(examples=500)
+@given(scenarios(nodes=(1,)))
+def test_free_links_leave_ladder_nothing_to_gain(scenario: Scenario) -> None:
+    """Where links in the node, start-ups, waits and copies cost nothing, ladder gains less than 0.1 %."""
+    free = {f"{tier}.{name}": value for tier in ("intra", "host") for name, value in FREE.items()}
+    stack = dataclasses.replace(scenario.stack, collective_launch_s=0.0, stream_wait_s=0.0, allreduce_copies=0)
+    settings = dict.fromkeys(("stack.collective_launch_s", "stack.stream_wait_s"), "")
+    times_s = steps(changed(dataclasses.replace(scenario, stack=stack, settings=settings), free), "standard", "ladder")
+    for standard_s, ladder_s in zip(times_s["standard"], times_s["ladder"], strict=True):
+        assert ladder_s >= standard_s * 0.999
