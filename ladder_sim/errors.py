@@ -218,6 +218,11 @@ def install_command(extra: str = "") -> str:
     return f"{pip} {shlex.quote(source)}"
 
 
+def reason(error: Exception) -> str:
+    """Why one of many points has no result, in a line."""
+    return error.message if isinstance(error, LadderSimError) else f"{type(error).__name__}: {error} (a bug)"
+
+
 def exit_code(
     command: Callable[[], int | None], *, debug: bool = False, report: Callable[[str], object] | None = None
 ) -> int:

@@ -1,15 +1,15 @@
 """What is done to measured times of experts before the engines' median is taken, and why.
 
-Measurements of something else are left out (`EXCLUSIONS`), none is faster than memory (`weights_read_bytes`), and no
-time falls as tokens are added (`rising`).
+Measurements of something else are left out (`EXCLUSIONS`), none is faster than memory (`weights_read_bytes`), none is
+more than twice what other splits of the layer allow (`by_splits`), and no time falls as tokens are added (`rising`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from calibration.importers.aiconfigurator import SYSTEMS
-from calibration.importers.grids import Series, dense, envelope
+from calibration.importers.grids import OUTLIER_LOG, Series, dense, envelope
 from ladder_sim.costs.roofline import GEMM_FORMATS, Experts
 from ladder_sim.des.shared import Floats
 
@@ -109,6 +109,29 @@ def weights_read_bytes(key: Experts, series: Series) -> Floats:
     taken: Floats = (1.0 - (1.0 - chance[:, None]) ** tokens).sum(axis=0)
     weight_bytes: Floats = taken / ep * 3.0 * key.hidden * key.width / expert_tp * GEMM_FORMATS[key.format].weight_bytes
     return weight_bytes
+
+
+def by_splits(series: Series, read_s: Floats) -> Series:
+    """No time is more than twice what a rank with fewer or more of the weights allows for as many tokens.
+
+    A rank with half of them is no slower, and what twice as many ranks share one of them can run in two halves. A tuner
+    that missed the kernel for one split breaks this: TensorRT-LLM takes 1,000 us for the experts of Llama 4 Scout on
+    two H100s, and 123 us on four. `read_s`: what reading the weights takes, which repeated calls with a small part of
+    them in a large cache do not show.
+    """
+    axes = [np.unique(column) for column in series.points.T]
+    allowed = np.nan_to_num(dense(axes, series), nan=np.inf)
+    # of ranks that share experts' widths, and of parts of the experts
+    for axis in (0, 1):
+        times, shares = np.moveaxis(allowed, axis, 0), axes[axis]
+        for few in range(len(shares) - 1):
+            times[few + 1] = np.minimum(times[few + 1], times[few])
+        for few in reversed(range(len(shares) - 1)):
+            times[few] = np.minimum(times[few], shares[few + 1] / shares[few] * times[few + 1])
+    at = tuple(np.searchsorted(values, series.points[:, axis]) for axis, values in enumerate(axes))
+    allowed_s = np.maximum(allowed[at], read_s)
+    far = np.log(series.seconds / allowed_s) > OUTLIER_LOG
+    return replace(series, seconds=np.where(far, allowed_s, series.seconds))
 
 
 def rising(series: Series) -> Series:

@@ -15,12 +15,12 @@ import numpy as np
 
 from calibration.importers import package, parquet
 from calibration.importers.aiconfigurator import make_table, nonempty, of_engine
-from calibration.importers.clean_experts import rising, weights_read_bytes, without_excluded
+from calibration.importers.clean_experts import by_splits, rising, weights_read_bytes, without_excluded
 from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge, rounded
 from calibration.importers.thin import predicted_s
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, MoeTables
+from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile, MoeTables
 from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.des.shared import Floats
@@ -98,6 +98,7 @@ def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]
     experts: dict[Experts, dict[str, Series]] = defaultdict(dict)
     excluded: set[str] = set()
     raised: dict[str, int] = defaultdict(int)
+    lowered: dict[str, int] = defaultdict(int)
     bandwidth_Bps = package.read_gpu_figures(files.description)["mem_bw"]
     for label, path in _oldest_first(files.data / "moe", "moe_perf.parquet"):
         for key, series in parquet.expert_series(label, _read(files, label, path)):
@@ -106,6 +107,9 @@ def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]
                 fastest_s = weights_read_bytes(key, own) / bandwidth_Bps
                 raised[label] += int((own.seconds < fastest_s).sum())
                 own = rising(replace(own, seconds=np.maximum(own.seconds, fastest_s)))
+                split = by_splits(own, fastest_s / HBM_EFFICIENCY)
+                lowered[label] += int((split.seconds < own.seconds).sum())
+                own = rising(split)
                 excluded |= reasons
                 if len(own.seconds):
                     experts[key][own.engine] = own
@@ -113,6 +117,11 @@ def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]
     files.notes += [
         f"{count} experts' times of {label} raised to what reading weights takes"
         for label, count in raised.items()
+        if count
+    ]
+    files.notes += [
+        f"{count} experts' times of {label} lowered to what other splits of the layer take"
+        for label, count in lowered.items()
         if count
     ]
     return experts

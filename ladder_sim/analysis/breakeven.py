@@ -4,6 +4,7 @@ A coarse scan over the range finds the brackets, in one vectorised pass if the f
 finder closes in on each. Two crossings between neighbouring scan points are missed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,7 +32,7 @@ from ladder_sim.sweeps.run import run
 SCANNED = 65
 # the default range goes from the scenario's value divided by this to that multiplied by it
 REACH = 16
-# above any gain over another variant; more is a percentage typed for a share
+# above any gain over another variant; more is a percentage without its sign
 MAX_GAIN = 5.0
 # of a crossing, relative to its value
 PRECISION = 1e-6
@@ -99,7 +100,7 @@ def breakeven(
     *,
     variant: str = "ladder",
     over: str = "standard",
-    gain: float = 0.0,
+    gain: float | str = 0.0,
     profile: str | None = None,
     ignore_memory: bool = False,
 ) -> BreakEven:
@@ -116,7 +117,7 @@ def breakeven(
     variant, over
         The speedup is of the first over the second.
     gain
-        0.05 searches for a speedup of 1.05.
+        0.05 or ``"5%"`` searches for a speedup of 1.05.
     profile, ignore_memory
         As in `predict`.
 
@@ -138,18 +139,13 @@ def breakeven(
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
     [('170.0 us', False)]
     """
-    if not -1.0 < gain <= MAX_GAIN:
-        raise UsageError(
-            f"gain {gain:.0%}: must be above -100 % and at most {MAX_GAIN:.0%}",
-            hint="10 % is --gain 10, in Python gain=0.1",
-        )
+    target = 1.0 + _gain(gain)
     values = _scan_values(point, field, given)
     if reason := "." in values.name and _unused(point, values.name):
         raise UsageError(f"{field} changes nothing: {reason}", hint="search along a figure that is used")
     how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)
     speedup = _Speedup(point, values.name, how)
     scanned = speedup.at(values.values)
-    target = 1.0 + gain
     whole = isinstance(values.values[0], int)
     if np.isnan(scanned).all():
         problem, hint = speedup.problem, "take another range"
@@ -178,6 +174,25 @@ def breakeven(
         crossings=tuple(crossings),
         confidences=speedup.confidences((values.values[0], values.values[-1])),
     )
+
+
+def _gain(given: float | str) -> float:
+    """Read a share, or as text also a percentage; a text above 1 must have the sign, as percentages once had none."""
+    percentage = isinstance(given, str) and given.rstrip().endswith("%")
+    try:
+        gain = float(given.rstrip(" %")) / 100.0 if percentage else float(given)  # type: ignore[union-attr]
+    except ValueError:
+        gain = math.nan
+    if isinstance(given, str) and not percentage and gain > 1.0:
+        raise UsageError(
+            f"gain {given}: must have a percent sign, or be a share from 0 to 1",
+            hint=f"write {given}%; 0.1 is 10%",
+        )
+    if not -1.0 < gain <= MAX_GAIN:
+        raise UsageError(
+            f"gain {given}: must be above -100% and at most {MAX_GAIN:.0%}", hint="10% is --gain 10% or 0.1"
+        )
+    return gain
 
 
 def _unused(point: Mapping[str, Any], name: str) -> str:

@@ -12,7 +12,7 @@ from ladder_sim.analysis.advice import Option, Unfit
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import total_bytes
 from ladder_sim.des.shared import Floats
-from ladder_sim.errors import LadderSimError, ProfileError
+from ladder_sim.errors import ProfileError, reason
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -73,8 +73,8 @@ def _times(replica: _Replica) -> _Times:
         except ProfileError:
             # not the fault of the plan
             raise
-        except LadderSimError as error:
-            problem = error.message
+        except Exception as error:
+            problem = reason(error)
     return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
 
 

@@ -18,7 +18,6 @@ from ladder_sim.confidence.runs import RUN_NOISE
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.graph.techniques.forms import SPLITTING
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
@@ -262,7 +261,7 @@ def versus(
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[tuple[str, ...], Predictions] = {}
     for changes, changed in changes_to(base, techniques):
-        splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, changes))
+        splits = base.plan.sp or changed["techniques"].splitting
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
         try:
             predictions[changes] = predict(

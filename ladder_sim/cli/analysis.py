@@ -98,7 +98,7 @@ def breakeven(
     ],
     variant: Annotated[str, typer.Option(help="Whose gain it is.")] = "ladder",
     over: Annotated[str, typer.Option(help="The variant to compare with, e.g. parallel.")] = "standard",
-    gain: Annotated[float, typer.Option(help="The gain to search for, in percent.")] = 0.0,
+    gain: Annotated[str, typer.Option(help="The gain to search for, e.g. 20% or 0.2.")] = "0%",
     output: Output,
 ) -> None:
     """Find the value of a field at which a variant's gain crosses a target."""
@@ -118,7 +118,7 @@ def breakeven(
         given if equals else None,
         variant=variant,
         over=over,
-        gain=gain / 100.0,
+        gain=gain,
         profile=flags.profile,
         ignore_memory=flags.ignore_memory,
     )

@@ -5,14 +5,18 @@ from collections.abc import Iterator, Mapping
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.roofline import roofline_s
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import Caution
 from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
-from ladder_sim.units import format_bytes
+from ladder_sim.units import format_bytes, format_seconds
 
+# a decode step whose kernels take longer than this multiple of their rooflines is explained
+SLOW = 3.0
 # a variant counts as faster if its time is less than this share of the other's: the rest is rounding
 NOTICED = 0.999
 
@@ -76,7 +80,7 @@ def cost_warnings(
             )
     if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
-    return [*warnings, *_faster_than_the_bound(simulated)]
+    return [*warnings, *_slow_decode(costs, simulated), *_faster_than_the_bound(simulated)]
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
@@ -108,6 +112,26 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
                 f"profile '{profile.name}' holds no {what} in {name}: its times of bf16 are carried over by the ratio "
                 f"of the formulas; it holds {', '.join(tables)}"
             )
+
+
+def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Which kernel makes a decode step take far longer than memory and arithmetic explain."""
+    step = next(iter(simulated.values())).decode
+    if step is None:
+        return
+    kernels = [
+        (op, estimate, count * estimate.seconds, count * float(roofline_s(op.shape, costs.hardware.gpu)))
+        for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True)
+        for op, estimate in [step.prices[number]]
+        if not isinstance(op.shape, CollectiveShape)
+    ]
+    if sum(seconds for *_, seconds, _ in kernels) <= SLOW * sum(bound_s for *_, bound_s in kernels):
+        return
+    op, estimate, seconds, bound_s = max(kernels, key=lambda kernel: kernel[-2] - kernel[-1])
+    yield (
+        f"kernels of a decode step take over {SLOW:g} times what memory and arithmetic allow: the most is '{op.kind}', "
+        f"{format_seconds(float(seconds))} instead of {format_seconds(bound_s)} ({estimate.source})"
+    )
 
 
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:

@@ -240,6 +240,8 @@ class KernelCosts:
         seconds = self._of_looked_up(shape, seconds)
         factor, slowed_s = self._stack_factor(shape, source), self._slowed_s(shape, seconds)
         seconds = (seconds + slowed_s) * factor
+        if source in ("fitted", "transferred"):
+            seconds = maximum(seconds, self._least_s(shape))
         if isinstance(shape, AttentionShape) and shape.shares_step:
             seconds = self._chunk_s(shape, seconds)
         return Estimate(
@@ -251,6 +253,13 @@ class KernelCosts:
                 shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)
             ),
         )
+
+    def _least_s(self, shape: Shape) -> Number:
+        """What no kernel falls below: its arithmetic, and what it reads from memory, at the figures of its table."""
+        if not isinstance(shape, GemmShape | BmmShape | AttentionShape | MlaShape):
+            return 0.0
+        gpu = self._table_gpu
+        return maximum(shape.flops / gpu.peak_flops(shape), shape.stored_bytes / gpu.hbm_bandwidth_Bps)
 
     def _chunk_s(self, shape: AttentionShape, share_s: Number) -> Number:
         """The time of a chunk that takes a share of its prompt's: at least that of one token, which reads as much."""

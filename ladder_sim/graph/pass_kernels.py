@@ -17,8 +17,9 @@ from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import Op, OpKind, Phase, Portion
 from ladder_sim.graph.roles import BlockKey, Gradient, InChunks, PortionOf, ResidualOp, Role
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
-from ladder_sim.graph.techniques.forms import SPLITTING, rewritten
+from ladder_sim.graph.techniques.forms import rewritten
 from ladder_sim.specs.layers import Dense, Gqa
+from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS
 
 # one token id, int64 as PyTorch indexes with
@@ -78,7 +79,7 @@ class PassKernels:
             blocks=(),
             stages=plan.stages(model.layers) if plan.pp > 1 else (),
             tensor_parallel=sharded,
-            splits=plan.sp or not SPLITTING.isdisjoint(rewrites),
+            splits=plan.sp or any(name in TECHNIQUES and TECHNIQUES[name].splits for name in rewrites),
             fused_add=stack.fused_residual_add,
             fused_ladder_add=stack.fused_ladder_add,
             norms=model.block_norms,

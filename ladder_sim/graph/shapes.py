@@ -61,10 +61,15 @@ class GemmShape(Multiplication):
         return 2.0 * self.m * self.n * self.k
 
     @property
+    def stored_bytes(self) -> float:
+        """Weights, once: what no cache holds from one pass to the next."""
+        return 1.0 * self.n * self.k * self.weight_element_bytes
+
+    @property
     def moved_bytes(self) -> float:
         """Activations, each read or written once, and weights, by each of the kernels."""
         return (
-            1.0 * self.chunks * self.n * self.k * self.weight_element_bytes
+            self.chunks * self.stored_bytes
             + 1.0 * self.m * self.k * self.input_element_bytes
             + 1.0 * self.m * self.n * self.output_element_bytes
         )
@@ -129,6 +134,19 @@ class AttentionShape(CachedAttention):
         return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * self.window) / self.q_len
 
     @property
+    def _read(self) -> Any:
+        """Tokens of the cache that all new ones of a sequence read."""
+        return np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
+
+    @property
+    def stored_bytes(self) -> float:
+        """Keys and values of earlier tokens; those of a prompt may still be in a cache of the GPU."""
+        if self.is_prompt:
+            return 0.0
+        stored: float = 2.0 * self.batch * self._read * self.head_dim * self.kv_heads * self.kv_element_bytes
+        return stored
+
+    @property
     def flops(self) -> float:
         """Multiply-adds counted as two."""
         pairs = self.q_len * self.attended
@@ -144,8 +162,7 @@ class AttentionShape(CachedAttention):
         softmax, read.
         """
         query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
-        read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
-        per_head: float = 2.0 * self.batch * read * self.head_dim
+        per_head: float = 2.0 * self.batch * self._read * self.head_dim
         if self.kernel == "flash":
             return query_and_output * self.element_bytes + per_head * self.kv_heads * self.kv_element_bytes
         scores = 1.0 * self.batch * self.heads * self.q_len * self.kv_len
@@ -224,6 +241,13 @@ class MlaShape(CachedAttention):
     """Width of one head's value."""
 
     @property
+    def stored_bytes(self) -> float:
+        """The latent cache of earlier tokens; what a prompt expands may still be in a cache of the GPU."""
+        if self.is_prompt:
+            return 0.0
+        return 1.0 * self.batch * self.kv_len * (self.latent + self.rope) * self.kv_element_bytes
+
+    @property
     def flops(self) -> float:
         """Scores and values, without the masked half of a prefill."""
         per_pair = self.nope + self.rope + self.value if self.is_prompt else 2 * self.latent + self.rope
@@ -235,8 +259,7 @@ class MlaShape(CachedAttention):
         if self.is_prompt:
             per_head = self.nope + self.rope + self.value
             return 1.0 * self.batch * self.heads * (self.q_len + self.kv_len) * per_head * self.element_bytes
-        cache = 1.0 * self.kv_len * (self.latent + self.rope) * self.kv_element_bytes
-        return self.batch * (cache + self.heads * (2 * self.latent + self.rope) * self.element_bytes)
+        return self.stored_bytes + self.batch * self.heads * (2 * self.latent + self.rope) * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,12 +281,15 @@ class BmmShape(Multiplication):
         return 2.0 * self.heads * self.m * self.n * self.k
 
     @property
+    def stored_bytes(self) -> float:
+        """Weights."""
+        return 1.0 * self.heads * self.n * self.k * self.weight_element_bytes
+
+    @property
     def moved_bytes(self) -> float:
         """Weights and activations, each read or written once."""
-        weights = 1.0 * self.n * self.k * self.weight_element_bytes
-        return self.heads * (
-            weights + 1.0 * self.m * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
-        )
+        rows = 1.0 * self.heads * self.m
+        return self.stored_bytes + rows * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
 
 
 class DataMovement:

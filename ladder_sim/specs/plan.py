@@ -54,10 +54,6 @@ class Plan:
                 f"(tp {self.tp} x attention_dp {self.attention_dp})",
                 hint="each part of the experts is on equally many ranks; use a divisor, or another --tp",
             )
-        if self.sp and self.tp == 1:
-            raise UsageError(
-                "sp with tp 1: there is no all-reduce to split", hint="sequence parallelism needs --tp 2 or more"
-            )
 
     @property
     def ranks(self) -> int:

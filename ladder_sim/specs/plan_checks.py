@@ -126,6 +126,12 @@ def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> No
         )
     if plan.sp:
         techniques.check_next_to("sequence-parallel")
+    splitting = ["sp"] * plan.sp + [f"technique '{name}'" for name in techniques.splitting]
+    if splitting and plan.tp == 1:
+        raise UsageError(
+            f"{splitting[0]} with tp 1: there is no all-reduce to split",
+            hint="sequence parallelism needs --tp 2 or more",
+        )
     within_node = {
         "quantized-allreduce": "its kernels access peers of their own node",
         "fused-norm": "all-reduces across nodes are NCCL's, which adds no norm",

@@ -25,6 +25,8 @@ class Technique:
     """The answers stay the same, up to rounding."""
     limit: bool = False
     """No engine can have it: what is possible at best."""
+    splits: bool = False
+    """Each rank keeps a share of the residual stream: all-reduces become reduce-scatters and all-gathers."""
     needs: str = ""
     """Links and messages without which it does nothing."""
     support: Sequence[Support] = ()
@@ -48,6 +50,7 @@ TECHNIQUES: Mapping[str, Technique] = {
     ),
     "sequence-parallel": Technique(
         summary="reduce-scatter, norm of a share of the tokens, all-gather",
+        splits=True,
         needs="prompts or large batches: two messages in place of one",
         support=(
             Support("Megatron-LM", "arXiv 2205.05198"),
@@ -56,6 +59,7 @@ TECHNIQUES: Mapping[str, Technique] = {
     ),
     "gemm-overlap": Technique(
         summary="sequence parallel, with GEMMs and collectives chunk by chunk",
+        splits=True,
         needs="prompts or batches of 8 MiB for each rank",
         support=(
             Support("vLLM, asynchronous TP", "vllm-project/vllm#17882, #39505"),
@@ -143,6 +147,11 @@ class Techniques:
     def lossy(self) -> tuple[str, ...]:
         """Names of those that change the answers."""
         return tuple(name for name in self.chosen if not TECHNIQUES[family_of(name)].exact)
+
+    @property
+    def splitting(self) -> tuple[str, ...]:
+        """Names of those with which each rank keeps a share of the residual stream."""
+        return tuple(name for name in self.chosen if TECHNIQUES[family_of(name)].splits)
 
     def without(self, family: str) -> "Techniques":
         """All but one technique."""

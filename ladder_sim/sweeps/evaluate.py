@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import SIZES, simulate_requests
 from ladder_sim.costs.memory import total_bytes
-from ladder_sim.errors import LadderSimError, ProfileError
+from ladder_sim.errors import ProfileError, reason
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
@@ -94,8 +94,8 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
         except ProfileError:
             # not the fault of the point
             raise
-        except LadderSimError as error:
-            problems = [error.message] * block.count
+        except Exception as error:
+            problems = [reason(error)] * block.count
     constants, compared = _constants(block), validated(block, how.variants, how.profile)
     for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import SIZES
-from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.errors import LadderSimError, UsageError, reason
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, is_variant
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
@@ -194,8 +194,8 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
     for end in (np.min, np.max):
         try:
             scenarios.append(scenario_at({**point, **{name: int(end(values)) for name, values in sizes.items()}}))
-        except LadderSimError as error:
-            problems.append(error.message)
+        except Exception as error:
+            problems.append(reason(error))
     if sizes and count > 1 and problems and len(set(problems)) + len(scenarios) > 1:
         # figures vary faster than sizes: points of the same sizes follow each other
         changes = np.flatnonzero(np.any([values[1:] != values[:-1] for values in sizes.values()], axis=0)) + 1

@@ -118,7 +118,7 @@ def test_breakeven_reaches_beyond_what_an_array_of_whole_numbers_holds() -> None
 
 @pytest.mark.parametrize("gain", [math.nan, math.inf, -1.0, 1e300])
 def test_breakeven_refuses_an_impossible_gain(gain: float) -> None:
-    with pytest.raises(UsageError, match="must be above -100 % and at most"):
+    with pytest.raises(UsageError, match="must be above -100% and at most"):
         breakeven({"model": "8b"}, "batch", gain=gain)
 
 

@@ -93,6 +93,17 @@ def test_what_does_not_apply_is_left_out_with_the_reason() -> None:
     assert shallow.left_out["track:4"].startswith("the model has 2 layers")
 
 
+def test_attention_without_tensor_parallelism_has_no_all_reduce_to_split() -> None:
+    """Guards against a plan of MoE engines on which the default comparison ended in an exception."""
+    fields = {"model": "mixtral-8x7b", "tp": 1, "attention_dp": 8, "batch": 64}
+    result = result_of(**fields)
+    for name in ("sequence-parallel", "gemm-overlap", "sequence-parallel + token-split:2"):
+        assert "with tp 1: there is no all-reduce to split" in result.left_out[name]
+    assert result.options["ladder"].gain.value > 1.0
+    with pytest.raises(UsageError, match="technique 'sequence-parallel' with tp 1: there is no all-reduce to split"):
+        Scenario.of(**fields, stack="vllm", technique="sequence-parallel")
+
+
 def test_another_all_reduce_needs_no_retraining() -> None:
     """What an engine's own kernels gain over NCCL's is no merit of a technique."""
     assert "all-reduce auto" not in served().options

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from calibration.importers.aiconfigurator import ENGINES, SYSTEMS
-from calibration.importers.clean_experts import weights_read_bytes
+from calibration.importers.clean_experts import by_splits, weights_read_bytes
 from calibration.importers.grids import Series
 from calibration.importers.moe import TOKENS, MoeMeasurements, make_engine_moe, make_moe, read_moe_system
 from ladder_sim.costs import profile_file
@@ -30,6 +30,18 @@ QWEN = {"hidden_size": 4096, "inter_size": 1536, "num_experts": 128, "topk": 8}
 MIXTRAL = {"hidden_size": 4096, "inter_size": 14336, "num_experts": 8, "topk": 2}
 OF_QWEN = Experts("fp8-block", 4096, 1536, 128, 8)
 V3 = {"hidden_size": 7168, "num_experts": 256}
+
+
+def test_no_split_takes_far_longer_than_others_allow() -> None:
+    """Guards against splits whose kernel a tuner missed: Llama 4 Scout's experts in fp8 on H100, in microseconds."""
+    measured = {(1, 1): 1847, (1, 2): 215, (2, 1): 1000, (2, 2): 136, (4, 1): 123, (4, 2): 82, (4, 4): 176}
+    points = np.array([(*split, 16.0) for split in measured])
+    series = Series(label="trtllm 1.3.0rc20", points=points, seconds=np.array(list(measured.values()), float))
+    # twice those of a rank with half as much, and no more than those of one with twice as much
+    allowed = [430, 215, 246, 136, 123, 82, 82]
+    assert by_splits(series, np.zeros(7)).seconds.tolist() == allowed
+    # where halves were read from a large cache, what reading the whole from memory takes
+    assert by_splits(series, np.full(7, 300.0)).seconds.tolist() == [430, 215, 300, 136, 123, 82, 176]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

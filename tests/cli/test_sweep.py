@@ -121,7 +121,7 @@ def test_progress_says_how_far_how_fast_and_how_long() -> None:
     ("command", "columns"),
     [
         (
-            ("breakeven", "inter.allreduce_floor=1:40us", *TWO_NODES, "--gain", "10"),
+            ("breakeven", "inter.allreduce_floor=1:40us", *TWO_NODES, "--gain", "10%"),
             ["inter.allreduce_floor", "speedup"],
         ),
         (("sensitivity", *TWO_NODES), ["figure", "value", "standard", "time"]),
@@ -230,15 +230,26 @@ def test_the_ends_of_a_search_are_called_what_they_are() -> None:
 
 
 def test_a_gain_in_percent_is_no_share() -> None:
-    with pytest.raises(UsageError, match=r"gain 1000%: must be above -100 % and at most 500%") as caught:
+    """Guards against 0.2 as 0.2 % on the command line and as 20 % in Python."""
+    with pytest.raises(UsageError, match=r"gain 10: must be above -100% and at most 500%") as caught:
         breakeven({"model": "8b"}, "batch", gain=10)
-    assert "in Python gain=0.1" in caught.value.hint
+    assert "10% is --gain 10% or 0.1" in caught.value.hint
+    share, percentage = (
+        json.loads(run("breakeven", "batch=1:8", "--model", "8b", "--gain", text, "--json").out)["target"]
+        for text in ("0.2", "20%")
+    )
+    assert share == percentage == breakeven({"model": "8b"}, "batch", "1:8", gain=0.2).target == pytest.approx(1.2)
+    # what was a percentage without its sign
+    refused = run("breakeven", "batch=1:8", "--model", "8b", "--gain", "20")
+    assert refused.code == 2
+    assert "gain 20: must have a percent sign" in refused.err
+    assert "write 20%" in refused.err
 
 
 def test_no_crossing_is_said_in_words() -> None:
-    done = run("breakeven", "inter.bandwidth=100:400Gb/s", *TWO_NODES, "--gain", "400")
+    done = run("breakeven", "inter.bandwidth=100:400Gb/s", *TWO_NODES, "--gain", "400%")
     assert done.code == 0
     assert "no crossing: at or below the target at all 65 values tried" in done.out
     # of 1 to 8 only 2, 4 and 8 divide the model and fit
-    done = run("breakeven", "tp=1:8", "--model", "70b", "--gain", "100")
+    done = run("breakeven", "tp=1:8", "--model", "70b", "--gain", "100%")
     assert "no crossing: at or below the target at all 3 values tried that can run" in done.out

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.experts import ANY_LAYER, experts_table, over, transferred
 from ladder_sim.costs.kernels import KernelCosts
@@ -69,6 +69,14 @@ def test_a_layer_like_a_measured_one_takes_its_ratio() -> None:
     assert 2.0 < ratio < 2.2
     assert not in_range
     assert table.beyond == "transferred"
+
+
+def test_a_layer_that_a_tuner_missed_is_near_its_roofline() -> None:
+    """Guards against 53 ms a token for Llama 4 Scout in fp8, where reading all weights takes 16."""
+    for stack in ("vllm", "sglang", "trtllm"):
+        scenario = Scenario.of(model="llama-4-scout", dtype="fp8", tp=2, stack=stack, batch=16, gen=16)
+        prediction = predict(scenario, "standard", ignore_memory=True)
+        assert prediction.tpot_s == pytest.approx(0.0165, rel=0.05)
 
 
 def test_layers_that_are_as_near_count_alike() -> None:

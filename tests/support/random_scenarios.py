@@ -22,6 +22,7 @@ def scenarios(
     stacks: tuple[str, ...] = STACKS,
     nodes: tuple[int, ...] = (1, 2),
     in_flight: bool | None = False,
+    dtypes: tuple[str | None, ...] = (None,),
     **fixed: Any,
 ) -> Scenario:
     """A scenario that constructs and need not fit into memory; `in_flight` None draws static batches and load alike."""
@@ -37,6 +38,8 @@ def scenarios(
     loaded = draw(st.booleans()) if in_flight is None else in_flight
     how["concurrency" if loaded and how["stack"] != "gpt-fast" else "batch"] = size
     how["tp"] = draw(st.sampled_from([2, 4, 8])) if how["nodes"] == 1 else 8 * how["nodes"]
+    if len(dtypes) > 1:
+        how["dtype"] = draw(st.sampled_from(dtypes))
     try:
         return Scenario.of(**{**how, **fixed})
     except LadderSimError:

@@ -1,6 +1,7 @@
 """Sweeps: every point equals a single prediction, in order, whatever the chunks and the processes."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError, UsageError
+from ladder_sim.sweeps import evaluate as evaluation
 from ladder_sim.sweeps import grid as grids
 from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import Grid
@@ -51,6 +53,21 @@ def test_every_point_equals_a_single_prediction() -> None:
             expected = (one.ttft_s, one.tpot_s, one.tokens_per_s.value, one.speedup.value)
             metrics = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
             assert [found[f"{variant}.{metric}"][row] for metric in metrics] == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_error_of_one_point_is_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a sweep of thousands of points that ends at one of them, whatever its error is."""
+    whole = evaluation.simulate_requests
+
+    def of_one_batch(scenario: Scenario, *rest: Any) -> Any:
+        if scenario.plan.tp == 4:
+            raise ValueError("a collective on one rank")
+        return whole(scenario, *rest)
+
+    monkeypatch.setattr(evaluation, "simulate_requests", of_one_batch)
+    found = sweep({"model": "8b", "tp": "2,4,8"}, ["ladder"])
+    assert found["infeasible"].tolist() == ["", "ValueError: a collective on one rank (a bug)", ""]
+    assert np.isnan(found["ladder.speedup"]).tolist() == [False, True, False]
 
 
 AXES: dict[str, list[object]] = {

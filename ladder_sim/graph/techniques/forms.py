@@ -59,9 +59,6 @@ REWRITES: Mapping[str, Rewrite] = {
     "backward": Rewrite(_always, lambda layout, kept: backward.rewrite(layout, recompute=kept == "recompute")),
 }
 
-# those that start from a layout in which every rank has its share of the residual stream
-SPLITTING = frozenset({"sequence-parallel", "gemm-overlap"})
-
 
 def possible(inputs: PassInputs) -> tuple[str, ...]:
     """The rewrites that passes of any size may undergo."""

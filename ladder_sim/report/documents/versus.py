@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TIED = "*"
 # of groups, over several options
 _TITLES = {"limit": "limits"}
+# what limits are, where their names do not say it
+_LIMITS = {"upper-bound": "no communication (upper-bound)"}
 
 
 def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> Document:
@@ -81,7 +83,7 @@ def gain_cells(document: Document) -> Mapping[str, list[list[str]]]:
         gain = Interval(value=row["gain"], low=row["gain_low"], high=row["gain_high"])
         groups.setdefault(_TITLES.get(row["group"], row["group"]), []).append(
             [
-                f"{row['option']}{TIED if row['tied_with_best'] else ''}",
+                f"{_LIMITS.get(row['option'], row['option'])}{TIED if row['tied_with_best'] else ''}",
                 f"{gain.value:.2f}" if row["option"] == "standard" else gain.text,
                 f"{row['ttft_gain']:.2f}",
                 "-" if row["tpot_gain"] is None else f"{row['tpot_gain']:.2f}",

@@ -1,0 +1,90 @@
+"""Laws of single predictions: rooflines, and what must not fall or rise along a load or a link."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import assume, given
+
+from ladder_sim import Scenario, predict
+from ladder_sim.answer import Prediction
+from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.roofline import Gpu, roofline_s
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, MoeShape, SampleShape
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.lower import op_times
+from ladder_sim.simulate.passes import ForwardPass
+from tests.support.laws import law
+from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
+
+MODELS = (*DENSE, *EXPERTS)
+DTYPES = (None, "bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
+# between two sizes of a table times are interpolated
+INTERPOLATED = 0.97
+
+
+@law(examples=60)
+@given(scenario=scenarios(models=MODELS, in_flight=None, dtypes=DTYPES))
+def test_no_kernel_is_faster_than_its_roofline(scenario: Scenario) -> None:
+    """No kernel takes less than its arithmetic at peak, nor than reading its weights or cache from memory."""
+    profile = resolve_profile(scenario, None)
+    # one card's tables are drawn with more bandwidth than its datasheet has
+    figures = profile.reference if profile and profile.cluster.gpu == scenario.cluster.gpu else scenario.cluster.gpu
+    for step, _ in predict(scenario, "standard", ignore_memory=True).request.passes:
+        for op, estimate, _ in _ops(step):
+            if isinstance(op.shape, CollectiveShape):
+                continue
+            least_s = max(
+                op.shape.flops / Gpu.of(scenario.cluster.gpu).peak_flops(op.shape),
+                _least_read_bytes(op) / figures.hbm_bandwidth_Bps,
+            )
+            assert estimate.seconds > INTERPOLATED * least_s, (op, estimate.source)
+
+
+@law(examples=60)
+@given(scenario=scenarios(models=MODELS, dtypes=DTYPES))
+def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
+    """A decode step takes three times its kernels' rooflines at most, plus collectives and launches, or says why."""
+    prediction = predict(scenario, "standard", ignore_memory=True)
+    step = prediction.request.decode
+    assume(step is not None)
+    assert step is not None
+    hardware = step.hardware
+    roofs_s = collectives_s = 0.0
+    for op, estimate, count in _ops(step):
+        if isinstance(op.shape, CollectiveShape):
+            collectives_s += count * float(estimate.seconds)
+        else:
+            roofs_s += count * float(roofline_s(op.shape, Gpu.of(scenario.cluster.gpu)))
+    _, leads_s, launch_s = op_times(step.schedule, step.estimates(step.schedule), hardware)
+    waits_s = sum(count * leads_s[lead] for (_, lead), count in step.schedule.order.spans.items())
+    launches_s = launch_s * (sum(step.schedule.order.counts) if step.schedule.eager else 1)
+    # the slowest rank's
+    roofs_s *= 1.0 + hardware.rank_skew
+    if step.seconds > 3.0 * roofs_s + collectives_s + waits_s + launches_s:
+        assert any("kernels of a decode step" in text for text in _warnings(prediction))
+
+
+def _ops(step: ForwardPass) -> Iterator[tuple[Op, Estimate, int]]:
+    """Ops of a pass that differ, and how often each runs."""
+    for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True):
+        yield *step.prices[number], count
+
+
+def _least_read_bytes(op: Op) -> float:
+    """Bytes that no cache of a GPU can hold: all weights and all sequences' caches come between two uses."""
+    shape = op.shape
+    if isinstance(shape, MoeShape):
+        # of experts that some token takes; rarer ones slightly underestimated
+        power = 0.0 if shape.imbalance == "balanced" else float(shape.imbalance.rsplit("-", 1)[1])
+        weight = np.arange(1.0, shape.experts + 1.0) ** -power
+        chance = np.minimum(1.0, shape.top_k * weight / weight.sum())
+        taken = float((1.0 - (1.0 - chance) ** shape.tokens).sum()) / shape.ep
+        return taken * 3.0 * shape.hidden * shape.width / shape.expert_tp * shape.weight_element_bytes
+    if isinstance(shape, ElementwiseShape | SampleShape | CollectiveShape):
+        return 0.0
+    return shape.stored_bytes
+
+
+def _warnings(prediction: Prediction) -> list[str]:
+    return [str(text) for text in prediction.confidence.warnings]
