@@ -28,6 +28,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
+def stamp(path: str | Path) -> tuple[int, ...]:
+    """Return what changes when a file is written to or another takes its place; raises OSError."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def shown_path(path: str | Path) -> str:
     """Write a path in full, with escapes for what a terminal cannot print."""
     return printable(str(path), lines=False)

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import ladder_sim
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.widths import Widths
+from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
-from ladder_sim.serve.digest import digest
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS
@@ -143,10 +142,8 @@ def smallest_fleets(
     names = canonical_names(variants)
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
     progress = Progress(len(names) * (len(kinds) + 2), watch)
-    # the contents of a profile's file, which may change
-    profile = resolve_profile(scenario, how.get("profile"))
-    made_from = [ladder_sim.__version__, scenario, kinds, profile, traffic, promise, names, count, how]
-    with kept_points(path, digest(made_from), resume=resume) as points:
+    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, promise, names, count, how]
+    with kept_points(path, fingerprint(*made_from), resume=resume) as points:
         context = Context(traffic, promise, count, points, progress)
         fleets: dict[str, Fleet] = {}
         for name in names:
