@@ -43,6 +43,27 @@ def _small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
+@pytest.mark.parametrize("name", ["plot.html", "plot.png"])
+def test_a_figure_is_written_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
+    """Regression: a stump stayed on a full disk."""
+    code = "import sys; from ladder_sim.report.figures.style import save_figure; from pathlib import Path\n"
+    code += "import plotly.graph_objects as go; from ladder_sim.errors import UsageError\n"
+    code += "from ladder_sim.report.figures import style; style._image = lambda *_: bytes(10**6)\n"
+    code += "try:\n    save_figure(go.Figure(layout={'title': {'text': 'x'}}), Path(sys.argv[1]))\nexcept UsageError as error:\n    print(error.message)"
+    (tmp_path / name).write_text("old")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / name)],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        preexec_fn=_small_files,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"'{tmp_path / name}' cannot be written: File too large\n"
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "old"
+
+
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     """A pipe would be waited for, and a device read without end."""
     os.mkfifo(tmp_path / "pipe")

@@ -24,6 +24,7 @@ from ladder_sim.sweeps.files import PartFile
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import how_of, run, run_to_file
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S, until
 
 AXES = {"model": "8b,405b", "p2p": "true", "gen": "1,8", "intra.bandwidth": "100:400:x2GB/s"}
 H100 = catalog.cluster("h100-sxm")
@@ -127,6 +128,22 @@ run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, Path({str(pat
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.slow
+def test_a_signal_ends_a_sweep_and_its_workers_quietly(tmp_path: Path) -> None:
+    """Regression: Python complained of semaphores that nobody had removed."""
+    path = tmp_path / "x.csv"
+    command = [sys.executable, "-m", "ladder_sim", "sweep", "--model=8b", "--set=model.layers=1:2000:+1", "--workers=2"]
+    running = subprocess.Popen(
+        [*command, f"--save={path}"], env={**os.environ, "PYTHONPATH": str(REPO)}, stderr=subprocess.PIPE, text=True
+    )
+    journal = path.with_name("x.csv.part.journal")
+    # the first chunk is there
+    until(lambda: journal.exists() and journal.read_text().count("\n") > 2)
+    running.terminate()
+    _, errors = running.communicate(timeout=HANG_S)
+    assert (running.returncode, errors) == (143, "")
+
+
 def _file(path: Path, fingerprint: str = "print") -> PartFile:
     return PartFile(path=path, form="csv", fingerprint=fingerprint, start=b"head\n")
 
@@ -208,6 +225,8 @@ def test_a_full_disk_ends_the_sweep_and_it_resumes(form: str, tmp_path: Path, wh
     full = _limited(arguments, 8_000)
     assert full.returncode == 2, full.stderr
     assert "cannot be written: File too large" in full.stderr
+    # not in another folder, where nothing of this sweep is
+    assert "hint: make room or allow larger files; --resume goes on where this stopped" in full.stderr
     assert not path.exists()
     resumed = _limited([*arguments, "--resume"], None)
     assert resumed.returncode == 0, resumed.stderr

@@ -54,9 +54,9 @@ class Fleet:
     rate_limit: Interval
     """The highest rate of one replica, or of one group."""
     saved: Interval
-    """GPUs less than the first variant's; negative: more."""
+    """GPUs less than the first variant's; negative: more; NaN: no number keeps the promise with one of the two."""
     gain: Interval
-    """Rate per GPU at which the promise breaks, over that of the first variant."""
+    """Rate per GPU at which the promise breaks, over that of the first variant; NaN: likewise."""
     tried: tuple[Tried, ...]
     """The plans, those simulated first."""
     confidence: Confidence | None = field(repr=False)
@@ -181,7 +181,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
     spread = of_mean(len(limits)) * float(np.std(np.log(limits), ddof=1)) if len(limits) > 1 else 0.0
     faster = _end(search, limits, spread, widths, -1)
     slower = _end(search, limits, spread, widths, 1) if sure else _NEVER
-    saved, gain = Interval.around(0.0, 0.0), Interval.around(1.0, 0.0)
+    saved, gain = (Interval.around(0.0, 0.0), Interval.around(1.0, 0.0)) if first is None else (_UNKNOWN, _UNKNOWN)
     if first and first.confidence:
         # each end again, with the part of the error that the first variant does not share
         own = replace(widths, rate=widths.speedup, ttft=0.0)
@@ -242,6 +242,8 @@ class _End(NamedTuple):
 
 
 _NEVER = _End(math.inf, 0.0)
+# of what nothing can be compared with
+_UNKNOWN = Interval.around(math.nan, 0.0)
 
 
 def _gpus(need: Capacity, faster: _End, slower: _End) -> Interval:
@@ -278,15 +280,14 @@ def _none(best: Best) -> Fleet:
         if bound.name in need.breaks:
             takes = "no request has it" if math.isnan(value_s) else f"it is {format_seconds(value_s)}"
             reasons.append(f"no rate keeps {bound}: {takes} on an idle replica of {service.plans}")
-    zero = Interval.around(0.0, 0.0)
     return Fleet(
         capacity=need,
         plans=service.plans,
         group_gpus=service.gpus(need.group),
         gpus=Interval.around(math.inf, 0.0),
-        rate_limit=zero,
-        saved=zero,
-        gain=zero,
+        rate_limit=Interval.around(0.0, 0.0),
+        saved=_UNKNOWN,
+        gain=_UNKNOWN,
         tried=tried,
         confidence=None,
         widths=None,
