@@ -32,6 +32,21 @@ from tests.support.strategies import damaged, damaged_text
 from tests.support.waiting import HANG_S
 
 
+# writes one, drawn or not, of a megabyte
+FIGURE = """
+import sys
+from pathlib import Path
+import plotly.graph_objects as go
+from ladder_sim.errors import UsageError
+from ladder_sim.report.figures import style
+style._image = lambda *_: bytes(10**6)
+try:
+    style.save_figure(go.Figure(layout={"title": {"text": "x"}}), Path(sys.argv[1]))
+except UsageError as error:
+    print(error.message)
+"""
+
+
 def _python(code: str, **options: object) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, **options)  # type: ignore[call-overload, no-any-return]
@@ -46,13 +61,9 @@ def _small_files() -> None:
 @pytest.mark.parametrize("name", ["plot.html", "plot.png"])
 def test_a_figure_is_written_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
     """Regression: a stump stayed on a full disk."""
-    code = "import sys; from ladder_sim.report.figures.style import save_figure; from pathlib import Path\n"
-    code += "import plotly.graph_objects as go; from ladder_sim.errors import UsageError\n"
-    code += "from ladder_sim.report.figures import style; style._image = lambda *_: bytes(10**6)\n"
-    code += "try:\n    save_figure(go.Figure(layout={'title': {'text': 'x'}}), Path(sys.argv[1]))\nexcept UsageError as error:\n    print(error.message)"
     (tmp_path / name).write_text("old")
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / name)],
+        [sys.executable, "-c", FIGURE, str(tmp_path / name)],
         env={**os.environ, "PYTHONPATH": str(REPO)},
         preexec_fn=_small_files,
         capture_output=True,
