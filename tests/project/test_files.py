@@ -31,7 +31,6 @@ from tests.support.commands import process, run
 from tests.support.strategies import damaged, damaged_text
 from tests.support.waiting import HANG_S
 
-
 # writes one, drawn or not, of a megabyte
 FIGURE = """
 import sys
