@@ -206,9 +206,12 @@ def install_command(extra: str = "") -> str:
     records = (copy.read_text("direct_url.json") for copy in metadata.distributions(name="ladder-sim"))
     origin = json.loads(next(filter(None, records), "{}"))
     url, extras = origin.get("url", ""), f"[{extra}]" if extra else ""
-    if "dir_info" in origin:
+    folder = url2pathname(url.removeprefix("file://"))
+    # a path of the machine on which this environment was built says nothing here
+    if url.startswith("file://") and not Path(folder).exists():
+        source = f".{extras}"
+    elif "dir_info" in origin:
         pip += " -e" if origin["dir_info"].get("editable") else ""
-        folder = url2pathname(url.removeprefix("file://"))
         source = ("." if Path(folder) == here else folder) + extras
     elif url:
         commit = origin.get("vcs_info")

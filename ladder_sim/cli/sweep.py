@@ -22,6 +22,7 @@ from ladder_sim.cli.output import check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.unused import ONE_BY_ONE
+from ladder_sim.system.processes import ending_children
 from ladder_sim.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def sweep(
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
-    with Progress(grid.size, "points") as progress:
+    with ending_children(), Progress(grid.size, "points") as progress:
         if save is not None:
             feasible = run_to_file(grid, how, executor, save, form=form, resume=resume, progress=progress)
         elif form:

@@ -38,7 +38,7 @@ from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.workload import KvDType
-from ladder_sim.system.files import read_bytes, write_file
+from ladder_sim.system.files import read_bytes, stamp, write_file
 from ladder_sim.system.schema import Schema
 
 # 2: a fit to end-to-end runs is called `stack_fit`, and its scales `near` and `beyond`; 3: entries of other formats of
@@ -319,9 +319,9 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
     True
     """
     path = _find(os.fspath(name_or_path))
+    moe = moe_file(path)
     try:
-        status = os.stat(path)
-        return _load(os.path.abspath(path), status.st_mtime_ns, status.st_size)
+        return _load(os.path.abspath(path), stamp(path), stamp(moe) if os.path.isfile(moe) else None)
     except OSError as error:
         raise ProfileError(f"profile '{path}' cannot be read: {error.strerror or error}") from error
 
@@ -367,13 +367,21 @@ def _find(text: str) -> str:
     return text
 
 
+def moe_file(path: str) -> str:
+    """Path of the second file of a profile, which models with experts or latent attention need and not all have."""
+    return os.path.join(os.path.dirname(path), MOE_FOLDER, os.path.basename(path))
+
+
 @lru_cache(maxsize=64)
-def _load(path: str, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
-    """Read the file as it was at `mtime_ns`: a file that is rewritten is read again."""
+def _load(path: str, written: tuple[int, ...], moe_written: tuple[int, ...] | None) -> CalibrationProfile:
+    """Read a profile as it was when its files had these stamps: one that is rewritten is read again."""
     document = read_bytes(Path(path), what="a profile", limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)
     profile = decode(document, origin=f"profile '{path}'")
-    moe = os.path.join(os.path.dirname(path), MOE_FOLDER, os.path.basename(path))
-    return dataclasses.replace(profile, read_moe=partial(_read_moe, profile, moe)) if os.path.isfile(moe) else profile
+    return (
+        profile
+        if moe_written is None
+        else dataclasses.replace(profile, read_moe=partial(_read_moe, profile, moe_file(path)))
+    )
 
 
 def _read_moe(profile: CalibrationProfile, path: str) -> MoeTables:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from ladder_sim.costs.collectives.fabrics import SUFFIX
 from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
+from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.stack import StackSpec
+from ladder_sim.system.files import shown_path, stamp
 
 _Entry = TypeVar("_Entry")
 
@@ -29,6 +32,8 @@ class Allowlist:
     """What `predict` takes: a shipped name or a path."""
     files: Mapping[tuple[str, str], str]
     """Kind ("cluster", "stack" or "profile") and name -> path as it was given, for those that come from files."""
+    written: Mapping[str, tuple[int, ...]]
+    """Path -> stamp of these files, and of the fabrics that they name, as they were when they were read."""
 
     @classmethod
     def of(cls, *, cluster: str = "", stack: str = "", profile: str | None = None) -> Self:
@@ -60,7 +65,28 @@ class Allowlist:
             load_profile(profile)
             profiles = with_file("profile", profiles, Path(profile).name, profile, profile)
         models = (*catalog.MODEL_ALIASES, *catalog.model_names())
-        return cls(models=models, clusters=clusters, stacks=stacks, profiles=profiles, files=files)
+        named = [clusters[name].inter.fabric for kind, name in files if kind == "cluster"]
+        paths = (*files.values(), *(each for each in named if each.endswith(SUFFIX)))
+        return cls(
+            models=models,
+            clusters=clusters,
+            stacks=stacks,
+            profiles=profiles,
+            files=files,
+            written={path: _stamp(path) for path in paths},
+        )
+
+    def check_unchanged(self) -> None:
+        """Require that files are as they were when they were read: clusters, stacks and answers are kept.
+
+        Raises
+        ------
+        UsageError
+            One was changed.
+        """
+        for path, written in self.written.items():
+            if _stamp(path) != written:
+                raise UsageError(f"{shown_path(path)} was changed after it was read", hint="start the explorer again")
 
     def name_of(self, kind: str, given: str | None) -> str | None:
         """The name on the page of what was given when the explorer was started; None stays."""
@@ -72,6 +98,14 @@ class Allowlist:
     def given(self, kind: str, value: Any) -> Any:
         """What a command takes for a value on the page: the path of a file for its name, else the value."""
         return self.files.get((kind, value), value)
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Stamp of a file; empty: there is none."""
+    try:
+        return stamp(path)
+    except OSError:
+        return ()
 
 
 def _key(name: str) -> str:

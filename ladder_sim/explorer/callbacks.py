@@ -236,8 +236,11 @@ def _upload(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def read(file: object, clicks: object, pasted: object) -> object:
+        # what is no request of a page fails here
+        text = pasted if ctx.triggered_id == "read" else None
+
         def model() -> tuple[object, ...]:
-            name, shape = read_config(file, pasted if ctx.triggered_id == "read" else None)
+            name, shape = read_config(file, text)
             return shape, None, f"read: {name}", no_update
 
         def error_view(error: LadderSimError) -> tuple[object, ...]:

@@ -121,6 +121,7 @@ class Queries:
 
     def state(self, query: object) -> State:
         """A query, read and checked."""
+        self.allowlist.check_unchanged()
         return State.parse(query, self.allowlist)
 
     @_cached

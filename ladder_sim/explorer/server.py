@@ -24,6 +24,8 @@ _PAGE = """<!DOCTYPE html>
 </html>"""
 # a config.json as a data URL fits twice
 MAX_REQUEST_BYTES = 4_000_000
+# seconds after which a silent connection is closed; a page that moves on opens another
+IDLE_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # new objects that may pile up before the garbage collector looks through them
 _COLLECT_AFTER = 50_000
@@ -93,9 +95,20 @@ def serve(server: BaseWSGIServer) -> None:
 
 
 class _RequestHandler(WSGIRequestHandler):
-    """Keeps connections open, and logs no requests."""
+    """Keeps connections open while they are used, logs no requests, and does not say what the server is made of."""
 
     protocol_version = "HTTP/1.1"
+    # of the socket: a client that neither sends nor takes anything for so long is gone
+    timeout = IDLE_S
+
+    def log_error(self, format: str, *args: object) -> None:
+        """Log what went wrong, which silence did not."""
+        if not any(isinstance(each, TimeoutError) for each in args):
+            super().log_error(format, *args)
+
+    def version_string(self) -> str:
+        """Return the Server header."""
+        return "ladder-sim"
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass

@@ -39,12 +39,13 @@ class GpuSpec:
         check_fields(self, f"gpu '{nonempty(self.name, 'gpu name')}'")
 
     def is_called(self, device: str) -> bool:
-        """Whether a driver's name of a device, e.g. "NVIDIA H100 80GB HBM3", holds every word of this GPU's model.
+        """Whether a driver's name of a device, e.g. "NVIDIA H100 80GB HBM3", is of this GPU: of its model and form.
 
-        The words before form factor and memory are the model: "H100" of "H100 SXM5 80GB".
+        The words before form factor and memory are the model: "H100" of "H100 SXM5 80GB". A driver may leave out SXM.
         """
         model = re.split(r"[ -](?=SXM|PCIe|\d+ ?GB)", self.name)[0]
-        return set(re.split("[ -]", model)) <= set(re.split("[ -]", device))
+        forms = [re.findall(r"\b(?:PCIE|NVL)\b", name.upper()) for name in (self.name, device)]
+        return set(re.split("[ -]", model)) <= set(re.split("[ -]", device)) and forms[0] == forms[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Runs chunks one after the other, on processes of this machine, or on a Dask cluster; results come in order."""
 
+import asyncio
 import itertools
 import multiprocessing
 import os
@@ -7,7 +8,8 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
@@ -18,7 +20,7 @@ from ladder_sim.errors import LadderSimError, MissingPackageError, UsageError
 AHEAD = 3
 # of a chunk whose Dask worker was lost
 RETRIES = 5
-# to wait for a Dask scheduler, and for the first of its workers
+# to wait for a Dask scheduler, and for a worker where it has none
 CONNECT_S = 10
 
 Task = TypeVar("Task")
@@ -99,6 +101,9 @@ class Dask:
         try:
             connect: Any = distributed.Client
             self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
+            # set when the scheduler next says that it has lost a worker
+            self._loss: Future[None] = Future()
+            self._client.subscribe_topic("all", self._notice)
             self._client.wait_for_workers(1, timeout=CONNECT_S)
         except (OSError, ValueError) as error:
             raise UsageError(
@@ -107,21 +112,58 @@ class Dask:
             ) from error
 
     def __call__(self, function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]:
+        import distributed
+
         threads = max(1, sum(self._client.nthreads().values()))
 
         def submit(task: Task) -> Any:
             return self._client.submit(function, task, pure=False, retries=RETRIES)
 
         try:
-            yield from _in_order(submit, tasks, threads * AHEAD)
+            yield from _in_order(submit, tasks, threads * AHEAD, self._result)
+        except (CancelledError, OSError) as error:
+            raise LadderSimError("the Dask scheduler was lost", hint="start it again; --resume goes on") from error
+        except distributed.KilledWorker as error:
+            raise LadderSimError(
+                "a chunk was lost with every Dask worker that had it, possibly out of memory",
+                hint="--resume goes on; give workers more memory",
+            ) from error
         finally:
             self._client.close()
 
+    def _notice(self, event: tuple[float, Any]) -> None:
+        """Take one of the scheduler's events."""
+        _, message = event
+        if isinstance(message, dict) and message.get("action") == "remove-worker":
+            loss, self._loss = self._loss, Future()
+            loss.set_result(None)
 
-def _in_order(submit: Callable[[Task], "Future[Answer]"], tasks: Iterable[Task], ahead: int) -> Iterator[Answer]:
+    def _result(self, future: Any) -> Any:
+        """Wait for an answer, and ask again when a worker is lost: a request that went to it may wait in vain."""
+        while True:
+            loss = self._loss
+            request = self._client.gather(future, asynchronous=True)
+            answer = asyncio.run_coroutine_threadsafe(request, self._client.loop.asyncio_loop)
+            done, _ = wait_for([answer, loss], return_when=FIRST_COMPLETED)
+            if answer in done:
+                return answer.result()
+            try:
+                self._client.wait_for_workers(1, timeout=CONNECT_S)
+            except TimeoutError as error:
+                raise LadderSimError(
+                    "the last Dask worker was lost", hint="start workers again; --resume goes on"
+                ) from error
+
+
+def _in_order(
+    submit: Callable[[Task], Any],
+    tasks: Iterable[Task],
+    ahead: int,
+    result: Callable[[Any], Answer] = Future.result,
+) -> Iterator[Answer]:
     remaining = iter(tasks)
     flying = deque(submit(task) for task in itertools.islice(remaining, ahead))
     while flying:
-        answer = flying.popleft().result()
+        answer = result(flying.popleft())
         flying.extend(submit(task) for task in itertools.islice(remaining, 1))
         yield answer

@@ -1,16 +1,13 @@
 """A whole sweep: into memory, or into a file."""
 
-import dataclasses
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import ladder_sim
+from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.costs.profile import NO_PROFILE
-from ladder_sim.costs.profile_file import MAX_DOCUMENT_BYTES, load_profile
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.signatures import typed
@@ -21,7 +18,6 @@ from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
-from ladder_sim.system.files import read_bytes
 
 # far more than one machine has cores
 MAX_WORKERS = 10_000
@@ -155,8 +151,9 @@ def run_to_file(
     """
     form = form or file_format(path)
     require(form)
-    fingerprint = _fingerprint(grid, how, form)
-    file = PartFile(path=path, form=form, fingerprint=fingerprint, start=header(form, _names(grid, how)))
+    # chunks are what the journal counts
+    made_from = fingerprint(grid.axes, how, form, CHUNK_POINTS, CHUNK_BLOCKS)
+    file = PartFile(path=path, form=form, fingerprint=made_from, start=header(form, _names(grid, how)))
     with file.locked():
         done = file.done() if resume else []
         chunks = map(grid.chunk, range(len(done), grid.chunks))
@@ -191,26 +188,3 @@ def _names(grid: Grid, how: How) -> list[str]:
     settings = [axis.name for axis in grid.structure if axis.name not in ARGUMENTS]
     figures = [axis.name for axis in grid.figures]
     return [*ARGUMENTS, BATCHING_COLUMN, *settings, *figures, *result_columns(how), PROBLEM]
-
-
-def _fingerprint(grid: Grid, how: How, form: str) -> str:
-    """Equal for sweeps that give equal files: what they vary, and the contents of the files that this names."""
-    parts = (ladder_sim.__version__, (CHUNK_POINTS, CHUNK_BLOCKS), grid.axes, (how, form))
-    names = sorted(name for name in set(_texts(parts)) if os.path.isfile(name))
-    contents = [
-        read_bytes(Path(name), what="an input of the sweep", limit_bytes=MAX_DOCUMENT_BYTES, error=UsageError)
-        for name in names
-    ]
-    return hashlib.sha256(repr((parts, names, contents)).encode()).hexdigest()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value, at any depth: some name a fabric or a profile."""
-    if isinstance(value, str):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _texts(getattr(value, field.name))
-    elif isinstance(value, Iterable):
-        for item in value:
-            yield from _texts(item)

@@ -24,8 +24,16 @@ from ladder_sim.system.schema import KEY, Schema
 SMALL_BYTES = 10_000_000
 # a cluster's TOML file has three; the parser's time grows with the square of a key's length
 TOML_BYTES = 16_000
+# a disk, a quota or a limit of files that leaves no room
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _GZIP_MAGIC = b"\x1f\x8b"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+
+
+def stamp(path: str | Path) -> tuple[int, ...]:
+    """Return what changes when a file is written to or another takes its place; raises OSError."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def shown_path(path: str | Path) -> str:
@@ -137,8 +145,9 @@ def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] 
 
 def writing_hint(fault: OSError) -> str:
     """The way out for a file that cannot be written."""
-    full = fault.errno == errno.ENOSPC
-    return "make room, or choose another disk" if full else "choose a folder that exists and can be written"
+    if fault.errno in FULL:
+        return "make room, allow larger files, or choose another disk"
+    return "choose a folder that exists and can be written"
 
 
 def check_folder(option: str, file: Path | None) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import locked, replacing, write_all
+from ladder_sim.system.files import FULL, locked, replacing, write_all, writing_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,9 @@ class Journal:
         except OSError as error:
             raise UsageError(
                 f"'{self.path}' cannot be written: {error.strerror or error}",
-                hint="choose another folder; --resume goes on where this stopped",
+                hint="make room or allow larger files; --resume goes on where this stopped"
+                if error.errno in FULL
+                else writing_hint(error),
             ) from error
 
     def chunks(self) -> Iterator[bytes]:

@@ -133,7 +133,9 @@ class _Database:
 
     def _rows(self, table: str, order: str = "start") -> Sequence[Row]:
         """All rows of a table in order; none if it was not recorded."""
-        known = self.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        # a view may have rows without end
+        tables = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        known = self.connection.execute(tables, (table,)).fetchone()
         if known is None and table in _REQUIRED:
             raise KeyError(f"it has no table {table}")
         # the names are those above, and no input

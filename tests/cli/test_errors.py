@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,32 @@ from hypothesis import strategies as st
 
 from ladder_sim.cli.main import app
 from ladder_sim.costs.profile_file import SCHEMA
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UsageError, install_command
 from ladder_sim.prediction import predict
 from tests.conftest import REPO
 from tests.support.commands import SMALL, run
 from tests.support.configs import MISTRAL_7B
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        {"url": "file:///builder/checkout", "dir_info": {}},
+        {"url": "file:///builder/checkout", "dir_info": {"editable": True}},
+        {"url": "file:///builder/ladder_sim.whl", "archive_info": {}},
+    ],
+)
+def test_a_missing_extra_names_no_path_of_the_machine_that_built_this_copy(
+    origin: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: `pip install '/builder/checkout[explorer]'`."""
+
+    class Copy:
+        def read_text(self, name: str) -> str:
+            return json.dumps(origin)
+
+    monkeypatch.setattr(metadata, "distributions", lambda name: [Copy()])
+    assert install_command("explorer").endswith("pip install '.[explorer]'")
 
 
 def refused(arguments: tuple[str, ...], code: int, *parts: str) -> str:

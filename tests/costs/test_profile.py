@@ -346,8 +346,16 @@ def test_a_profile_of_an_unknown_cluster_is_refused_when_it_is_read(tmp_path: Pa
         ("NVIDIA RTX A6000", "RTX PRO 6000 Blackwell Server 96GB", False),
         ("NVIDIA GB200", "B200 SXM6 180GB", False),
         ("NVIDIA L40S", "L40 48GB", False),
+        ("NVIDIA L40S", "L40S 48GB", True),
+        ("NVIDIA H100 PCIe", "H100 PCIe 80GB", True),
+        ("NVIDIA A100 80GB PCIe", "A100 SXM4 80GB", False),
+        ("NVIDIA A100-PCIE-40GB", "A100 SXM4 80GB", False),
+        ("NVIDIA H100 PCIe", "H100 SXM5 80GB", False),
+        ("NVIDIA H100 NVL", "H100 SXM5 80GB", False),
+        ("NVIDIA H200 NVL", "H200 SXM5 141GB", False),
+        ("NVIDIA H100 80GB HBM3", "H100 PCIe 80GB", False),
     ],
 )
-def test_a_device_is_known_by_every_word_of_its_model(device: str, name: str, same: bool) -> None:
+def test_a_device_is_known_by_its_model_and_its_form(device: str, name: str, same: bool) -> None:
     gpu = dataclasses.replace(load_profile("h100-sxm").cluster.gpu, name=name)
     assert gpu.is_called(device) is same

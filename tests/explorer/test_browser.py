@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext
+from playwright.sync_api import Browser, BrowserContext, Route
 
 from ladder_sim import Scenario, predict
 from ladder_sim.explorer.allowlist import Allowlist
@@ -244,6 +244,32 @@ def test_prices_and_bounds(seen: Watched) -> None:
     assert "price=2.5" in page.url
     # files are those of the answer that is still shown
     assert "max_tpot=1ns" in str(page.get_attribute("[data-file='pareto.csv']", "href"))
+
+
+@pytest.mark.parametrize("lost", ["answer.data", "tornado.figure"])
+def test_a_lost_request_is_made_again(seen: Watched, lost: str) -> None:
+    """Regression: the page kept its old numbers, or its old views, until a control moved again."""
+    page = seen.open("?model=8b")
+    seen.drawn()
+    asked: list[str] = []
+
+    def lose_first(route: Route) -> None:
+        if lost in (route.request.post_data or ""):
+            asked.append(route.request.post_data or "")
+        if len(asked) == 1:
+            route.abort("connectionreset")
+        else:
+            route.continue_()
+
+    page.route("**/_dash-update-component*", lose_first)
+    before = {name: page.text_content(f"#{name}") for name in ("cards", "tornado")}
+    page.fill("#c-nodes", "2")
+    page.press("#c-nodes", "Enter")
+    for name, text in before.items():
+        seen.until(f"document.getElementById('{name}').textContent !== {json.dumps(text)}")
+    assert asked[0] == asked[1]
+    # the browser's own word about it
+    seen.complaints[:] = [each for each in seen.complaints if "ERR_CONNECTION_RESET" not in each]
 
 
 def test_requests_under_load_are_simulated_when_they_are_asked_for(seen: Watched) -> None:

@@ -4,8 +4,10 @@ import base64
 import csv
 import json
 import re
+import socket
 from typing import Any
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_label, field_title
+from ladder_sim.explorer import server as server_module
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.clientside import CONTROLS
@@ -27,6 +30,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_client import Page, texts
 from tests.support.strategies import JSON
+from tests.support.waiting import HANG_S
 
 QUERY = "model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=standard,ladder,hybrid-ladder:40"
 FLAGS = ["--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s"]
@@ -397,6 +401,30 @@ def test_malformed_payloads_never_break_the_server(page: Page, data: st.DataObje
             payload[key][0]["value"] = data.draw(JSON)
     assert page.send(payload).status_code < 500
     assert page.send(data.draw(JSON)).status_code < 500
+
+
+@pytest.mark.parametrize("junk", [[None], [1], ["shape.data", None]])
+def test_a_request_of_no_page_is_refused_quietly(page: Page, junk: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: a traceback on the terminal, and an answer that called it a bug."""
+    answer = page.send({**page.payload("shape.data", {}), "changedPropIds": junk})
+    assert (answer.status_code, answer.text) == (400, "malformed request\n")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_silent_connection_is_closed_and_the_server_is_not_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: idle connections stayed for ever, until the process had no more of them."""
+    # imported here: it needs a browser's package
+    from tests.support.explorer_browser import served
+
+    monkeypatch.setattr(server_module._RequestHandler, "timeout", 0.2)
+    with served() as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), HANG_S) as silent:
+        with urlopen(url) as answer:
+            assert answer.headers["Server"] == "ladder-sim"
+        # the end of it
+        assert silent.recv(1) == b""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_server_answers_after_all_of_that(page: Page) -> None:

@@ -15,6 +15,7 @@ from ladder_sim import predict
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer import plans, versus
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.queries import Queries
 from ladder_sim.explorer.snippets import capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
@@ -207,6 +208,22 @@ def test_two_files_of_one_name_are_both_on_the_page(tmp_path: Path) -> None:
     assert scenario.stack == catalog.stack(stack) != catalog.stack("gpt-fast")
     assert command_line(state, allowlist) == f"ladder-sim predict --cluster {cluster} --stack {stack}"
     assert f'cluster="{cluster}", stack="{stack}"' in python_code(state, allowlist)
+
+
+def test_a_file_that_was_changed_is_not_answered_from_what_was_read(tmp_path: Path) -> None:
+    """Answers of the page are kept by their query, which names files only."""
+    data = resources.files("ladder_sim") / "specs" / "data" / "clusters"
+    cluster, fabric = tmp_path / "mine.toml", tmp_path / "fabric.toml"
+    cluster.write_text((data / "h100-sxm.toml").read_text("utf-8").replace('"ib-ndr400"', '"fabric.toml"'))
+    shipped = resources.files("ladder_sim") / "costs" / "data" / "fabrics" / "ib-ndr400.toml"
+    for changed in (cluster, fabric):
+        fabric.write_text(shipped.read_text("utf-8"))
+        queries = Queries(Allowlist.of(cluster=str(cluster)))
+        query = "cluster=h100-sxm+(file)&nodes=2&model=405b"
+        assert queries.answer(queries.state(query).query()).predictions
+        changed.write_text(f"# edited\n{changed.read_text('utf-8')}")
+        with pytest.raises(UsageError, match=f"{changed} was changed after it was read"):
+            queries.state(query)
 
 
 def test_names_of_the_catalog_in_any_case_are_no_files() -> None:

@@ -31,6 +31,20 @@ from tests.support.commands import process, run
 from tests.support.strategies import damaged, damaged_text
 from tests.support.waiting import HANG_S
 
+# writes one, drawn or not, of a megabyte
+FIGURE = """
+import sys
+from pathlib import Path
+import plotly.graph_objects as go
+from ladder_sim.errors import UsageError
+from ladder_sim.report.figures import style
+style._image = lambda *_: bytes(10**6)
+try:
+    style.save_figure(go.Figure(layout={"title": {"text": "x"}}), Path(sys.argv[1]))
+except UsageError as error:
+    print(error.message)
+"""
+
 
 def _python(code: str, **options: object) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
@@ -41,6 +55,23 @@ def _small_files() -> None:
     """For a child's `preexec_fn`: writing beyond 100,000 bytes of a file fails, first with a short write."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
+@pytest.mark.parametrize("name", ["plot.html", "plot.png"])
+def test_a_figure_is_written_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
+    """Regression: a stump stayed on a full disk."""
+    (tmp_path / name).write_text("old")
+    done = subprocess.run(
+        [sys.executable, "-c", FIGURE, str(tmp_path / name)],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        preexec_fn=_small_files,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"'{tmp_path / name}' cannot be written: File too large\n"
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "old"
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, capacity, estimate, smallest_fleets
 from ladder_sim.serve.replicas.pools import Sizes
-from ladder_sim.serve.sizing.capacity import Case, Search
+from ladder_sim.serve.sizing.capacity import Capacity, Case, Search
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.replicas import SERVER
@@ -132,8 +132,29 @@ def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> N
         context = Context(traffic, promise, 1, {}, Progress(1, lambda done, total: None))
         for variant in ("standard", "ladder"):
             need = capacity(scenario, traffic, promise, [variant])[variant]
-            least = _least_gpus(Service.for_requests(scenario, traffic), variant, context)
+            least, _ = _least_gpus(Service.for_requests(scenario, traffic), variant, context)
             assert not need.gpus or least <= need.gpus
+
+
+def test_plans_that_break_a_promise_idle_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each plan was, for a minute; and JSON said that 0 GPUs were saved of a number that there is not."""
+    simulated: list[str] = []
+    search = Search.capacity
+
+    def spied(self: Search) -> Capacity:
+        simulated.append(f"{self.variant}, {self.service.plans}")
+        return search(self)
+
+    monkeypatch.setattr(Search, "capacity", spied)
+    result = run("capacity", *FLAGS, "--rate", "4", "--slo", "ttft_p95=1us", "--seeds", "1", "--json")
+    assert simulated == ["standard, TP 8", "ladder, TP 8"]
+    document = json.loads(result.out)
+    assert {row["reason"] for row in document["plans"]} == {
+        "ttft_p95 on an idle replica",
+        "breaks the promise on an idle replica",
+    }
+    for row in document["rows"]:
+        assert [row[name] for name in ("gpus", "gpus_saved", "rate_gain", "rate_gain_low")] == [None] * 4
 
 
 def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from benchmarks.step_times import LIMITS, drawn
 from ladder_sim import Scenario, predict
+from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.program import Program
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import StepTimes
-from ladder_sim.serve.digest import digest
 from ladder_sim.serve.steps import cache as cache_module
 from ladder_sim.serve.steps.cache import cached, folder
 from ladder_sim.serve.steps.grids import Grids
@@ -26,7 +26,6 @@ from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel, rows_of
-from tests.support.imports import files_of, imports_in
 
 
 def scenario(**given: Any) -> Scenario:
@@ -225,25 +224,10 @@ def makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], bool]
     def ask() -> bool:
         made = list[bool]()
         got = cached(["times"], lambda: made.append(True) or GRIDS)  # type: ignore[func-returns-value]
-        assert digest(got) == digest(GRIDS)
+        assert fingerprint(got) == fingerprint(GRIDS)
         return bool(made)
 
     return ask
-
-
-def test_the_file_is_named_by_all_code_that_makes_times() -> None:
-    """What `Grids` imports, directly or through others; the rest checks, converts or writes what is given."""
-    modules, imports = files_of("ladder_sim"), imports_in("ladder_sim")
-    reached, left = set[str](), {Grids.__module__}
-    while left:
-        reached |= left
-        names = {each.name for each in imports if each.module in left}
-        # of a module, or of what one holds
-        left = (names | {name.rpartition(".")[0] for name in names}) & modules.keys() - reached
-    code = tuple(f"ladder_sim.{part.replace('/', '.')}" for part in cache_module.CODE)
-    others = {name.removeprefix("ladder_sim.") for name in reached if not name.startswith(code)}
-    assert others <= {"errors", "units", "system.files", "system.schema"}
-    assert len(reached - others) > 50
 
 
 @given(st.data())

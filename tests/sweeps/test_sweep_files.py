@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ladder_sim.costs.collectives import fabrics
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
@@ -23,6 +24,7 @@ from ladder_sim.sweeps.files import PartFile
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import how_of, run, run_to_file
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S, until
 
 AXES = {"model": "8b,405b", "p2p": "true", "gen": "1,8", "intra.bandwidth": "100:400:x2GB/s"}
 H100 = catalog.cluster("h100-sxm")
@@ -130,6 +132,22 @@ run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, Path({str(pat
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.slow
+def test_a_signal_ends_a_sweep_and_its_workers_quietly(tmp_path: Path) -> None:
+    """Regression: Python complained of semaphores that nobody had removed."""
+    path = tmp_path / "x.csv"
+    command = [sys.executable, "-m", "ladder_sim", "sweep", "--model=8b", "--set=model.layers=1:2000:+1", "--workers=2"]
+    running = subprocess.Popen(
+        [*command, f"--save={path}"], env={**os.environ, "PYTHONPATH": str(REPO)}, stderr=subprocess.PIPE, text=True
+    )
+    journal = path.with_name("x.csv.part.journal")
+    # the first chunk is there
+    until(lambda: journal.exists() and journal.read_text().count("\n") > 2)
+    running.terminate()
+    _, errors = running.communicate(timeout=HANG_S)
+    assert (running.returncode, errors) == (143, "")
+
+
 def _file(path: Path, fingerprint: str = "print") -> PartFile:
     return PartFile(path=path, form="csv", fingerprint=fingerprint, start=b"head\n")
 
@@ -176,31 +194,30 @@ def test_another_sweeps_rest_is_not_taken(tmp_path: Path) -> None:
         _file(tmp_path / "x.csv", "other").done()
 
 
-def test_a_fingerprint_knows_the_sweep(tmp_path: Path) -> None:
-    """Other values, another variant or another profile is another sweep."""
-    from ladder_sim.sweeps.run import _fingerprint
-
-    grids = [Grid({"model": "8b", "batch": batch}, [variant]) for batch in ("1:4", "1:8") for variant in ("ladder",)]
-    grids.append(Grid({"model": "8b", "batch": "1:4"}, ["parallel"]))
-    prints = {_fingerprint(grid, how_of(grid, profile, False), form)
-              for grid in grids for profile in (None, "none") for form in ("csv", "jsonl")}  # fmt: skip
-    assert len(prints) == 12
-
-
-def test_a_fingerprint_knows_the_contents_of_files(tmp_path: Path) -> None:
-    """A fabric is edited between an interrupted sweep and --resume: its rows would be of both versions."""
-    from ladder_sim.costs.collectives import fabrics
-    from ladder_sim.sweeps.run import _fingerprint
-
-    fabric = tmp_path / "mine.toml"
+def test_a_rest_of_another_sweep_is_not_taken(tmp_path: Path) -> None:
+    """Other values, another variant, another profile, or other contents of a file: its rows would be of both."""
+    path, fabric = tmp_path / "x.csv", tmp_path / "mine.toml"
     text = (Path(fabrics.__file__).parents[1] / "data" / "fabrics" / "ib-ndr400.toml").read_text()
     fabric.write_text(text)
-    grid = Grid({"model": "8b", "nodes": "2", "inter.fabric": str(fabric), "batch": "1:4"}, ["ladder"])
-    how = how_of(grid, None, ignore_memory=False)
-    before = _fingerprint(grid, how, "csv")
-    assert _fingerprint(grid, how, "csv") == before
+    axes = {"model": "8b", "nodes": "2", "inter.fabric": str(fabric), "model.layers": "2:66:+1"}
+
+    def begin(variants: str = "ladder", profile: str | None = None, **changed: str) -> None:
+        """Write all, as one does who goes on, but for the last step."""
+        grid = Grid({**axes, **changed}, variants)
+        run_to_file(grid, how_of(grid, profile, ignore_memory=False), serial, path, resume=True, progress=stop)
+
+    def stop(_done: int) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    for other in ({"variants": "parallel"}, {"profile": "none"}, {"model": "70b"}):
+        with pytest.raises(UsageError, match="belongs to another sweep"):
+            begin(**other)
     fabric.write_text(f"# edited\n{text}")
-    assert _fingerprint(grid, how, "csv") != before
+    with pytest.raises(UsageError, match="belongs to another sweep"):
+        begin()
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
@@ -212,6 +229,8 @@ def test_a_full_disk_ends_the_sweep_and_it_resumes(form: str, tmp_path: Path, wh
     full = _limited(arguments, 8_000)
     assert full.returncode == 2, full.stderr
     assert "cannot be written: File too large" in full.stderr
+    # not in another folder, where nothing of this sweep is
+    assert "hint: make room or allow larger files; --resume goes on where this stopped" in full.stderr
     assert not path.exists()
     resumed = _limited([*arguments, "--resume"], None)
     assert resumed.returncode == 0, resumed.stderr

@@ -78,6 +78,18 @@ def test_other_files_are_refused(tmp_path: Path, name: str, data: bytes, says: s
     assert "nsys export --type sqlite" in str(refused.value.hint)
 
 
+def test_a_view_is_no_table(tmp_path: Path) -> None:
+    """Regression: one whose rows have no end was read for ever."""
+    path = write_nsys(tmp_path / "trace.sqlite", [decode_graph()])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
+        rows = "WITH RECURSIVE endless(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM endless)"
+        connection.execute(f"CREATE VIEW CUPTI_ACTIVITY_KIND_RUNTIME AS {rows} SELECT * FROM endless")
+        connection.commit()
+    with pytest.raises(UsageError, match="it has no table CUPTI_ACTIVITY_KIND_RUNTIME"):
+        load([path])
+
+
 def test_an_absent_or_empty_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no file"):
         load([tmp_path / "trace.sqlite"])

@@ -13,11 +13,11 @@ import numpy as np
 
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Floats
-from ladder_sim.errors import SpecError
+from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.values import nonempty, real, whole
-from ladder_sim.system.files import read_toml, shown_path
+from ladder_sim.system.files import read_toml, shown_path, stamp
 from ladder_sim.system.schema import Schema
 from ladder_sim.units import quoted
 
@@ -70,27 +70,34 @@ def fabric_curve(fabric: str) -> FabricCurve | None:
     """
     path = Path(fabric) if fabric.endswith(SUFFIX) else _SHIPPED / (fabric + SUFFIX)
     try:
-        status = path.stat()
+        written = stamp(path)
     except (OSError, ValueError):
         # a fabric's name need not have a sweep; a file's reader says what is wrong with it
-        return _read(path, (0, 0)) if fabric.endswith(SUFFIX) else None
-    return _read(path, (status.st_mtime_ns, status.st_size))
+        return _read(path, ()) if fabric.endswith(SUFFIX) else None
+    return _read(path, written)
 
 
 @lru_cache(maxsize=32)
-def _read(path: Path, changed: tuple[int, int]) -> FabricCurve:
-    """Read the file as it was when it `changed`: a file that is rewritten is read again."""
+def _read(path: Path, written: tuple[int, ...]) -> FabricCurve:
+    """Read the file as it was when it had this stamp: one that is rewritten, or another of this path, is read again."""
     data, file = read_toml(path, SCHEMA, what="a fabric's TOML file"), shown_path(path)
     for key in _KEYS:
         if key not in data:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)
     return FabricCurve(
-        cluster=catalog.cluster(nonempty(data["cluster"], f"{file}: cluster")),
+        cluster=_cluster(nonempty(data["cluster"], f"{file}: cluster")),
         nodes=whole(data["nodes"], f"{file}: nodes", 2, MAX_GPUS),
         ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, MAX_GPUS),
         curve=_curve(data, file),
         source=nonempty(data["source"], f"{file}: source"),
     )
+
+
+def _cluster(name: str) -> ClusterSpec:
+    # never a path: all that an answer reads is named by its scenario
+    if name not in catalog.cluster_names():
+        raise UnknownNameError("cluster", name, catalog.cluster_names())
+    return catalog.cluster(name)
 
 
 def _curve(data: Mapping[str, object], file: str) -> Curve:

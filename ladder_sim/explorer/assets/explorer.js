@@ -347,6 +347,26 @@
     return skip();
   }
 
+  /* A question that is lost on its way, or its answer, is asked again, unless a newer one has taken its place. */
+  const ask = window.fetch;
+  window.fetch = async (...question) => {
+    for (let wait = SPACING_MS; ; wait = Math.min(2 * wait, PATIENCE_MS)) {
+      try {
+        const answer = await ask(...question);
+        const body = answer.status === 204 ? null : await answer.arrayBuffer();
+        return new Response(body, { status: answer.status, statusText: answer.statusText, headers: answer.headers });
+      } catch (error) {
+        await new Promise((resolve) => setTimeout(resolve, wait));
+        if (outdated(question[1])) throw error;
+      }
+    }
+  };
+
+  function outdated(request) {
+    const { inputs } = JSON.parse(request?.body || "{}");
+    return (inputs || []).some(({ id, value }) => ["query", "settled"].includes(id) && value !== page.asked);
+  }
+
   /* A slider reports at most once per SPACING_MS, and when it rests: each time Dash looks through the whole page. */
   let sentAt = 0;
   let pending = 0;

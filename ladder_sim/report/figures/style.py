@@ -10,7 +10,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.report.figures.page import figure_page
-from ladder_sim.system.files import check_folder
+from ladder_sim.system.files import check_folder, write_file
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -208,18 +208,11 @@ def save_figure(figure: "go.Figure", path: Path) -> None:
         As `check_plot_path` does; or the file cannot be written, or kaleido finds no browser to draw with.
     """
     check_plot_path(path)
-    try:
-        if path.suffix.lower() == ".html":
-            path.write_text(figure_page(figure), encoding="utf-8")
-        else:
-            _write_image(figure, path)
-    except OSError as error:
-        raise UsageError(
-            f"--plot '{path}' cannot be written: {error.strerror or error}", hint="choose an existing folder"
-        ) from error
+    write_file(path, figure_page(figure) if path.suffix.lower() == ".html" else _image(figure, path))
 
 
-def _write_image(figure: "go.Figure", path: Path) -> None:
+def _image(figure: "go.Figure", path: Path) -> bytes:
+    """Draw a figure in the form that a path ends in."""
     import kaleido
 
     layout = figure.layout
@@ -231,9 +224,10 @@ def _write_image(figure: "go.Figure", path: Path) -> None:
     }
     try:
         # not plotly's write_image, which cannot turn MathJax off
-        kaleido.write_fig_sync(figure, path, options, kopts=OFFLINE)
+        image: bytes = kaleido.calc_fig_sync(figure, options, kopts=OFFLINE)
     except RuntimeError as error:
         raise MissingDependencyError(
             f"--plot '{path}' needs Chrome or Chromium, which kaleido draws with",
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
         ) from error
+    return image

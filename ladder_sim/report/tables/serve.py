@@ -142,7 +142,7 @@ def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) 
             row += [", ".join(need.breaks), *(format_seconds(outcome.seconds(metric, 95)) for metric in _P95)]
         else:
             row += ["none", "none", "0", f"{', '.join(need.breaks)} on an idle replica", "", ""]
-        saves = need.replicas and name != first
+        saves = name != first and not math.isnan(each.saved.value)
         row += [gpus_text(each.saved), _span(each.gain, "{:.2f}".format)] if saves else ["", ""]
         if usd_per_gpu_hour is not None:
             row.append(

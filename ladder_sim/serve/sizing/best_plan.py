@@ -22,8 +22,9 @@ from ladder_sim.serve.sizing.points import Progress
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
-# the reason of a plan that cannot do with as few as the best
+# the reasons of a plan that cannot do with as few as the best, and of one with which no number can
 MORE = "needs more GPUs"
+_NEVER = "breaks the promise on an idle replica"
 # requests in flight at which the closed form says what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # the closed form of requests in flight lies within this of simulated ones, in rates and times per token
@@ -92,19 +93,24 @@ def best_plan(
     needs: list[tuple[Capacity, Search]] = []
     simulated: list[Tried] = []
     left_out: list[Tried] = []
-    least: list[tuple[float, Service]] = []
+    least: list[tuple[float, float, Service]] = []
     problems: list[LadderSimError] = []
     for plan, prefill_tp in kinds:
         try:
             service = _service(scenario, plan, prefill_tp, context.traffic, how)
-            least.append((_least_gpus(service, variant, context), service))
+            least.append((*_least_gpus(service, variant, context), service))
         except LadderSimError as error:
             problems.append(error)
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
             left_out.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
             context.progress.searched()
     # what the closed form says nothing of goes last
-    for gpus, service in sorted(least, key=lambda each: (each[1].prefill is not None, each[0])):
+    for gpus, _, service in sorted(least, key=lambda each: (each[2].prefill is not None, *each[:2])):
+        if needs and math.isinf(gpus):
+            # the first of them comes closest
+            left_out.append(Tried(plans=service.plans, gpus=0, reason=_NEVER))
+            context.progress.searched()
+            continue
         search = context.search(service, variant)
         fewest = min((need.gpus for need, _ in needs if need.replicas), default=None)
         try:
@@ -156,14 +162,15 @@ def _rank(need: Capacity) -> tuple[float, ...]:
     return 1, max(0.0, *excesses)
 
 
-def _least_gpus(service: Service, variant: str, context: Context) -> float:
-    """GPUs without which a plan cannot carry the load, by the closed form; infinite: no number can.
+def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float, float]:
+    """GPUs without which a plan cannot carry the load, by the closed form, and its shortest step over the promise's.
 
-    Those of one replica of each kind where it says nothing: steps were measured, or some replicas run prompts only.
+    Infinite: no number can. Those of one replica of each kind where the closed form says nothing: steps were measured,
+    or some replicas run prompts only.
     """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps or service.prefill:
-        return service.gpus(service.alike(1))
+        return service.gpus(service.alike(1)), 0.0
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     groups = scenario.plan.groups
     loads = groups * _LOADS[spec.step_requests >= _LOADS]
@@ -171,9 +178,12 @@ def _least_gpus(service: Service, variant: str, context: Context) -> float:
     profile = resolve_profile(scenario, service.profile)
     load = replace(scenario, workload=workload)
     request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
-    bounds_s = [bound.seconds for bound in context.promise.bounds if bound.metric == "tpot"]
-    kept = np.asarray(request.decode_s) <= max(1, gen - 1) * _SLACK * min(bounds_s, default=math.inf)
-    if not kept.any():
-        return math.inf
+    token_s = np.asarray(request.decode_s) / max(1, gen - 1)
+    bounds = context.promise.bounds
+    kept = token_s <= _SLACK * min((bound.seconds for bound in bounds if bound.metric == "tpot"), default=math.inf)
+    # on an idle replica a first token takes a step, and an answer more
+    excess = float(token_s[0]) / min((bound.seconds for bound in bounds if bound.metric != "itl"), default=math.inf)
+    if not kept.any() or excess > _SLACK:
+        return math.inf, excess
     rate = _SLACK * float(np.max((loads / (request.ttft_s + request.decode_s))[kept]))
-    return math.ceil(traffic.rate / rate) * scenario.plan.replica_gpus
+    return math.ceil(traffic.rate / rate) * scenario.plan.replica_gpus, excess

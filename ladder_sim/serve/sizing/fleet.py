@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import ladder_sim
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.widths import Widths
+from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
-from ladder_sim.serve.digest import digest
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS, check_options
@@ -55,9 +54,9 @@ class Fleet:
     rate_limit: Interval
     """The highest rate of one replica, or of one group."""
     saved: Interval
-    """GPUs less than the first variant's; negative: more."""
+    """GPUs less than the first variant's; negative: more; NaN: no number keeps the promise with one of the two."""
     gain: Interval
-    """Rate per GPU at which the promise breaks, over that of the first variant."""
+    """Rate per GPU at which the promise breaks, over that of the first variant; NaN: likewise."""
     tried: tuple[Tried, ...]
     """The plans, those simulated first."""
     confidence: Confidence | None = field(repr=False)
@@ -145,10 +144,8 @@ def smallest_fleets(
     names = canonical_names(variants)
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
     progress = Progress(len(names) * (len(kinds) + 2), watch)
-    # the contents of a profile's file, which may change
-    profile = resolve_profile(scenario, how.get("profile"))
-    made_from = [ladder_sim.__version__, scenario, kinds, profile, traffic, promise, names, count, how]
-    with kept_points(path, digest(made_from), resume=resume) as points:
+    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, promise, names, count, how]
+    with kept_points(path, fingerprint(*made_from), resume=resume) as points:
         context = Context(traffic, promise, count, points, progress)
         fleets: dict[str, Fleet] = {}
         for name in names:
@@ -186,7 +183,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
     spread = of_mean(len(limits)) * float(np.std(np.log(limits), ddof=1)) if len(limits) > 1 else 0.0
     faster = _end(search, limits, spread, widths, -1)
     slower = _end(search, limits, spread, widths, 1) if sure else _NEVER
-    saved, gain = Interval.around(0.0, 0.0), Interval.around(1.0, 0.0)
+    saved, gain = (Interval.around(0.0, 0.0), Interval.around(1.0, 0.0)) if first is None else (_UNKNOWN, _UNKNOWN)
     if first and first.confidence:
         # each end again, with the part of the error that the first variant does not share
         own = replace(widths, rate=widths.speedup, ttft=0.0)
@@ -242,6 +239,8 @@ class _End(NamedTuple):
 
 
 _NEVER = _End(math.inf, 0.0)
+# of what nothing can be compared with
+_UNKNOWN = Interval.around(math.nan, 0.0)
 
 
 def _gpus(need: Capacity, faster: _End, slower: _End) -> Interval:
@@ -283,15 +282,14 @@ def _none(best: Best) -> Fleet:
         if bound.name in need.breaks:
             idle = f"it is {format_seconds(value_s)} on an idle replica of {service.plans}"
             reasons.append(f"no rate keeps {bound}: {idle}")
-    zero = Interval.around(0.0, 0.0)
     return Fleet(
         capacity=need,
         plans=service.plans,
         group_gpus=service.gpus(need.group),
         gpus=Interval.around(math.inf, 0.0),
-        rate_limit=zero,
-        saved=zero,
-        gain=zero,
+        rate_limit=Interval.around(0.0, 0.0),
+        saved=_UNKNOWN,
+        gain=_UNKNOWN,
         tried=tried,
         confidence=None,
         widths=None,

@@ -1,11 +1,10 @@
-"""Step times on disk, in files named by what they were made from: the scenario, its profile, and the code.
+"""Step times on disk, in files named by everything that they were made from (`costs/fingerprint.py`).
 
 A file can be deleted at any time, and one that is damaged is made again: it begins with a hash of the rest. Where none
 can be read or written, times are made in every process. Processes may share the folder: a file is whole, or not there.
 """
 
 import contextlib
-import functools
 import hashlib
 import io
 import os
@@ -15,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.serve.digest import digest
+from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.serve.steps.grids import Grids
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.system.files import replacing
 
-# folders whose code the times depend on
-CODE = ("costs", "des", "graph", "serve/steps", "simulate", "specs")
 # the oldest files beyond so many are deleted: half a gigabyte
 MOST_FILES = 256
 _HASH_BYTES = hashlib.sha256().digest_size
@@ -29,7 +26,7 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 def cached(made_from: Sequence[object], make: Callable[[], Grids]) -> Grids:
     """What `make` returns, from the file of an earlier call if there is one."""
-    path = folder() / f"{digest([*made_from, _code()])}.npz"
+    path = folder() / f"{fingerprint(*made_from)}.npz"
     with contextlib.suppress(OSError):
         content = path.read_bytes()
         if hashlib.sha256(content[_HASH_BYTES:]).digest() == content[:_HASH_BYTES]:
@@ -45,13 +42,6 @@ def folder() -> Path:
     """Where the files are (XDG Base Directory Specification)."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ladder-sim" / "step-times"
-
-
-@functools.cache
-def _code() -> str:
-    """A hash of the source files."""
-    package = Path(__file__).parents[2]
-    return digest([path.read_bytes() for part in CODE for path in sorted((package / part).rglob("*.py"))])
 
 
 def _write(path: Path, grids: Grids) -> None:
