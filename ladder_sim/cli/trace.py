@@ -16,6 +16,7 @@ from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
     from ladder_sim.traces.graph import TraceGraph
+    from ladder_sim.traces.replay import StepError
 
 _PART, _WHAT_IF, _OUTPUT = "Part of the run", "What if", "Output"
 
@@ -97,8 +98,10 @@ class WhatIf(OptionGroup):
     ] = None
     keep_gaps: Annotated[
         bool,
-        typer.Option("--keep-gaps", help="Keep the gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
-    ] = False
+        typer.Option(
+            "--keep-gaps/--drop-gaps", help="Keep the gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF
+        ),
+    ] = True
 
     def __post_init__(self) -> None:
         network = (self.tp, self.allreduce, self.message_bytes)
@@ -107,11 +110,12 @@ class WhatIf(OptionGroup):
                 "--nodes, --tp, --allreduce and --message-bytes need --interconnect", hint="for example h100-sxm"
             )
 
-    def apply(self, graph: "TraceGraph") -> "TraceGraph":
-        """The graph with all changes; the same object if there are none."""
+    def apply(self, graph: "TraceGraph", recorded: "TraceGraph") -> "TraceGraph":
+        """The graph with all changes; `recorded`, which is the graph with its gaps, if there are none."""
         from ladder_sim.traces import whatif
         from ladder_sim.units import parse_quantity
 
+        graph = recorded if self.keep_gaps else graph
         for text in self.scale or []:
             what, _, factor = text.rpartition("=")
             try:
@@ -125,12 +129,6 @@ class WhatIf(OptionGroup):
                 size = parse_quantity(self.message_bytes, "bytes", name="--message-bytes")
             graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(scenario), size)
         return whatif.without_launch_gaps(graph) if self.no_launch_gaps else graph
-
-    def recorded(self, graph: "TraceGraph") -> "TraceGraph":
-        """The recording to change: with the gaps inside CUDA graphs, or a note on them."""
-        from ladder_sim.traces import whatif
-
-        return whatif.with_gaps(graph) if self.keep_gaps else whatif.with_note_on_gaps(graph)
 
 
 @trace.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -219,19 +217,24 @@ def replay(
         bool, typer.Option("--no-communication", help="Remove every collective.", rich_help_panel=_WHAT_IF)
     ] = False,
     max_error: Annotated[
-        float | None, typer.Option(help="In percent: exit 1 if the error of a step is larger.", min=0.0)
+        float | None,
+        typer.Option(
+            help="In percent: exit 1 if the error of a step is larger. Default: 10 with a change, else none.", min=0.0
+        ),
     ] = None,
 ) -> None:
     """Run the recorded graph through the simulator, with or without changes."""
     from ladder_sim.report.documents.traces import replay_document
     from ladder_sim.report.tables.traces import replay_report
     from ladder_sim.traces import perfetto
+    from ladder_sim.traces.replay import MAX_ERROR
     from ladder_sim.traces.replay import replay as run
-    from ladder_sim.traces.whatif import without_communication
+    from ladder_sim.traces.whatif import with_gaps, without_communication
 
-    recorded = what_if.recorded(part.load_step(files))
+    loaded = part.load_step(files)
+    recorded = with_gaps(loaded)
     replayed = run(recorded)
-    graph = what_if.apply(recorded)
+    graph = what_if.apply(loaded, recorded)
     graph = without_communication(graph) if no_communication else graph
     changed = None if graph is recorded else run(graph)
     result = (changed or replayed).simulated
@@ -242,11 +245,10 @@ def replay(
         write(replay_document(replayed, changed).to_json(), save)
     else:
         show(replay_report(replayed, changed), save)
-    worst = max(replayed.steps, key=lambda step: abs(step.error))
-    if max_error is not None and abs(worst.error) > max_error / 100.0:
-        raise LadderSimError(
-            f"the replay of {worst.name} has an error of {worst.error:+.2%}, over --max-error {max_error:g} %",
-            hint="the table of unexplained waits shows where",
+    if max_error is not None or changed is not None:
+        limit = MAX_ERROR if max_error is None else max_error / 100.0
+        _check(
+            max(replayed.steps, key=lambda step: abs(step.error)), limit, "the table of unexplained waits shows where"
         )
 
 
@@ -274,6 +276,9 @@ def predict(
             "Default: none on GPUs; on CPUs gloo's threads take time of their rank's core."
         ),
     ] = None,
+    max_error: Annotated[
+        float, typer.Option(help="In percent: exit 1, without an answer, if the replay's error is larger.", min=0.0)
+    ] = 10.0,
 ) -> None:
     """Predict the time of a standard tensor-parallel step, by default the last, in other wirings."""
     from ladder_sim.report.documents.traces import variants_document
@@ -282,28 +287,35 @@ def predict(
     from ladder_sim.traces.blocks import cover
     from ladder_sim.traces.contention import Contention, default_contention
     from ladder_sim.traces.iterations import choose_step
-    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, predict_variants
+    from ladder_sim.traces.whatif import with_gaps
+    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, launch_share, predict_variants
     from ladder_sim.units import parse_quantity
 
     wait_s = parse_quantity(stream_wait, "s", name="--stream-wait")
-    run = what_if.recorded(part.load(files))
-    replayed = baseline(run, part.step)
-    recorded = what_if.apply(choose_step(run, part.step))
+    run = part.load(files)
+    replayed = baseline(with_gaps(run), part.step)
+    graphs = (choose_step(graph, part.step) for graph in (run, with_gaps(run)))
+    recorded = what_if.apply(*graphs)
     covered = cover(recorded)
     shared = default_contention(recorded) if contention is None else None
     if contention not in (None, "none"):
         shared = Contention.of_gpu(contention)
-    times = predict_variants(
-        recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s, contention=shared
-    )
+    limit = max_error / 100.0
+    times, launching = {}, 0.0
+    if abs(replayed.error) <= limit:
+        launching = launch_share(recorded)
+        times = predict_variants(
+            recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s, contention=shared
+        )
     runs = {name: time.graph for name, time in times.items()}
-    if save_trace is not None:
+    if save_trace is not None and runs:
         perfetto.write(runs, save_trace)
-    _draw(runs, plot, "The recorded step in other wirings")
+    _draw(runs, plot if runs else None, "The recorded step in other wirings")
     if json:
-        write(variants_document(recorded, covered, replayed, times).to_json(), save)
+        write(variants_document(recorded, covered, replayed, limit, launching, times).to_json(), save)
     else:
-        show(variants_report(recorded, covered, replayed, times, shared), save)
+        show(variants_report(recorded, covered, replayed, launching, times, shared), save)
+    _check(replayed, limit, "`trace replay` shows what it leaves out, --step chooses another step")
 
 
 @trace.command()
@@ -354,6 +366,15 @@ def diff(
         perfetto.write(runs, save_trace)
     _draw(runs, plot, "Two runs")
     show(diff_report(*runs.items()), save)
+
+
+def _check(step: "StepError", max_error: float, way_out: str) -> None:
+    if abs(step.error) > max_error:
+        raise LadderSimError(
+            f"the replay of {step.name} has an error of {step.error:+.2%}, over --max-error {100 * max_error:g} %: "
+            "a dependency is missing, and what a change gains cannot be told",
+            hint=way_out,
+        )
 
 
 def _draw(runs: "dict[str, TraceGraph]", plot: Path | None, title: str) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import dropwhile
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.graph import HOST_KINDS, REDUCES, TraceGraph, TraceOp
+from ladder_sim.traces.graph import EARLIER, HOST_KINDS, REDUCES, WHOLE_GRAPH, TraceGraph, TraceOp
 
 # ops that may differ between equal blocks
-_IGNORED = HOST_KINDS | {"sync", "memcpy", "memset"}
+_IGNORED = HOST_KINDS | {EARLIER, "sync", "memcpy", "memset"}
 # a block multiplies matrices
 _MULTIPLIES = frozenset({"gemm", "bmm", "expand", "experts"})
 # between two passes
@@ -89,6 +89,11 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
     """
     passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
+        if any(op.kind == WHOLE_GRAPH for op in graph.ops):
+            raise UsageError(
+                "no transformer blocks found: the CUDA graphs were recorded without their kernels",
+                hint="record with nsys profile --cuda-graph-trace=node",
+            )
         count = sum(op.kind in REDUCES for op in graph.ops)
         scatters = any(op.kind == "reduce_scatter" for op in graph.ops)
         plain = ", without sequence parallelism or sharded weights" if scatters else ""

@@ -18,6 +18,10 @@ COLLECTIVES = COLLECTIVE_KINDS | {"all_to_all", "send_recv", "collective"}
 REDUCES = frozenset({"all_reduce", "all_reduce_norm"})
 # work of a CPU between its calls to a device, and in them
 HOST_KINDS = frozenset({"host", "launch"})
+# what kept a stream busy when the recording began: the trace does not show it
+EARLIER = "earlier work"
+# a CUDA graph that was recorded as one op
+WHOLE_GRAPH = "cuda_graph"
 _LAYER = re.compile(r"layers?[._]?\d+")
 # between the names of a scope
 SCOPE_SEPARATOR = "/"
@@ -46,7 +50,7 @@ class Collective:
     group: str = ""
     """Name of the process group."""
     ranks: int = 0
-    """Members of the group; 0: not recorded."""
+    """Members of the group; 0: not recorded; 1: one process stands for all, as on an emulated link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class TraceOp:
     name: str
     """As recorded."""
     kind: str
-    """One of COLLECTIVES, "host", "launch", "sync", "memcpy", "memset", or the family of a kernel: "gemm", "norm", ...
+    """One of COLLECTIVES, EARLIER, "host", "launch", "sync", "memcpy", "memset", or a kernel's family: "gemm", "norm".
     """
     lane: int
     """Position of its lane in `TraceGraph.lanes`."""
@@ -133,7 +137,7 @@ class TraceGraph:
         """Device streams, or threads of a CPU backend, that spend most of their time on collectives."""
         lanes = set()
         for lane, queue in enumerate(self.queues()):
-            work = [self.ops[index] for index in queue if self.ops[index].kind not in HOST_KINDS]
+            work = [self.ops[index] for index in queue if self.ops[index].kind not in HOST_KINDS | {EARLIER}]
             total_s = sum(op.end_s - op.start_s for op in work)
             comm_s = sum(op.end_s - op.start_s for op in work if op.communicates)
             if comm_s > 0.5 * total_s:
@@ -143,7 +147,9 @@ class TraceGraph:
     def of_step(self, step: int) -> "TraceGraph":
         """One step alone, from time zero; without its CPU threads if they had launched it before the last one ended."""
         chosen = [index for index, op in enumerate(self.ops) if op.step == step]
-        before_s = max((op.end_s for op in self.ops if op.step < step and self.lanes[op.lane].device), default=0.0)
+        on_device = [op for op in self.ops if self.lanes[op.lane].device]
+        first_s = min((op.start_s for op in on_device if op.step == step), default=0.0)
+        before_s = max((op.end_s for op in on_device if op.step != step and op.start_s < first_s), default=0.0)
         launched_s = max((self.ops[index].end_s for index in chosen if self.ops[index].kind == "launch"), default=inf)
         if launched_s <= before_s:
             # in the next step they are as far ahead again

@@ -55,10 +55,16 @@ def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
     Raises
     ------
     UsageError
-        No step has this name.
+        No step has this name, or it has no op.
     """
     position = step_position(graph, step)
-    return graph if position is None else graph.of_step(position)
+    chosen = graph if position is None else graph.of_step(position)
+    if not chosen.ops:
+        used = sorted({op.step for op in graph.ops} - {ALONE})
+        names = ", ".join(graph.steps[number] for number in used)
+        where = "the trace holds no op" if step is None else f"no op of the trace belongs to step '{step}'"
+        raise UsageError(where, hint=f"steps with ops: {names or 'none'}")
+    return chosen
 
 
 def step_position(graph: TraceGraph, step: str | None) -> int | None:

@@ -77,6 +77,10 @@ def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
                     raise _of_one_rank(part.rank, names[part.rank], file)
                 ranks[part.rank], names[part.rank] = _rank(part, file), file.name
     graph = join(list(ranks.values()))
+    if not graph.ops:
+        raise UsageError(
+            f"trace '{paths[0]}' holds no op that can be replayed", hint="record whole steps, with their operators"
+        )
     notes = (*graph.notes, *(f"'{name}' is no trace, left out" for name in strays))
     return mark_repetitions(replace(graph, notes=notes))
 
@@ -98,7 +102,7 @@ def _foreign(file: Path) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise UsageError(
-            f"trace '{file}' holds events of an unknown schema: {type(error).__name__}: {error}", hint=KNOWN
+            f"trace '{file}' holds events of an unknown schema", hint=f"{KNOWN}; --debug shows the event's fault"
         ) from error
 
 

@@ -52,8 +52,10 @@ def read_database(path: Path) -> list[KinetoFile]:
             connection.row_factory = sqlite3.Row
             return _Database(connection, path).files()
     except (sqlite3.Error, KeyError, IndexError) as error:
+        # sqlite's own is "No item with that key"
+        fault = "a table lacks a column of its schema" if isinstance(error, IndexError) else error.args[0]
         raise UsageError(
-            f"trace '{path}' is no database of Nsight Systems: {error}",
+            f"trace '{path}' is no database of Nsight Systems: {fault}",
             hint="export it again: nsys export --type sqlite",
         ) from error
 

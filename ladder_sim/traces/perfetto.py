@@ -113,9 +113,9 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
         _check(graph)
         return graph
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"trace '{path}' was changed since it was exported: {error}", hint="export it again"
-        ) from error
+        # the others are Python's own words
+        fault = f": {error}" if isinstance(error, ValueError) else ""
+        raise UsageError(f"trace '{path}' was changed since it was exported{fault}", hint="export it again") from error
 
 
 def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:

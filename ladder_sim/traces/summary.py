@@ -7,14 +7,14 @@ from statistics import pstdev
 from typing import NamedTuple
 
 from ladder_sim.des.spans import Spans, length_s, subtract, union
-from ladder_sim.traces.graph import SCOPE_SEPARATOR, TraceGraph
+from ladder_sim.traces.graph import EARLIER, SCOPE_SEPARATOR, TraceGraph
 from ladder_sim.traces.idle import IdleTime, idle_times
 from ladder_sim.traces.replay import to_timeline
 
 # of a module among those of its class
 _NUMBER = re.compile(r"_\d+$")
 # kinds that neither compute nor communicate
-_NO_WORK = frozenset({"host", "launch", "sync"})
+_NO_WORK = frozenset({"host", "launch", "sync", EARLIER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,17 +83,6 @@ def with_gaps(graph: TraceGraph) -> TraceGraph:
     return replace(graph, ops=tuple(ops))
 
 
-def with_note_on_gaps(graph: TraceGraph) -> TraceGraph:
-    """With a note on the time that a replay leaves out between kernels of one launch, if it is more than 1 %."""
-    gaps_s = sum(graph_gaps_s(graph).values())
-    # summed over devices as the gaps are
-    devices_s = sum(op.end_s - op.start_s for op in graph.ops if graph.lanes[op.lane].device) + gaps_s
-    if gaps_s <= 0.01 * devices_s:
-        return graph
-    what = f"gaps between kernels of CUDA graphs, {gaps_s / devices_s:.0%} of the devices' time"
-    return replace(graph, notes=(*graph.notes, f"{what}: --keep-gaps keeps them"))
-
-
 def graph_gaps_s(graph: TraceGraph) -> dict[int, float]:
     """Idle time of the stream before each op that the launch of the op before it enqueued, too."""
     gaps_s = {}

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from ladder_sim.graph.variants import canonical
 from ladder_sim.traces.contention import Contention
-from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.graph import HOST_KINDS, TraceGraph
 from ladder_sim.traces.iterations import choose_step, step_position
+from ladder_sim.traces.peers import with_waits_as_work
 from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_times
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
 from ladder_sim.traces.summary import RankSummary, summarize_run
@@ -24,6 +25,8 @@ class VariantTime:
     """From the first launch to the last end on a device."""
     speedup: float
     """Time of the replayed recording divided by `seconds`."""
+    speedup_waits_stay: float | None
+    """Speedup if no wiring shortens the waits for ranks without a trace; None if the trace has no such waits."""
     comm: RankSummary
     """Communication and computation of the first rank."""
     graph: TraceGraph
@@ -41,19 +44,42 @@ def predict_variants(
 
     With `contention`, ops of other wirings slow each other down; those that overlap in the recording did already.
     """
-    baseline_s, recorded = _simulated(step)
-    alone = step if contention is None else _alone(step, contention)
-    times = {}
-    for variant in dict.fromkeys(map(canonical, variants)):
-        rewired = rewire(alone, variant, stream_wait_s=stream_wait_s)
-        seconds, graph = (baseline_s, recorded) if rewired is alone else _simulated(rewired, contention)
-        times[variant] = VariantTime(
+    names = list(dict.fromkeys(map(canonical, variants)))
+    baseline_s, simulated = _rewired(step, names, stream_wait_s, contention)
+    apart = with_waits_as_work(step)
+    apart_s, staying = (0.0, {}) if apart is step else _rewired(apart, names, stream_wait_s, contention)
+    return {
+        name: VariantTime(
             seconds=seconds,
             speedup=baseline_s / seconds,
+            speedup_waits_stay=apart_s / staying[name][0] if staying else None,
             comm=summarize_run(graph).ranks[0],
             graph=graph,
         )
-    return times
+        for name, (seconds, graph) in simulated.items()
+    }
+
+
+def _rewired(
+    step: TraceGraph, variants: Sequence[str], stream_wait_s: float, contention: Contention | None
+) -> tuple[float, dict[str, tuple[float, TraceGraph]]]:
+    """How long a step takes as recorded, and in each wiring, with its ops at their simulated times."""
+    baseline_s, recorded = _simulated(step)
+    alone = step if contention is None else _alone(step, contention)
+    times = {}
+    for variant in variants:
+        rewired = rewire(alone, variant, stream_wait_s=stream_wait_s)
+        times[variant] = (baseline_s, recorded) if rewired is alone else _simulated(rewired, contention)
+    return baseline_s, times
+
+
+def launch_share(step: TraceGraph) -> float:
+    """Share of a step's critical path on which a CPU launches for a device, or works between its calls."""
+    if not any(lane.device for lane in step.lanes):
+        return 0.0
+    summary = summarize_run(_simulated(step)[1])
+    launching_s = sum(summary.critical_s.get(kind, 0.0) for kind in HOST_KINDS)
+    return launching_s / summary.seconds if summary.seconds else 0.0
 
 
 def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:

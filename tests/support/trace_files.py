@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,24 @@ def tensor_parallel(*, stream: int = COMM, layers: int = LAYERS) -> TraceFile:
         ahead.communicate(stream=stream)
     ahead.run("at::native::CUDAFunctor_add", "rms_norm_kernel", "lm_head_gemm")
     return ahead.trace
+
+
+def uneven_ranks(extra_us: Sequence[float]) -> tuple[TraceFile, TraceFile]:
+    """A pass on two ranks; each block takes the second so much longer, and the first waits in the all-reduce behind."""
+    ranks = []
+    for rank in range(2):
+        ahead = Ahead()
+        ahead.trace.metadata["distributedInfo"]["rank"] = rank
+        ahead.run("embedding")
+        for block, late_us in enumerate(extra_us):
+            ahead.run("rms_norm_kernel", *BLOCK["mlp" if block % 2 else "attention"][:-1])
+            own_us = KERNEL_US + late_us * rank
+            ahead.trace.kernel(BLOCK["mlp" if block % 2 else "attention"][-1], ahead.called, ahead.now, own_us)
+            ahead.called, ahead.now = ahead.called + 6, ahead.now + own_us
+            ahead.communicate(duration=REDUCE_US + late_us * (1 - rank))
+        ahead.run("rms_norm_kernel", "lm_head_gemm")
+        ranks.append(ahead.trace)
+    return ranks[0], ranks[1]
 
 
 # a decode step of vLLM: kernels of a layer between its all-reduces, and of the head; names and microseconds

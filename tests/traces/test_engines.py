@@ -87,11 +87,18 @@ NAMES = {
         "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)": "collective",
     },
     "emulated links of the runtime": {"emulated_all_reduce": "all_reduce", "emulated_all_gather": "all_gather"},
-    "DeepEP": {
+    "DeepEP, UCCL, MORI": {
+        "void dpsk::ep::internode::notify_dispatch<true, 8>(int const*)": "all_to_all",
+        "void dpsk::ep::internode::cached_notify<true>(int)": "all_to_all",
+        "void dpsk::ep::internode::dispatch<false, 8, true>(int4*)": "all_to_all",
+        "void dpsk::ep::internode::combine<true, __nv_bfloat16, 8>(int4*)": "all_to_all",
+        "_ZN7deep_ep9intranode8dispatchILi8ELi768EEEvP4int4": "all_to_all",
+        "void deep_ep::intranode::barrier<8>(int**, int)": "collective",
         "void deep_ep::internode_ll::dispatch<true, false, 7168>(void*, float*)": "all_to_all",
         "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)": "all_to_all",
         "void deep_ep::layout::get_dispatch_layout<256, 4, 2>(long const*)": "router",
     },
+    "Nsight Systems": {"CUDA graph 5": "cuda_graph"},
     "Inductor": {
         "triton_poi_fused_all_reduce_0": "kernel",
         "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3": "norm",
@@ -249,7 +256,8 @@ def test_steps_do_not_overlap_where_the_gpu_is_behind(tmp_path: Path) -> None:
         trace.step(number, 20 * number, 20)
         trace.kernel("gemm", 20 * number, 100 + 1000 * number, 1000)
     steps = replay(load([trace.write(tmp_path / "trace.json")])).steps
-    assert [step.recorded_s for step in steps] == pytest.approx([1.1e-3, 1e-3, 1e-3, 1e-3])
+    # the first kernel was launched long before it began: the GPU was behind when the recording began, too
+    assert [step.recorded_s for step in steps] == pytest.approx([1e-3] * 4)
 
 
 REAL = DATA / "traces" / "tp"

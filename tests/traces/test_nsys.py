@@ -63,6 +63,25 @@ def test_graphs_without_their_kernels_are_said(tmp_path: Path) -> None:
     assert "1 CUDA graphs without their kernels: record with --cuda-graph-trace=node" in load([path]).notes
 
 
+def test_only_graphs_without_their_kernels_say_how_to_record_them(tmp_path: Path) -> None:
+    """Regression: predict said "0 all-reduces", and nothing of what would help."""
+    trace = TraceFile()
+    for number in range(3):
+        trace.call("cudaGraphLaunch", 1000 * number, 8)
+    path = write_nsys(tmp_path / "trace.sqlite", [trace])
+    with closing(sqlite3.connect(path)) as connection:
+        for number in range(3):
+            start = 1_000_000 * number + 9_000
+            place = f"0, 1, 7, {101 + number}, 67108864000, 5, 5"
+            connection.execute(
+                f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES ({start}, {start + 900_000}, {place})"
+            )
+        connection.commit()
+    with pytest.raises(UsageError, match="the CUDA graphs were recorded without their kernels") as refused:
+        find_passes(load([path]))
+    assert refused.value.hint == "record with nsys profile --cuda-graph-trace=node"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [

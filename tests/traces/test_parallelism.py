@@ -9,7 +9,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import Cover, cover, find_passes
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
-from ladder_sim.traces.replay import simulate
+from ladder_sim.traces.replay import replay
 from ladder_sim.traces.rewire import rewire
 from ladder_sim.traces.whatif import without_communication
 from tests.support.trace_files import BLOCK, COMM, COMPUTE, KERNEL_US, REDUCE_US, Ahead, TraceFile, tensor_parallel
@@ -29,7 +29,7 @@ def loaded(trace: TraceFile, tmp_path: Path) -> TraceGraph:
 
 
 def length_us(graph: TraceGraph, variant: str = "standard") -> float:
-    return simulate(rewire(graph, variant, stream_wait_s=0.0)).makespan_s / US
+    return replay(rewire(graph, variant, stream_wait_s=0.0)).steps[0].replayed_s / US
 
 
 def one_all_reduce_a_layer(attentions: str, *, experts: bool) -> TraceFile:
@@ -236,4 +236,4 @@ def test_a_part_of_a_block_on_another_stream(tmp_path: Path, stream: int) -> Non
     assert length_us(graph, "ladder") == pytest.approx(busy_us + REDUCE_US)
     assert length_us(graph, "parallel") == pytest.approx(busy_us + LAYERS * REDUCE_US)
     assert length_us(graph, "upper-bound") == pytest.approx(busy_us)
-    assert simulate(without_communication(graph)).makespan_s / US == pytest.approx(busy_us)
+    assert replay(without_communication(graph)).steps[0].replayed_s / US == pytest.approx(busy_us)

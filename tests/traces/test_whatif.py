@@ -9,7 +9,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.traces import whatif
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
-from ladder_sim.traces.replay import simulate
+from ladder_sim.traces.replay import replay
 from tests.support.trace_files import COMM, KERNEL_US, LAYERS, REDUCE_US, TraceFile, tensor_parallel
 
 US = 1e-6
@@ -22,7 +22,7 @@ def graph(tmp_path: Path) -> TraceGraph:
 
 
 def seconds(graph: TraceGraph) -> float:
-    return simulate(graph).makespan_s
+    return replay(graph).steps[0].replayed_s
 
 
 def test_communication_is_removed(graph: TraceGraph) -> None:

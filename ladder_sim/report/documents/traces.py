@@ -34,7 +34,8 @@ def replay_document(replay: Replay, changed: Replay | None = None) -> Document:
     """Replay and recording, step by step, and the replay of a changed graph."""
     steps = [{**asdict(step), "error": step.error} for step in replay.steps]
     for row, step, after in zip(steps, replay.steps, changed.steps if changed is not None else (), strict=False):
-        row |= {"changed_s": after.replayed_s, "change": after.replayed_s / step.replayed_s - 1.0}
+        change = after.replayed_s / step.replayed_s - 1.0 if step.replayed_s else 0.0
+        row |= {"changed_s": after.replayed_s, "change": change}
     return _trace_document(
         replay.graph,
         steps=steps,
@@ -43,15 +44,27 @@ def replay_document(replay: Replay, changed: Replay | None = None) -> Document:
 
 
 def variants_document(
-    recorded: TraceGraph, cover: Cover, replayed: StepError, times: Mapping[str, VariantTime]
+    recorded: TraceGraph,
+    cover: Cover,
+    replayed: StepError,
+    max_error: float,
+    launching: float,
+    times: Mapping[str, VariantTime],
 ) -> Document:
-    """A recorded step in other wirings."""
+    """A recorded step in other wirings; without them if the error of its replay is over `max_error`."""
     variants = {
-        name: {"seconds": time.seconds, "speedup": time.speedup, **_communication(time.comm)}
+        name: {
+            "seconds": time.seconds,
+            "speedup": time.speedup,
+            "speedup_waits_stay": time.speedup_waits_stay,
+            **_communication(time.comm),
+        }
         for name, time in times.items()
     }
     step = {**asdict(replayed), "error": replayed.error}
-    return _trace_document(recorded, **asdict(cover), step=step, variants=variants)
+    check = {"max_error": max_error, "passed": abs(replayed.error) <= max_error}
+    content = {"step": step, "check": check, "launch_share": launching, "variants": variants}
+    return _trace_document(recorded, **asdict(cover), **content)
 
 
 def _communication(rank: RankSummary) -> dict[str, Any]:

@@ -19,6 +19,10 @@ from ladder_sim.units import format_seconds
 SHOWN_NAME = 60
 # a smaller share of the all-reduces says little about the step
 COVERED = 0.9
+# share of the critical path from which on launching is the limit
+LAUNCH_BOUND = 0.5
+# smallest gain that is shown as one
+SHOWN_GAIN = 0.005
 # longest waits that a replay leaves out
 SHOWN_UNEXPLAINED = 5
 
@@ -64,7 +68,7 @@ def info_report(
     critical = [
         [kind, *_times(seconds), f"{seconds / summary.seconds:.1%}"]
         for kind, seconds in summary.critical_s.items()
-        if seconds >= 0.0005 * summary.seconds
+        if summary.seconds and seconds >= 0.0005 * summary.seconds
     ]
     columns = ["rank", "computing", "communicating", "hidden", "exposed"]
     parts += [table(columns, ranks_rows, title="Communication"), Text()]
@@ -101,32 +105,54 @@ def variants_report(
     recorded: TraceGraph,
     cover: Cover,
     replayed: StepError,
+    launching: float,
     times: Mapping[str, VariantTime],
     contention: Contention | None,
 ) -> RenderableType:
-    """A recorded step and its other wirings."""
+    """A recorded step and its other wirings; without times its head, because the replay of the step is off."""
+    staying = {name: time.speedup_waits_stay for name, time in times.items() if time.speedup_waits_stay is not None}
     rows = [
         [
             name,
             *_times(time.seconds),
             f"{time.speedup:.2f}x",
+            *([f"{staying[name]:.2f}x"] if staying else []),
             *_times(time.comm.comm_s, time.comm.hidden_s, time.comm.exposed_s),
         ]
         for name, time in times.items()
     ]
+    best = max((time.speedup for time in times.values()), default=1.0)
+    head = []
+    if launching > LAUNCH_BOUND and set(times) != {"standard"}:
+        limit = (
+            f"The CPU that launches is the limit, {launching:.0%} of the critical path: hiding communication buys at"
+        )
+        head.append(f"{limit} most {best:.2f}x until it launches faster, as with CUDA graphs (--no-launch-gaps)")
     passes = f"{cover.passes} passes of up to " if cover.passes > 1 else ""
-    head = [f"{passes}{cover.layers} layers, {cover.covered} of {cover.reduces} all-reduces"]
+    head.append(f"{passes}{cover.layers} layers, {cover.covered} of {cover.reduces} all-reduces")
     if cover.share < COVERED:
         head.append(f"WARNING: less than {COVERED:.0%} of them are in passes; the others stay where they are")
     lengths = " and ".join(_times(replayed.recorded_s, replayed.replayed_s))
-    head.append(f"{replayed.name}: recorded and replayed {lengths}, error {replayed.error:+.2%}\n")
+    head.append(f"{replayed.name}: recorded and replayed {lengths}, error {replayed.error:+.2%}")
+    if not times:
+        return Group(*map(Text, head), *_notes(recorded))
+    if SHOWN_GAIN <= best - 1.0 <= abs(replayed.error) * best:
+        head.append("WARNING: the replay's error is larger than what any wiring saves: the gain cannot be told")
     slowed = "those that overlap are not slowed down"
     if contention is not None:
         slowed = f"in other wirings those that overlap share the {'GPU' if contention.overlap is not None else 'core'}"
+    columns = ["variant", "step", "speedup", *(["waits stay"] if staying else []), "communicating", "hidden", "exposed"]
+    told = [f"Kernels keep their recorded times; {slowed}."]
+    if staying:
+        told.append(
+            "Ranks without a trace were waited for. 'speedup' counts that as communication, which may be hidden; "
+            "'waits stay' keeps what a collective took beyond the shortest like it."
+        )
     return Group(
         *map(Text, head),
-        table(["variant", "step", "speedup", "communicating", "hidden", "exposed"], rows),
-        Text(f"\nKernels keep their recorded times; {slowed}."),
+        Text(),
+        table(columns, rows),
+        Text("\n" + "\n".join(told)),
         *_notes(recorded, *(time.graph for time in times.values())),
     )
 

@@ -95,7 +95,7 @@ class CpuReader:
                 start_s=max(start_s, free_s),
                 end_s=max(start_s + message.seconds, free_s),
                 step=step,
-                collective=Collective(message_bytes=message.size_bytes),
+                collective=Collective(message_bytes=message.size_bytes, ranks=1),
             )
         elif gloo is not None:
             draft = self._of_group(gloo, event, f"gloo {gloo.thread}", step)

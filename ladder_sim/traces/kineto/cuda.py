@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ladder_sim.traces.graph import COLLECTIVES, Collective, Lane
+from ladder_sim.traces.graph import COLLECTIVES, EARLIER, Collective, Lane
+from ladder_sim.traces.idle import KERNEL_WAIT_S
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, rank_draft
-from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
+from ladder_sim.traces.kineto.kinds import EMULATED, collective_kind, kernel_kind
 from ladder_sim.traces.kineto.modules import Scopes
 from ladder_sim.traces.kineto.reader import CALLS, GPU_CATEGORIES, Clock, Event, KinetoFile, by_thread
 from ladder_sim.traces.kineto.sizes import element_bytes, tensor_bytes
 from ladder_sim.traces.kineto.threads import hand_over
-from ladder_sim.traces.kineto.waits import Call, Waits, blocks
+from ladder_sim.traces.kineto.waits import Call, Issues, Waits, blocks
+from ladder_sim.units import format_seconds
 
 
 class CudaReader:
@@ -32,6 +34,9 @@ class CudaReader:
 
         # by the id that they share with what they launch
         self.operators = {event.args.get("External id"): event for event in file.events["cpu_op"]}
+
+        self.issues = Issues(file)
+        self.launches = {event.args.get("correlation"): event for event in file.events[CALLS]}
 
         # by correlation id of the call that enqueued them
         self.device: dict[Any, list[Draft]] = defaultdict(list)
@@ -47,11 +52,18 @@ class CudaReader:
         streams = self._device_ops()
         threads = by_thread(self.file.events[CALLS], self.file.rank)
         host = [queue for lane, events in threads if (queue := self._thread(lane, events))]
-        waits = Waits(self.file, self.calls, streams)
+        if not any(call.enqueued for call in self.calls):
+            # nothing says when they were launched
+            for draft in (draft for queue in streams.values() for draft in queue):
+                draft.step = self.clock.step(draft.start_s)
+        waits = Waits(self.file, self.issues, self.calls, streams)
         waits.resolve()
         hand_over(host, self.file, self.clock)
+        notes = [*waits.notes, *_launch_notes(streams)]
+        for queue in streams.values():
+            notes += _begin(queue, [other for own in streams.values() for other in own])
         drafts = [draft for queue in (*host, *streams.values()) for draft in queue]
-        return rank_draft(self.file, self.clock, drafts, [*waits.notes, *_launch_notes(streams)])
+        return rank_draft(self.file, self.clock, drafts, notes)
 
     def _device_ops(self) -> dict[Any, list[Draft]]:
         """The ops of every stream, in the order in which they ran."""
@@ -68,7 +80,7 @@ class CudaReader:
                 lane=Lane(name=self._stream_name(*stream), rank=self.file.rank),
                 start_s=self.clock.seconds(event.start_us),
                 end_s=self.clock.seconds(event.end_us),
-                collective=self._collective(event.args) if kind in COLLECTIVES else None,
+                collective=self._collective(event) if kind in COLLECTIVES else None,
                 blocks=int(prod(event.args.get("grid") or [0])),
             )
             queue = streams.setdefault(stream, [])
@@ -77,14 +89,20 @@ class CudaReader:
             self.device[event.args.get("correlation")].append(draft)
         return streams
 
-    def _collective(self, args: Mapping[str, Any]) -> Collective:
-        """As NCCL's metadata says; else the size of the first tensor of the operator that launched it."""
+    def _collective(self, event: Event) -> Collective:
+        """As NCCL's metadata says; else the size of the first tensor of what issued it.
+
+        PyTorch up to 2.2 has no metadata, and shapes in the annotation around the launch.
+        """
+        args = event.args
         message_bytes = float(args.get("In msg nelems") or 0) * element_bytes(str(args.get("dtype", "")))
-        operator = self.operators.get(args.get("External id"))
+        launch = self.launches.get(args.get("correlation"))
+        issues = (self.issues.around(launch) if launch else None, self.operators.get(args.get("External id")))
+        sizes = (tensor_bytes(issue.args, 1) for issue in issues if issue is not None)
         return Collective(
-            message_bytes=message_bytes or (tensor_bytes(operator.args, 1) if operator is not None else 0.0),
+            message_bytes=message_bytes or next(filter(None, sizes), 0.0),
             group=str(args.get("Process Group Name", "")),
-            ranks=int(args.get("Group size") or 0),
+            ranks=1 if event.name.startswith(EMULATED) else int(args.get("Group size") or 0),
         )
 
     def _stream_name(self, gpu: Any, stream: Any) -> str:
@@ -150,6 +168,25 @@ class CudaReader:
             # its stream was busy, so its start says nothing about the call
             return start_s
         return min(max(first.start_s, start_s), end_s)
+
+
+def _begin(queue: list[Draft], others: Sequence[Draft]) -> Iterator[str]:
+    """Put what a stream did when the recording began before its first op.
+
+    That is how a trace begins within a step: the first op was launched, and no op of the device was running, but the
+    stream was busy with ops that were launched before.
+    """
+    first = queue[0]
+    ready_s = max((before.end_s for before in first.after), default=0.0)
+    idle_s = max([ready_s, *(min(other.end_s, first.start_s) for other in others if other.start_s < first.start_s)])
+    if first.start_s - idle_s > KERNEL_WAIT_S:
+        busy = Draft(name="before the recording", kind=EARLIER, lane=first.lane, start_s=idle_s, end_s=first.start_s)
+        busy.after = list(first.after)
+        queue.insert(0, busy)
+        yield (
+            f"{first.lane.name} was busy with earlier work for {format_seconds(busy.end_s - busy.start_s)} when the "
+            "recording began: its first step counts from then on"
+        )
 
 
 def _launch_notes(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from ladder_sim.traces.graph import WHOLE_GRAPH
+
 
 class Library(NamedTuple):
     """Names of one library's kernels."""
@@ -19,6 +21,8 @@ class Library(NamedTuple):
     """Patterns in turn, each with a kind. A kernel of the library without any of them is of kind "kernel"."""
 
 
+# begins the names of the kernels by which the runtime emulates a link (`runtime/comm/emulate.py`)
+EMULATED = "emulated_"
 _REDUCE = {r"all_?reduce": "all_reduce"}
 # also those that metadata and annotations name: "allreduce", "gloo:all_gather"
 _OF_GROUPS = {
@@ -27,6 +31,8 @@ _OF_GROUPS = {
     r"reduce_?scatter": "reduce_scatter",
     r"all_?to_?all": "all_to_all",
 }
+# tokens of experts
+_OF_EXPERTS = {r"all_?to_?all|moea2a": "all_to_all"}
 _COLLECTIVES = {**_OF_GROUPS, r"broadcast": "broadcast", r"send|recv": "send_recv"}
 _NORM = {r"(?:layer|rms|batch|group|qk)_?norm": "norm"}
 _ACTIVATION = {r"silu|gelu|swiglu|relu|act_and_mul|(?:^|::)activation": "activation"}
@@ -40,8 +46,14 @@ LIBRARIES = (
         # a generic kernel runs what its metadata says, if anything
         {**_COLLECTIVES, r"": "collective"},
     ),
-    Library("emulated links of the runtime", r"^emulated_", _COLLECTIVES),
-    Library("DeepEP", r"deep_ep::", {r"layout": "router", r"dispatch|combine": "all_to_all"}),
+    Library("emulated links of the runtime", f"^{EMULATED}", _COLLECTIVES),
+    Library(
+        "DeepEP, UCCL, MORI",
+        # DeepEP also as DeepSeek's own engine names it; mangled names have the length of the next one behind
+        r"deep_ep(?:::|\d)|dpsk(?:::|2)ep|uccl::|mori::",
+        {r"layout": "router", r"dispatch|combine|notify": "all_to_all", r"barrier": "collective"},
+    ),
+    Library("Nsight Systems", r"^CUDA graph \d", {r"": WHOLE_GRAPH}),
     Library(
         "Inductor",
         # fused elementwise and reducing kernels, named after the operators that they replace: none communicates
@@ -67,6 +79,7 @@ LIBRARIES = (
             # its pattern 0 is an all-reduce alone
             r"allreduce_?fusion\w*<(?!.*pattern\)0)": "all_reduce_norm",
             **_REDUCE,
+            **_OF_EXPERTS,
             r"::norm::|norm_?kernel": "norm",
             r"sampling": "sample",
             r"::activation::|act_and_mul": "activation",
@@ -88,6 +101,7 @@ LIBRARIES = (
         {
             r"allreduce_?fusion\w*<(?!.*pattern\)0)": "all_reduce_norm",
             **_REDUCE,
+            **_OF_EXPERTS,
             r"quantize": "quantize",
             r"routing|topk": "router",
             r"^bmm_|moe": "experts",

@@ -163,8 +163,12 @@ def read_document(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         cut_off = text[error.pos :].strip() == "" or error.msg.startswith("Unterminated")
         what = "ends in the middle: it is cut off" if cut_off else f"is not JSON: {error.msg} at {error.pos}"
+        if not text or text.isspace():
+            what = f"is empty: {len(text)} blanks" if text else "is empty"
         raise UsageError(f"trace '{path}' {what}", hint=_AGAIN) from error
-    except (RecursionError, TypeError) as error:
+    except RecursionError as error:
+        raise UsageError(f"trace '{path}' holds events of an unknown schema: nested too deeply", hint=KNOWN) from error
+    except TypeError as error:
         raise UsageError(f"trace '{path}' holds events of an unknown schema: {error}", hint=KNOWN) from error
     if isinstance(document, list):
         # Chrome's format also allows the bare list
@@ -246,6 +250,8 @@ def _slim(item: dict[str, Any], dropped: Counter[str]) -> Any:
         return None
     start_us, duration_us = item["ts"], item.get("dur", 0)
     name, args = item.get("name", ""), item.get("args") or {}
+    if not all(isinstance(time_us, int | float) for time_us in (start_us, duration_us)):
+        raise TypeError(f"{quoted(name)} at {quoted(start_us)} lasts {quoted(duration_us)}: times must be numbers")
     if not (0 <= duration_us < _LONG_US and abs(start_us) < _LONG_US):
         raise TypeError(f"{quoted(name)} at {start_us} lasts {duration_us} us: times must be finite, and 0 or longer")
     if not isinstance(name, str) or not isinstance(args, dict):

@@ -51,10 +51,28 @@ class Call:
         return self.event.args.get("correlation")
 
 
+class Issues:
+    """PyTorch's annotations around the calls that issue a collective of NCCL, such as "nccl:all_reduce"."""
+
+    def __init__(self, file: KinetoFile) -> None:
+        self._events: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+        for event in file.events["user_annotation"]:
+            if event.name.startswith("nccl:"):
+                self._events[event.process, event.thread].append(event)
+
+    def around(self, call: Event) -> Event | None:
+        """The annotation in which a call of the same thread is made, if any."""
+        events = self._events[call.process, call.thread]
+        index = bisect_right(events, call.start_us, key=lambda event: event.start_us) - 1
+        return events[index] if index >= 0 and call.start_us < events[index].end_us else None
+
+
 class Waits:
     """Finds what each stream and each blocking call of one rank waits for."""
 
-    def __init__(self, file: KinetoFile, calls: Iterable[Call], streams: Mapping[StreamId, list[Draft]]) -> None:
+    def __init__(
+        self, file: KinetoFile, issues: Issues, calls: Iterable[Call], streams: Mapping[StreamId, list[Draft]]
+    ) -> None:
         self.calls = sorted(calls, key=lambda call: call.event.start_us)
         self.syncs = {event.args.get("correlation"): event for event in file.events["cuda_sync"]}
         self.called_us = {call.correlation: call.event.start_us for call in self.calls}
@@ -62,8 +80,7 @@ class Waits:
         self.records = {sync.args[_RECORD] for sync in self.syncs.values() if sync.args.get(_RECORD, -1) != -1}
         self.queues = {stream: _Queue(queue, self.calls) for stream, queue in streams.items()}
         # stream waits inside these are NCCL's own, not the user's
-        issues = [event for event in file.events["user_annotation"] if event.name.startswith("nccl:")]
-        self.issues_us = [event.start_us for event in issues], [event.end_us for event in issues]
+        self.issues = issues
         # what streams were told to wait for, and when
         self.held: dict[StreamId, list[tuple[float, Draft]]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
@@ -214,7 +231,7 @@ class Waits:
                 # no slices: a thread may make a million calls
                 following = (queue[at].enqueued[0] for at in range(position + 1, len(queue)) if queue[at].enqueued)
                 waiting = self._waiting(call, sync) if sync is not None else next(following, None)
-                if self._is_internal(call):
+                if self.issues.around(call.event) is not None:
                     internal += 1
                     continue
                 before = None
@@ -232,11 +249,6 @@ class Waits:
                     inferred += 1
         self.counts[f"stream waits told from the order of calls: {self._why}"] += inferred
         self.counts["stream waits that nothing explains, left out"] += len(unseen) - inferred - internal
-
-    def _is_internal(self, call: Call) -> bool:
-        starts_us, ends_us = self.issues_us
-        index = bisect_right(starts_us, call.event.start_us) - 1
-        return index >= 0 and call.event.start_us < ends_us[index]
 
 
 def _last_elsewhere(queue: Sequence[Call], stop: int, waiting: Draft) -> Draft | None:
