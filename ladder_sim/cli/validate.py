@@ -25,8 +25,8 @@ def validate(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, SGLang, AIPerf, "
-            "GenAI-Perf, GuideLLM or InferenceX."
+            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, SGLang, "
+            "AIPerf, GenAI-Perf, GuideLLM or InferenceX."
         ),
     ] = DEFAULT_DATASET,
     flags: FileFlags,

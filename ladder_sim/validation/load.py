@@ -124,9 +124,10 @@ def _failures(result: Result) -> tuple[str, ...]:
     """What failed requests mean for a comparison."""
     if not result.failed:
         return ()
+    sent = result.failed + result.answered
     return (
-        f"{result.failed} of {result.failed + result.answered} requests failed where it was measured, and are left out: "
-        "the server had less to do than the load says",
+        f"{result.failed} of {sent} requests failed where it was measured, and are left out: the server had less to do "
+        "than the load says",
     )
 
 

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from calibration.importers.nccl_tests import Sweep, add_to_profile, fabric_text
+from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import LadderSimError
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import CollectiveShape
+from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import Trace, Traffic
 from ladder_sim.serve.requests.results import read_results
+from ladder_sim.specs.scenario import Scenario
 from tests.conftest import DATA
 from tests.support.laws import law
 from tests.support.load_generators import GENERATORS, Measured, measured
@@ -143,6 +151,51 @@ def test_contradictions_in_results(
     path.write_text(json.dumps(scaled(json.loads(document))), "utf-8")
     (result,) = read_results(path)
     assert "contradicts itself" in result.left_out
+
+
+SIZES = [2.0**power for power in range(3, 35)]
+
+
+def all_reduces(scenario: Scenario, sizes: list[float], profile: CalibrationProfile | None = None) -> list[Estimate]:
+    """Estimates of all-reduces of these sizes."""
+    ops = [Op(name=f"{size}", kind="all_reduce", shape=CollectiveShape(message_bytes=size)) for size in sizes]
+    return KernelCosts(scenario, profile or resolve_profile(scenario, None)).estimates(ops)
+
+
+@law(examples=100)
+@given(
+    st.sampled_from(["h100-sxm", "h100-p5", "h100-a3mega", "a100-sxm-roce"]),
+    st.sampled_from([0, 2, 4]),
+    st.sets(st.sampled_from(SIZES), min_size=2, max_size=12),
+    st.floats(0.3, 3.0),
+)
+def test_sizes_of_an_import(
+    tmp_path_factory: pytest.TempPathFactory, cluster: str, nodes: int, measured_bytes: set[float], factor: float
+) -> None:
+    """An import of some sizes leaves predictions below half and above twice of them as they were."""
+    sizes = sorted(measured_bytes)
+    seconds = [factor * (30e-6 + size / 100e9) for size in sizes]
+    sweep = Sweep(file="a.log", op="all_reduce", sizes=tuple(sizes), seconds=tuple(seconds))
+    outside = [size for size in SIZES if size <= sizes[0] / 2.0 or size >= 2.0 * sizes[-1]]
+    shared: dict[str, Any] = {"model": "70b", "cluster": cluster, "stack": "gpt-fast", "allreduce": "nccl"}
+    if nodes:
+        path = tmp_path_factory.getbasetemp() / "fabric.toml"
+        path.unlink(missing_ok=True)
+        path.write_text(fabric_text(sweep, cluster=cluster, nodes=2, ranks_per_node=8, created="2026-11-26"), "utf-8")
+        before, after = (
+            Scenario.of(**shared, nodes=nodes, overrides=overrides) for overrides in ({}, {"inter.fabric": str(path)})
+        )
+        profile = None
+    else:
+        before = after = Scenario.of(**shared, tp=8)
+        base = resolve_profile(before, None)
+        assert base is not None
+        profile = add_to_profile(base, sweep, name="mine", ranks=8, algorithm="nccl", created="2026-11-26")
+    was, now = all_reduces(before, outside), all_reduces(after, outside, profile)
+    assert [each.seconds for each in now] == pytest.approx([each.seconds for each in was], rel=1e-9)
+    if nodes == 2:
+        assert [each.source for each in now] == [each.source for each in was]
+        assert [each.seconds for each in all_reduces(after, sizes)] == pytest.approx(seconds, rel=1e-4)
 
 
 @law(examples=150)

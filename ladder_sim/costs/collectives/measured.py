@@ -35,6 +35,24 @@ def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
     return bridge
 
 
+def extended(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Join two curves: the first where it was measured, the second below half and above twice its sizes.
+
+    Both are logarithms of sizes and of times over the formula's; in between one goes over into the other.
+
+    Examples
+    --------
+    >>> sizes, ratios = extended((np.log([8.0, 16.0]), np.ones(2)), (np.log([1.0, 12.0, 64.0]), np.zeros(3)))
+    >>> np.exp(sizes).round(6).tolist(), ratios.tolist()
+    ([1.0, 4.0, 8.0, 16.0, 32.0, 64.0], [0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    """
+    low, high = own[0][0] - math.log(2.0), own[0][-1] + math.log(2.0)
+    kept = np.concatenate([other[0][other[0] < low], [low, high], other[0][other[0] > high]])
+    sizes, ratios = np.concatenate([own[0], kept]), np.concatenate([own[1], np.interp(kept, *other)])
+    order = np.argsort(sizes)
+    return sizes[order], ratios[order]
+
+
 # no slots: the logarithms are computed once and kept
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredCollective:

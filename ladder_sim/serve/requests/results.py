@@ -9,7 +9,6 @@ InferenceX         a JSON object for each serving, or an array of them: figures,
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.serve.requests.generators import aiperf, guidellm, inferencex, sglang, vllm
 from ladder_sim.serve.requests.generators.fields import JSON
 from ladder_sim.serve.requests.result import Result
-from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.system.files import json_fault, read_text, shown_path
 from ladder_sim.units import quoted
 
 KINDS = "vllm bench serve, SGLang's bench_serving, AIPerf, GenAI-Perf, GuideLLM or InferenceX"
@@ -88,30 +87,6 @@ def _parsed(where: str, text: str, *, last: bool = True) -> Any:
     except (ValueError, RecursionError) as fault:
         reason, hint = json_fault(text, fault, last=last)
         raise UsageError(f"{where}: {reason}", hint=hint or f"give results of {KINDS}") from None
-
-
-def json_fault(text: str, fault: Exception, *, last: bool = True) -> tuple[str, str]:
-    """Say why a text is no JSON, and the way out if it is the last of a file and ends early; else that is empty.
-
-    Examples
-    --------
-    >>> for text in ('{"a": [1, 2', '{"a": 1,, "b": 2}'):
-    ...     try:
-    ...         json.loads(text)
-    ...     except ValueError as fault:
-    ...         print(json_fault(text, fault))
-    ('ends in the middle of its JSON', 'the file is cut off: copy it again')
-    ('no JSON (Expecting property name enclosed in double quotes: line 1 column 9 (char 8))', '')
-    """
-    if isinstance(fault, RecursionError):
-        return "no JSON (nested too deeply)", ""
-    whole = text.rstrip()
-    if isinstance(fault, json.JSONDecodeError) and whole[:1] in ("{", "["):
-        # a text that is whole ends with a bracket, one that ends early maybe in the middle of a word or number
-        in_word = fault.msg.startswith("Unterminated string") or re.fullmatch(r"[-+.\w]*", whole[fault.pos :])
-        if fault.pos >= len(whole) or (whole[-1] not in "]}" and in_word):
-            return "ends in the middle of its JSON", "the file is cut off: copy it again" if last else ""
-    return f"no JSON ({fault})", ""
 
 
 def reason_of(fault: Exception) -> str:

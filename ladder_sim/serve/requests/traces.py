@@ -32,10 +32,10 @@ from ladder_sim.errors import UsageError
 from ladder_sim.serve.requests.generators.aiperf import read_record
 from ladder_sim.serve.requests.lengths import MOST_TOKENS
 from ladder_sim.serve.requests.request import Request
-from ladder_sim.serve.requests.results import json_fault, read_results, reason_of
+from ladder_sim.serve.requests.results import read_results, reason_of
 from ladder_sim.serve.requests.trace_format import Row, TraceFormat
 from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.system.files import shown_path
+from ladder_sim.system.files import json_fault, shown_path
 
 # longest line that is read: a hash id for each 512 tokens of the longest context
 _LINE_BYTES = 4_000_000
