@@ -154,7 +154,7 @@ def test_weights_of_another_wiring_are_not_converted(saved: Saved, tmp_path: Pat
     shutil.copytree(saved.root / "llama", folder)
     config = read_object(folder / "config.json", what="a config.json") | {"ladder_sim_wiring": "parallel"}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(UsageError, match="were trained as 'parallel' .ladder_sim_wiring.: must be standard or ladder"):
+    with pytest.raises(UsageError, match="were trained as 'parallel'"):
         convert(folder, tmp_path / "hybrid", 2)
     assert not (tmp_path / "hybrid").exists()
     # more layers of a ladder are ladder

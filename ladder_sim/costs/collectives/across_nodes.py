@@ -62,7 +62,7 @@ class AcrossNodes:
             return times
         parts = [(fabric, np.ones(message.shape, bool))]
         if fabric.others is not None:
-            inside = (message >= fabric.curve.size_bytes[0]) & (message <= fabric.curve.size_bytes[-1])
+            inside = bracketed(fabric.curve, message)
             parts = [(fabric, inside), (fabric.others, ~inside)]
         in_range, fitted = np.zeros(message.shape, bool), True
         for sweep, messages in parts:

@@ -14,8 +14,12 @@ from ladder_sim.units import format_rate, format_seconds
 
 # how far two ways to the same figure may be apart: generators count ends of a run and answers' first tokens differently
 _AGREE = 1.25
-# means of a product and products of means differ with the spread of lengths: at most by this, as seen in random loads
-_SPREAD = 1.6
+# ... where answers have one length, in the time of a request
+_LENGTH = 1.1
+# ... and where means of products are compared with products of means, which differ with the spread of lengths
+_SPREAD = 2.5
+# ITL counts chunks, which have more than one token where tokens are drafted
+_CHUNK = 10.0
 # clients of a fixed number in flight keep at least this share of them busy, the last wave of requests included
 _LEAST_BUSY = 0.1
 
@@ -40,6 +44,8 @@ class Result:
     """Time of the run, seconds; 0 where the file does not say it."""
     in_flight: float = 0.0
     """Mean number of requests in flight, as measured; 0 where the file does not say it."""
+    one_length: bool = False
+    """Whether all answers are known to have the same number of tokens."""
     left_out: str = ""
     """Why no simulation can be compared with it."""
 
@@ -71,10 +77,13 @@ class Result:
 
     def _parts(self) -> str:
         """A request takes its first token and all others."""
+        itl_s, tpot_s = (self.figures.get(f"{metric}_mean_s", 0.0) for metric in ("itl", "tpot"))
+        if itl_s and tpot_s and not _agree(itl_s, tpot_s, _CHUNK):
+            return f"{_shown('itl_mean_s', self.figures)} and {_shown('tpot_mean_s', self.figures)} are not both right"
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} <= self.figures.keys():
             return ""
         parts_s, whole_s = self._sum_s, self.figures["e2e_mean_s"]
-        if _agree(parts_s, whole_s, _SPREAD):
+        if _agree(parts_s, whole_s, _LENGTH if self.one_length else _SPREAD):
             return ""
         return (
             f"{_shown('ttft_mean_s', self.figures)} and {self._gen - 1.0:.0f} times "

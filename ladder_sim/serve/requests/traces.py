@@ -120,6 +120,11 @@ def _rows(lines: Iterator[tuple[int, str]], name: str) -> _Rows:
     first = next(lines, None)
     if first is None:
         raise UsageError(f"{name}: is empty", hint=f"give a trace: {_FORMATS}")
+    if first[1].lstrip().startswith("["):
+        raise UsageError(
+            f"{name}: a JSON array: must be one JSON object a line",
+            hint="convert it (jq -c '.[]' FILE), with a time and lengths in each object",
+        )
     fields: Callable[[str], Mapping[str, Any]]
     header: list[str] = []
     if first[1].lstrip().startswith("{"):

@@ -74,6 +74,7 @@ def read(document: JSON) -> Result:
         server={"model": model} if model else {},
         failed=_failed(document, metrics),
         duration_s=duration_s,
+        one_length=traffic.gen.kind == "fixed",
     )
 
 

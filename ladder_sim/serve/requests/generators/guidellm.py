@@ -17,6 +17,8 @@ _TIMES: Mapping[str, tuple[Metric, float]] = {
     "inter_token_latency_ms": ("tpot", 1e-3),
     "request_latency": ("e2e", 1.0),
 }
+# share of the requests that a run may cut off for its mean number in flight to be that of the others
+_CUT_OFF = 0.05
 _RATES = {"requests_per_s": "requests_per_second", "tokens_per_s": "output_tokens_per_second"}
 
 
@@ -44,12 +46,15 @@ def _benchmark(benchmark: JSON) -> Result:
             if value
         }
     figures |= {ours: number(_successful(metrics, theirs), "mean") for ours, theirs in _RATES.items()}
+    gen = _lengths(metrics, "output_token_count")
+    # requests in flight at the end of a run are not among those that were answered
+    cut_off = or_zero(totals, "incomplete") > _CUT_OFF * done
     models = [each for each in stated(benchmark, "backend_model", "model") if isinstance(each, str)]
     return Result(
         tool="GuideLLM",
         requests=Traffic(
             prompt=_lengths(metrics, "prompt_token_count"),
-            gen=_lengths(metrics, "output_token_count"),
+            gen=gen,
             requests=done,
             rate=rate,
             concurrency=concurrency,
@@ -59,7 +64,8 @@ def _benchmark(benchmark: JSON) -> Result:
         figures=figures,
         server={"model": models[0]} if models else {},
         failed=round(or_zero(totals, "errored")),
-        in_flight=or_zero(_successful(metrics, "request_concurrency"), "mean"),
+        in_flight=0.0 if cut_off else or_zero(_successful(metrics, "request_concurrency"), "mean"),
+        one_length=gen.kind == "fixed",
     )
 
 

@@ -46,6 +46,7 @@ def read(document: JSON) -> Result:
         failed=failed,
         duration_s=or_zero(document, "duration"),
         in_flight=or_zero(document, "concurrency"),
+        one_length=document.get("dataset_name") == "random" and document.get("random_range_ratio") == 1.0,
     )
 
 

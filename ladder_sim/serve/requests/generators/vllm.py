@@ -63,5 +63,5 @@ def _requests(document: JSON, done: int, rate: float, concurrency: int) -> Traff
         requests=done,
         rate=rate,
         concurrency=concurrency,
-        burstiness=number(document, "burstiness"),
+        burstiness=number(document, "burstiness") if "burstiness" in document else 1.0,
     )
