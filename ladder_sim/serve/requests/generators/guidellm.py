@@ -17,6 +17,7 @@ _TIMES: Mapping[str, tuple[Metric, float]] = {
     "inter_token_latency_ms": ("tpot", 1e-3),
     "request_latency": ("e2e", 1.0),
 }
+
 # share of the requests that a run may cut off for its mean number in flight to be that of the others
 _CUT_OFF = 0.05
 _RATES = {"requests_per_s": "requests_per_second", "tokens_per_s": "output_tokens_per_second"}

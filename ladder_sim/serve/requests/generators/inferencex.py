@@ -7,6 +7,7 @@ from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.requests.traffic import Traffic
 
 _TIMES: dict[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
+
 # requests of each client in an InferenceX serving, and the shortest length as a share of the longest: its scripts give
 # --num-prompts 10 x concurrency and --random-range-ratio 0.8
 _ROUNDS, _SHORTEST = 10, 0.8

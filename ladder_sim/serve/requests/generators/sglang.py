@@ -9,6 +9,7 @@ from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.requests.traffic import Traffic
 
 _TIMES: dict[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e_latency": "e2e"}
+
 # what it calls engines
 _STACKS = {"trt": "trtllm", "vllm": "vllm", "vllm-chat": "vllm"}
 
