@@ -302,7 +302,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, shown: str) -> 
         read_results(path)
 
 
-@pytest.mark.parametrize("file", [AIPERF, VLLM_FIGURES])
+@pytest.mark.parametrize("file", [AIPERF, VLLM_FIGURES, GENAI_PERF, AIPERF_LOADGEN])
 def test_figures_are_no_trace(file: Path) -> None:
     with pytest.raises(UsageError, match="holds figures, but not each request"):
         list(Trace(path=file))

@@ -97,6 +97,13 @@ def test_a_row_that_contradicts_itself_is_refused(
     assert "copy" not in fault.value.hint
 
 
+def test_hashes_of_no_size_of_a_block_are_refused(tmp_path: Path) -> None:
+    rows = [json.loads(row) for row in SECONDS.read_text("utf-8").splitlines()]
+    text = "\n".join(json.dumps(row | {"hash_ids": row["hash_ids"][:-2]}) for row in rows)
+    with pytest.raises(UsageError, match="63 hash ids for a prompt of 1033 tokens, and no size of a block fits most"):
+        read(tmp_path, text)
+
+
 @pytest.mark.parametrize("text", ['{"prompt": "a", "output_tokens": 9}', '{"text_input": "a", "session_id": "b"}'])
 def test_prompts_without_times_are_no_trace(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="does not say when it came") as fault:

@@ -206,7 +206,13 @@ def _block(sizes: Sequence[tuple[Any, int]]) -> int:
         # a last block that is partial has a hash in all rows, or in none
         partial = sum(hashes == -(-prompt // tokens) for prompt, hashes in known)
         agreeing[tokens] = max(partial, sum(hashes == prompt // tokens for prompt, hashes in known))
-    return agreeing.most_common(1)[0][0]
+    ((tokens, rows),) = agreeing.most_common(1)
+    if 2 * rows < len(known):
+        raise UsageError(
+            f"{hashes} hash ids for a prompt of {prompt} tokens, and no size of a block fits most rows",
+            hint="hash_ids must name every block of a prompt, each of the same number of tokens; or leave them out",
+        )
+    return tokens
 
 
 def _whole(value: Any, field: str) -> int:

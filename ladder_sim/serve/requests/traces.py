@@ -76,7 +76,7 @@ class Trace:
     """
 
     path: Path
-    """In one of the formats above, recognised by its first line."""
+    """In one of the formats above, recognised by its first lines."""
     requests: int | None = None
     """How many to read; all by default."""
     speed: float = 1.0
@@ -104,7 +104,13 @@ class Trace:
                 file = gzip.GzipFile(fileobj=raw) if packed else raw
                 one_object = any(sign in file.peek(_HEAD_BYTES) for sign in _RESULTS)
                 with TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-                    yield _Rows(_of_results(self.path, name)) if one_object else _rows(_lines(text, name), name)
+                    lines = _lines(text, name)
+                    first = next(lines, (0, ""))
+                    # one object on lines of its own
+                    if one_object or first[1].strip() == "{":
+                        yield _Rows(_of_results(self.path, name))
+                    else:
+                        yield _rows(chain([first], lines) if first[0] else lines, name)
         except FileNotFoundError:
             raise UsageError(f"{name}: no such file", hint="give the path of a trace; nothing is downloaded") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
