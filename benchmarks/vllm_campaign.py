@@ -21,7 +21,7 @@ from ladder_sim.errors import MissingDependencyError
 from ladder_sim.serve import MeasuredSteps, Outcome, Request
 from ladder_sim.serve.replicas.pools import Pool
 from ladder_sim.serve.replicas.simulation import simulate
-from ladder_sim.serve.requests.results import Result
+from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.steps.mix import Mix
 
 # requests that come at once at first, and again, so that the log has steps of many requests

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.serve.requests.results import Result, read_results
+from ladder_sim.serve.requests.result import Result
+from ladder_sim.serve.requests.results import read_results
 
 # tokens of requests: half to one and a half times as many
 PROMPT, GEN, SPREAD = 128, 64, 0.5

@@ -28,7 +28,8 @@ from ladder_sim.serve import MeasuredSteps, Outcome
 from ladder_sim.serve.engine.measured_steps import SCHEMA
 from ladder_sim.serve.replicas.pools import Pool
 from ladder_sim.serve.replicas.simulation import simulate
-from ladder_sim.serve.requests.results import Result, read_results
+from ladder_sim.serve.requests.result import Result
+from ladder_sim.serve.requests.results import read_results
 from ladder_sim.system.files import check_folder, write_file
 from ladder_sim.units import format_seconds
 
@@ -50,8 +51,11 @@ def fit_steps(log: StepLog, results: Sequence[Result]) -> MeasuredSteps:
     Raises
     ------
     UsageError
-        A result lacks a median time to first token or per further token.
+        A result lacks a median time to first token or per further token, or contradicts itself.
     """
+    for result in results:
+        if result.left_out:
+            raise UsageError(f"a result {result.left_out}", hint="leave it out, or measure again")
     for time in ("ttft", "tpot"):
         if any(f"{time}_p50_s" not in result.figures for result in results):
             raise UsageError(

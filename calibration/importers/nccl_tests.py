@@ -1,6 +1,7 @@
 """A user's own collective measurements: output of NVIDIA's nccl-tests, or a CSV file of sizes and times.
 
-Across nodes they become a fabric file, which a cluster names (``inter.fabric``); in one node, curves of a profile.
+Across nodes they become a fabric file, which a cluster names (``inter.fabric``); in one node, curves of a profile. A
+log may have anything before its lines: time stamps, ranks, hosts. Its JSON output (``-J``) has the same rows.
 
 References
 ----------
@@ -14,29 +15,45 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ladder_sim.costs.collectives.fabrics import SCHEMA
+from ladder_sim.costs.collectives.measured import MeasuredCollective, extended
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.system.files import json_fault, read_text, shown_path
 from ladder_sim.system.schema import KEY
 from ladder_sim.units import quoted
 
 Placement = Literal["in", "out"]
+# ranks that a ratio of bandwidths gives are whole to this share, or not known; with more ranks it says too little
+_WHOLE, _MOST_INFERRED = 0.02, 32.5
+# the largest message of decode: 256 requests of a model that is 16,384 wide (Llama 3.1 405B), in 16 bits
+DECODE_BYTES = 2.0 * 256 * 16_384
 CSV_HEADER = ("bytes", "time_us")
 # how far busbw / algbw may be from the ratio for op and ranks: printed figures are rounded to 0.01 GB/s
 BUS_TOLERANCE = 0.1
 # ... so it is checked on rows above this
 MIN_BANDWIDTH_GBPS = 1.0
 
-# of mpirun --tag-output and srun --label
-_LAUNCHER_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:|\d+: )\s*")
+# size, count, type and reduction begin a row, wherever it stands in its line
+_ROW = re.compile(
+    r"(?<![\w.:-])\d+\s+\d+\s+(?:u?int\d*|char|half|float|double|bfloat16|f(?:p|loat)?8\w*)\s+[a-z]\w*\s.*"
+)
 _STARTING = re.compile(r"Collective test starting: (\w+?)_perf")
 _RANK = re.compile(r"#\s+Rank\s+\d+ .* on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
+_FAILED = re.compile(r"Out of bounds values : (\d+) FAILED")
+_PROGRAM = re.compile(r"(?:^|/)(\w+?)_perf\b")
+# keys of a row in the JSON output of versions: its time, bandwidths and wrong results, out of place and in place
+_JSON_KEYS = {
+    "out": (("oop_time", "oop_algbw", "oop_busbw", "oop_error"), "out_of_place"),
+    "in": (("ip_time", "ip_algbw", "ip_busbw", "ip_error"), "in_place"),
+}
+_NESTED_KEYS = ("time", "alg_bw", "bus_bw", "nwrong")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +80,8 @@ class Sweep:
     """"in place" or "out of place"; empty for a CSV file."""
     program: str = "nccl-tests"
     """The program that measured."""
+    wrong: tuple[float, ...] = ()
+    """Message sizes, bytes, whose results were wrong: they are not among the sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +93,25 @@ class _Row:
     time_us: float
     bus_factor: float | None = None
     algbw_GBps: float = 0.0
+    wrong: bool = False
+    """Whether elements of the result were wrong."""
 
 
-def read_sweep(path: Path, placement: Placement = "in") -> Sweep:
-    """Read a log of nccl-tests, or a CSV file with the columns bytes and time_us.
+class _Content(NamedTuple):
+    """What a log or its JSON output says."""
+
+    rows: list[_Row]
+    ops: set[str]
+    """Collectives that it names."""
+    hosts: dict[str, int]
+    """Ranks by host."""
+    device: str
+    failed: int
+    """Wrong results in all, as the file sums them up."""
+
+
+def read_sweep(path: Path, placement: Placement = "in", *, force: bool = False) -> Sweep:
+    """Read a log of nccl-tests, its JSON output, or a CSV file with the columns bytes and time_us.
 
     Parameters
     ----------
@@ -85,36 +119,116 @@ def read_sweep(path: Path, placement: Placement = "in") -> Sweep:
         The file; a CSV file must end in .csv.
     placement
         Which columns of a log: in place, as inference engines reduce, or out of place.
+    force
+        Whether to read the sizes with right results of a log whose check failed.
 
     Raises
     ------
     UsageError
-        If it holds no rows, an impossible time, several operations, or sizes that do not increase; names the line.
+        If it holds no rows, an impossible time, several operations, sizes that do not increase, or its check failed;
+        names the line.
     """
     name = shown_path(path)
     lines = read_text(path, what="a log of nccl-tests").splitlines()
     if path.suffix.lower() == ".csv":
         return _sweep(name, list(_csv_rows(name, lines)))
-    ops, hosts, device, rooted = set[str](), dict[str, int](), "", True
+    text = "\n".join(lines)
+    content = (_json_content if text.lstrip().startswith("{") else _log_content)(name, text, placement)
+    right = [row for row in content.rows if not row.wrong]
+    wrong = tuple(row.size_bytes for row in content.rows if row.wrong)
+    if content.failed and not force:
+        raise UsageError(
+            f"{name}: its check failed: {content.failed} wrong results, at {len(wrong)} of {len(content.rows)} sizes",
+            hint="mend the machine and measure again; --force imports the sizes whose results were right",
+        )
+    if len(content.ops) > 1:
+        raise _mixed_error(name, ", ".join(sorted(content.ops)))
+    return dataclasses.replace(
+        _sweep(name, right),
+        op=next(iter(content.ops), ""),
+        hosts=content.hosts,
+        device=content.device,
+        placement={"in": "in place", "out": "out of place"}[placement],
+        wrong=wrong,
+    )
+
+
+def _log_content(name: str, text: str, placement: Placement) -> _Content:
+    ops, hosts, device, rooted, failed = set[str](), dict[str, int](), "", True, 0
     rows: list[_Row] = []
-    for number, line in enumerate(lines, 1):
-        text = _LAUNCHER_PREFIX.sub("", line).strip()
-        if starting := _STARTING.search(text):
+    for number, line in enumerate(text.split("\n"), 1):
+        # a launcher's label, a time stamp or a host may stand before it
+        comment = line[line.index("#") :].strip() if "#" in line else ""
+        if row := _ROW.search(line):
+            rows.extend(_log_row(f"{name}:{number}", number, row[0], placement, rooted=rooted))
+        elif starting := _STARTING.search(line):
             ops.add(starting[1])
-        elif rank := _RANK.match(text):
+        elif rank := _RANK.match(comment):
             hosts[rank[1]] = hosts.get(rank[1], 0) + 1
             device = rank[2].strip()
-        elif text.startswith("#"):
-            if " redop " in text:
-                # older versions leave the column out if the operation has no root
-                rooted = " root " in text
-        elif (row := _log_row(f"{name}:{number}", number, text, placement, rooted=rooted)) is not None:
-            rows.append(row)
-    if len(ops) > 1:
-        raise _mixed_error(name, ", ".join(sorted(ops)))
-    words = {"in": "in place", "out": "out of place"}[placement]
-    sweep = _sweep(name, rows)
-    return dataclasses.replace(sweep, op=next(iter(ops), ""), hosts=hosts, device=device, placement=words)
+        elif check := _FAILED.search(line):
+            failed += int(check[1])
+        elif " redop " in comment:
+            # older versions leave the column out if the operation has no root
+            rooted = " root " in comment
+    return _Content(rows, ops, hosts, device, failed)
+
+
+def _json_content(name: str, text: str, placement: Placement) -> _Content:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        reason, hint = json_fault(text, fault)
+        raise UsageError(f"{name}: {reason}", hint=hint or "give the output of nccl-tests' -J") from None
+    rows, ops, hosts, device, failed = list[_Row](), set[str](), dict[str, int](), "", 0
+    for key, value in _entries("", document):
+        if isinstance(value, str):
+            if program := _PROGRAM.search(value):
+                ops.add(program[1])
+        elif {"type", "redop"} <= value.keys():
+            rows.extend(_json_row(f"{name}, size {value.get('size', key)}", len(rows) + 1, key, value, placement))
+        elif host := next((str(value[each]) for each in ("host", "hostname", "node") if value.get(each)), ""):
+            hosts[host] = hosts.get(host, 0) + 1
+            device = str(value.get("device_name") or value.get("name") or device)
+        elif key == "out_of_bounds":
+            failed += 0 if value.get("okay", True) else int(value.get("count", 1))
+    return _Content(rows, ops, hosts, device, failed or sum(row.wrong for row in rows))
+
+
+def _entries(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Objects and texts of a JSON document, each with its key; those of a list have the list's."""
+    if isinstance(value, dict):
+        yield key, value
+        for name, each in value.items():
+            yield from _entries(str(name), each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _entries(key, each)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def _json_row(where: str, number: int, key: str, entry: Mapping[str, Any], placement: Placement) -> Iterator[_Row]:
+    """One size: flat, with prefixes for the placement, or with an object for each; named by its size or with it."""
+    names, nested = _JSON_KEYS[placement]
+    cells = entry[nested] if isinstance(entry.get(nested), dict) else entry
+    keys = _NESTED_KEYS if cells is not entry else names
+    if keys[0] not in cells:
+        raise UsageError(f"{where}: no {keys[0]}", hint="give --placement out, or measure again")
+    size = _number(f"{where}: size", str(entry.get("size", key)))
+    if size == 0.0:
+        return
+    rates = [_number(f"{where}: {each}", str(cells.get(each, 0.0))) for each in keys[1:3]]
+    wrong = cells.get(keys[3])
+    yield _Row(
+        line=number,
+        op_key=(str(entry["type"]), str(entry["redop"]), str(entry.get("root", "-1"))),
+        size_bytes=size,
+        time_us=_time(where, str(cells[keys[0]])),
+        bus_factor=rates[1] / rates[0] if rates[0] > 0.0 else None,
+        algbw_GBps=rates[0],
+        wrong=wrong not in (None, "N/A") and not _number(f"{where}: {keys[3]}", str(wrong)) < 1.0,
+    )
 
 
 def collective_of(sweep: Sweep, ranks: int) -> str:
@@ -149,6 +263,18 @@ def collective_of(sweep: Sweep, ranks: int) -> str:
     )
 
 
+def ranks_of(sweep: Sweep) -> int:
+    """Return the ranks of a sweep: those that its file lists, else what busbw / algbw says of them; 0 if neither does.
+
+    The ratio is 2 (n - 1) / n for an all-reduce of n ranks. Large messages' printed bandwidths have four digits or
+    more, which give the ranks of up to a few nodes.
+    """
+    if sweep.hosts or sweep.bus_factor is None or sweep.op not in ("", "all_reduce") or sweep.bus_factor < 1.0:
+        return sum(sweep.hosts.values())
+    ranks = 2.0 / max(1e-9, 2.0 - sweep.bus_factor)
+    return round(ranks) if abs(ranks - round(ranks)) < _WHOLE * ranks and ranks < _MOST_INFERRED else 0
+
+
 def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, created: str) -> str:
     """Return the TOML text of a fabric file (`ladder_sim.costs.collectives.fabrics`) of an all-reduce across nodes.
 
@@ -174,7 +300,7 @@ time_us = [{", ".join(f"{seconds * 1e6:.6g}" for seconds in sweep.seconds)}]
 def add_to_profile(
     base: CalibrationProfile, sweep: Sweep, *, name: str, ranks: int, algorithm: str, created: str
 ) -> CalibrationProfile:
-    """Return a copy of `base` in which a sweep in one node takes the place of one curve.
+    """Return a copy of `base` in which a sweep in one node takes the place of one curve, as far as its sizes reach.
 
     `algorithm` is what was measured, as ``--allreduce`` names it; `created` is the ISO date of the import. Raises
     UsageError if the sweep is not a collective of that number of ranks in one node.
@@ -186,6 +312,9 @@ def add_to_profile(
             hint="make a fabric file: give --cluster, --nodes and --ranks-per-node instead of --base",
         )
     curve = Curve(size_bytes=np.array(sweep.sizes), seconds=np.array(sweep.seconds))
+    whole = base.measured_collectives.get((op, algorithm))
+    if whole is not None and ranks in whole.curves:
+        curve = _within(curve, whole, ranks)
     curves = {**base.collectives.get(op, {}).get(algorithm, {}), ranks: curve}
     algorithms = {**base.collectives.get(op, {}), algorithm: curves}
     source = ProfileSource(
@@ -204,17 +333,28 @@ def add_to_profile(
     )
 
 
+def _within(curve: Curve, whole: MeasuredCollective, ranks: int) -> Curve:
+    """A curve with what `whole` has for messages outside of it."""
+
+    def ideal_s(size_bytes: Floats) -> Floats:
+        return whole.formula(size_bytes, ranks, whole.tier.allreduce_floor_s, whole.tier.bandwidth_Bps)
+
+    own = np.log(curve.size_bytes), np.log(curve.seconds / ideal_s(curve.size_bytes))
+    known = whole.curves[ranks]
+    log_sizes, log_ratios = extended(own, (np.log(known.size_bytes), np.log(known.seconds / ideal_s(known.size_bytes))))
+    # whole bytes, which the logarithm has lost
+    sizes = np.round(np.exp(log_sizes)).astype(np.float64)
+    return Curve(size_bytes=sizes, seconds=ideal_s(sizes) * np.exp(log_ratios))
+
+
 def _source(sweep: Sweep) -> str:
     parts = (sweep.program, Path(sweep.file).name, sweep.placement, sweep.device)
     return ", ".join(part for part in parts if part)
 
 
-def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted: bool) -> _Row | None:
+def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted: bool) -> Iterator[_Row]:
     """Read ``size count type redop [root] time algbw busbw #wrong`` and the last four again, in place."""
     words = text.split()
-    # every row starts with two whole numbers and two words; all else was printed by the launcher or NCCL
-    if len(words) < 5 or not (words[0].isdigit() and words[1].isdigit() and words[2].isidentifier()):
-        return None
     size, first = float(words[0]), 5 if rooted else 4
     rest = words[first:]
     if len(rest) not in (4, 8):
@@ -224,16 +364,18 @@ def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted
         )
     if size == 0.0:
         # the smallest sizes of a sweep are rounded down to zero elements
-        return None
-    time, algbw, busbw = rest[4:7] if placement == "in" and len(rest) == 8 else rest[:3]
+        return
+    time, algbw, busbw, wrong = rest[-4:] if placement == "in" else rest[:4]
     rates = [_number(f"{where}: {label}", word) for label, word in (("algbw", algbw), ("busbw", busbw))]
-    return _Row(
+    yield _Row(
         line=number,
         op_key=tuple(words[2:first]),
         size_bytes=size,
         time_us=_time(where, time),
         bus_factor=rates[1] / rates[0] if rates[0] > 0.0 else None,
         algbw_GBps=rates[0],
+        # versions before 2.13 write the largest error, with an exponent
+        wrong=wrong.isdigit() and int(wrong) > 0,
     )
 
 

@@ -25,8 +25,8 @@ def validate(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, AIPerf or "
-            "InferenceX."
+            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, SGLang, "
+            "AIPerf, GenAI-Perf, GuideLLM or InferenceX."
         ),
     ] = DEFAULT_DATASET,
     flags: FileFlags,
@@ -72,13 +72,15 @@ def validate(
     data = read_runs(content, name)
     # checked there
     compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
+    strongest = list(compared.values())[-1]
+    _require([each.note for each in strongest], any(each.tokens_per_s for each in strongest), name)
     output.give(
         lambda: validation_document(data, compared),
         lambda: validation_report(data, compared),
         lambda: error_figure(data, compared),
     )
     if maximum is not None:
-        comparison.gate(list(compared.values())[-1], maximum)
+        comparison.gate(strongest, maximum)
 
 
 def _validate_loads(path: Path, flags: FileFlags, maximum: float | None, output: Output) -> None:
@@ -100,6 +102,7 @@ def _validate_loads(path: Path, flags: FileFlags, maximum: float | None, output:
             watch=lambda done: line.show(f"{done} of {len(results)} loads simulated"),
         )
     name = shown_path(path)
+    _require([each.note for each in compared], any(each.figures for each in compared), name)
     confidences = {f"load {number}": each.confidence for number, each in enumerate(compared, 1) if each.confidence}
     output.give(
         lambda: loads_document(name, compared),
@@ -120,6 +123,7 @@ def _validate_servings(
     from ladder_sim.validation import serving
 
     compared = serving.compare_servings(servings, profile=profile)
+    _require([each.note for each in compared], any(each.ttft for each in compared), name)
     output.give(
         lambda: servings_document(name, compared),
         lambda: servings_report(name, compared),
@@ -127,6 +131,16 @@ def _validate_servings(
     )
     if maximum is not None:
         serving.gate(compared, maximum)
+
+
+def _require(notes: Sequence[str], predicted: bool, name: str) -> None:
+    """Refuse a file of which nothing could be predicted."""
+    if not predicted:
+        reason = next(filter(None, notes), "").removeprefix("not predicted: ")
+        raise UsageError(
+            f"{name}: none of its {len(notes)} rows could be predicted; the first: {reason}",
+            hint="correct the file, or give rows that can run",
+        )
 
 
 def _fraction(percent: str) -> float:

@@ -8,7 +8,9 @@ import contextlib
 import errno
 import fcntl
 import gzip
+import json
 import os
+import re
 import secrets
 import stat
 import tomllib
@@ -129,6 +131,31 @@ def read_toml(path: Path, schema: Schema, *, what: str) -> dict[str, Any]:
     schema.check(table, shown_path(path), error=SpecError)
     table.pop(KEY, None)
     return table
+
+
+def json_fault(text: str, fault: Exception, *, last: bool = True) -> tuple[str, str]:
+    """Say why a text is no JSON, and the way out if it is the last of a file and ends early; else that is empty.
+
+    Examples
+    --------
+    >>> import json
+    >>> for text in ('{"a": [1, 2', '{"a": 1,, "b": 2}'):
+    ...     try:
+    ...         json.loads(text)
+    ...     except ValueError as fault:
+    ...         print(json_fault(text, fault))
+    ('ends in the middle of its JSON', 'the file is cut off: copy it again')
+    ('no JSON (Expecting property name enclosed in double quotes: line 1 column 9 (char 8))', '')
+    """
+    if isinstance(fault, RecursionError):
+        return "no JSON (nested too deeply)", ""
+    whole = text.rstrip()
+    if isinstance(fault, json.JSONDecodeError) and whole[:1] in ("{", "["):
+        # a text that is whole ends with a bracket, one that ends early maybe in the middle of a word or number
+        in_word = fault.msg.startswith("Unterminated string") or re.fullmatch(r"[-+.\w]*", whole[fault.pos :])
+        if fault.pos >= len(whole) or (whole[-1] not in "]}" and in_word):
+            return "ends in the middle of its JSON", "the file is cut off: copy it again" if last else ""
+    return f"no JSON ({fault})", ""
 
 
 def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] = UsageError) -> None:

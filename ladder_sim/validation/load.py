@@ -7,7 +7,7 @@ from typing import Any
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serve.intervals import estimate
-from ladder_sim.serve.requests.results import Result
+from ladder_sim.serve.requests.result import Result
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.campaigns import Facts
@@ -116,7 +116,18 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=estimates.confidence,
-        cautions=estimates.cautions,
+        cautions=(*_failures(result), *estimates.cautions),
+    )
+
+
+def _failures(result: Result) -> tuple[str, ...]:
+    """What failed requests mean for a comparison."""
+    if not result.failed:
+        return ()
+    sent = result.failed + result.answered
+    return (
+        f"{result.failed} of {sent} requests failed where it was measured, and are left out: the server had less to do "
+        "than the load says",
     )
 
 

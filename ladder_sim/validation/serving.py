@@ -1,7 +1,7 @@
 """Measured servings compared with predictions: errors of the time per token and of the time to first token."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from ladder_sim.errors import InfeasibleError, LadderSimError
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.serving_table import Serving, Setup
+
+# begins the note of a row that stands in its table before
+REPEATS = "the same row as"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,11 @@ def compare_servings(
     for row in servings:
         if row.left_out:
             compared[row] = ServingComparison(serving=row, ttft=None, tpot=None, note=row.left_out)
+    first: dict[Serving, int] = {}
+    for row in servings:
+        line = first.setdefault(replace(row, line=0), row.line)
+        if line != row.line and not compared[row].note:
+            compared[row] = replace(compared[row], note=f"{REPEATS} line {line}, and counts again")
     return tuple(compared[row] for row in servings)
 
 

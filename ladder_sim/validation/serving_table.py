@@ -307,8 +307,8 @@ def _tokens(cell: Mapping[str, str], column: str, known: Facts) -> int:
 
 def _whole(cell: Mapping[str, str], column: str) -> int:
     value = _number(cell, column)
-    # tables write counts as 16.0 too
-    if not value.is_integer() or not 1 <= value <= 1e9:
+    # tables write counts as 16.0 too, but not as 1e3
+    if not re.fullmatch(r"\+?\d+(\.0*)?", cell[column], re.ASCII) or not 1 <= value <= 1e9:
         raise UsageError(f"{column} is {quoted(cell[column])}: must be a whole number from 1", hint=f"e.g. {column} 8")
     return int(value)
 

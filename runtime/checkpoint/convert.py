@@ -46,6 +46,12 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
     layers = checkpoint.shape.layers
     if not 0 <= ladder_layers <= layers:
         raise UsageError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
+    variant = checkpoint.shape.variant
+    if variant != "standard" and not checkpoint.shape.ladder_layers:
+        raise UsageError(
+            f"{folder}: its weights were trained as '{variant}' (ladder_sim_wiring): must be standard or ladder",
+            hint="convert the checkpoint that it was trained from, or retrain it: ladder-sim adapt",
+        )
     beyond = beyond_llama(checkpoint.shape)
     if hf_code and beyond:
         raise UsageError(f"--hf-code: the model has {beyond}", hint="only models that are a Llama have such code")

@@ -1,12 +1,21 @@
 """Importing one's own measurements: logs of nccl-tests and CSV files."""
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from calibration.__main__ import main
-from calibration.importers.nccl_tests import Sweep, add_to_profile, collective_of, fabric_text, read_sweep
+from calibration.importers.nccl_tests import (
+    Sweep,
+    add_to_profile,
+    collective_of,
+    fabric_text,
+    ranks_of,
+    read_sweep,
+)
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.kernels import KernelCosts
@@ -14,6 +23,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape
+from tests.conftest import DATA
 from tests.support.commands import run
 
 SIZES = [2**exponent for exponent in range(3, 28, 3)]
@@ -77,14 +87,103 @@ def test_log(tmp_path: Path) -> None:
         lambda text: text.replace(COLUMNS, f"{COLUMNS}\n 0 0 float sum -1 0.15 0.00 0.00 0 0.15 0.00 0.00 0"),
         lambda text: "node-a:4000:4000 [0] NCCL INFO Bootstrap : Using eth0\n\nWarning: 3 things\n" + text,
         lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\n".join(f"2026-11-26 13:50:47.123 {line}" for line in text.splitlines()),
+        lambda text: "\n".join(f"[gpu-17:3] {line}" for line in text.splitlines()),
+        lambda text: "\n".join(f"worker-0: 2026-11-26T13:50:47Z stdout F {line}" for line in text.splitlines()),
+        lambda text: "\n".join(f"7\t{line}" for line in text.splitlines()),
     ],
-    ids=["without root", "unchecked", "old errors", "mpirun", "srun", "empty message", "talk", "carriage returns"],
+    ids=[
+        *("without root", "unchecked", "old errors", "mpirun", "srun", "empty message", "talk", "carriage returns"),
+        *("time stamps", "host and rank", "Kubernetes", "rank"),
+    ],
 )
 def test_forms_of_logs(tmp_path: Path, change: object) -> None:
     text = change(log())  # type: ignore[operator]
     sweep = read_sweep(write(tmp_path / "a.log", text))
     assert sweep.sizes == tuple(map(float, SIZES))
     assert sweep.seconds[-1] == pytest.approx(40e-6 + SIZES[-1] / 200e9, rel=1e-4)
+
+
+NCCL = DATA / "nccl_tests"
+
+
+def test_a_log_whose_check_failed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.toml"
+    source = NCCL / "nccl_validation_failed.log"
+    arguments = ["import", "nccl-tests", str(source), "--cluster", "h100-sxm", "--out", str(out)]
+    assert main(arguments) == 2
+    assert "its check failed: 14 wrong results, at 7 of 13 sizes" in capsys.readouterr().err
+    assert not out.exists()
+    assert main([*arguments, "--force"]) == 0
+    assert "warning: 7 sizes from 524288 bytes on are left out: results were wrong" in capsys.readouterr().err
+    fabric = fabric_curve(str(out))
+    assert fabric is not None
+    assert fabric.curve.size_bytes.tolist() == [2**power for power in range(13, 19)]
+
+
+def test_wrong_rows_of_a_log_that_ends_early_are_left_out(tmp_path: Path) -> None:
+    text = (NCCL / "nccl_validation_failed.log").read_text("utf-8")
+    sweep = read_sweep(write(tmp_path / "a.log", text[: text.index("# Out of bounds")]))
+    assert (len(sweep.sizes), len(sweep.wrong)) == (6, 7)
+    # of the other placement none may be wrong
+    mixed = text[: text.index("# Out of bounds")].replace(" 237858 ", "      0 ", 7)
+    assert not read_sweep(write(tmp_path / "a.log", mixed), "out").wrong
+
+
+def test_json_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Busbw / algbw says 8 ranks, which are one node: a profile."""
+    source, out = NCCL / "nccl_structured_output.json", tmp_path / "mine.json.gz"
+    sweep = read_sweep(source)
+    assert sweep.sizes == tuple(2.0**power for power in range(13, 25))
+    assert (sweep.seconds[0], ranks_of(sweep)) == (pytest.approx(30.051e-6), 8)
+    assert main(["import", "nccl-tests", str(source), "--cluster", "h100-sxm", "--out", str(out)]) == 0
+    assert "read as 1 x 8 GPUs\n12 sizes, 8192 to 16777216 bytes" in capsys.readouterr().err
+    curve = load_profile(out).collectives["all_reduce"]["nccl"][8]
+    assert curve.seconds_at(2.0**20)[0] == pytest.approx(36.554e-6)
+    assert main(["import", "nccl-tests", str(source), "--cluster", "h100-sxm", "--out", "x.toml"]) == 2
+    flags = ("--nodes", "2", "--ranks-per-node", "4", "--out", str(tmp_path / "mine.toml"))
+    assert main(["import", "nccl-tests", str(source), "--cluster", "h100-sxm", *flags]) == 0
+
+
+def test_json_output_with_an_object_for_each_placement(tmp_path: Path) -> None:
+    """Later versions write sizes as a field, and say which program and which devices."""
+    results = [
+        {
+            "size": size,
+            "count": size // 4,
+            "type": "float",
+            "redop": "sum",
+            "root": -1,
+            "out_of_place": {"time": 9.0, "alg_bw": 1.0, "bus_bw": 1.875, "nwrong": 0},
+            "in_place": {"time": 8.0, "alg_bw": 2.0, "bus_bw": 3.75, "nwrong": int(size == 64)},
+        }
+        for size in (0, 16, 32, 64)
+    ]
+    devices = [{"rank": rank, "host": f"node{rank // 8}", "device_name": "H100"} for rank in range(16)]
+    document = {"argv": ["./build/all_reduce_perf", "-b", "8"], "devices": devices, "results": results}
+    path = write(tmp_path / "a.json", json.dumps(document))
+    with pytest.raises(UsageError, match="its check failed: 1 wrong results, at 1 of 3 sizes"):
+        read_sweep(path)
+    sweep = read_sweep(path, force=True)
+    assert (sweep.op, sweep.sizes, sweep.wrong) == ("all_reduce", (16.0, 32.0), (64.0,))
+    assert (sweep.hosts, sweep.device, sweep.seconds[0]) == ({"node0": 8, "node1": 8}, "H100", pytest.approx(8e-6))
+    assert read_sweep(path, "out", force=True).seconds[0] == pytest.approx(9e-6)
+    with pytest.raises(UsageError, match="ends in the middle of its JSON"):
+        read_sweep(write(tmp_path / "a.json", json.dumps(document)[:-40]))
+
+
+def test_large_messages_alone_leave_small_ones_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.toml"
+    source = str(NCCL / "nccl_from_512M_up.log")
+    assert main(["import", "nccl-tests", source, "--cluster", "h100-sxm", "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "smaller and larger messages stay as in fabric ib-ndr400" in said
+    assert "warning: no message of decode's size (at most 8388608 bytes) was measured" in said
+    scenarios = [
+        Scenario.of(model="70b", nodes=2, overrides={"inter.fabric": name}) for name in (str(out), "ib-ndr400")
+    ]
+    mine, shipped = (predict(scenario, ["standard"])["standard"] for scenario in scenarios)
+    assert mine.tpot_s == shipped.tpot_s
 
 
 def test_one_placement_only(tmp_path: Path) -> None:
@@ -194,8 +293,12 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     profile, base = load_profile(out), load_profile("h100-sxm")
     assert (profile.name, profile.cluster_name) == ("mine", "h100-sxm")
     curve = profile.collectives["all_reduce"]["nccl"][8]
-    assert curve.size_bytes.tolist() == SIZES
-    assert curve.seconds[0] == pytest.approx(40e-6)
+    measured = np.isin(curve.size_bytes, SIZES)
+    assert curve.size_bytes[measured].tolist() == SIZES
+    assert curve.seconds[measured][0] == pytest.approx(40e-6)
+    # larger messages are the profile's own
+    last, before = (each.collectives["all_reduce"]["nccl"][8] for each in (profile, base))
+    assert (last.size_bytes[-1], last.seconds[-1]) == (before.size_bytes[-1], pytest.approx(before.seconds[-1]))
     assert profile.collectives["all_reduce"]["nccl"].keys() == base.collectives["all_reduce"]["nccl"].keys()
     assert profile.sources[:-1] == base.sources
     assert profile.sources[-1].files == ("box.log",)

@@ -1,13 +1,16 @@
 """The README and the pages of the documentation show what their commands print."""
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
 
 import pytest
+import typer.main
 
 import calibration.__main__
 import runtime.options
+from ladder_sim.cli.main import app
 from tests.conftest import REPO
 from tests.support.shown import PAGES, PYTHON_PAGES, blocks, output, with_outputs
 
@@ -71,6 +74,58 @@ def test_commands_that_need_other_machines_have_the_options_that_they_show(page:
             calibration.__main__.argument_parser().read(words)
         else:
             runtime.options.argument_parser().read(words if command == "runtime" else of_runtime(words))
+
+
+# commands of ladder-sim that read no options of their own alone, and where the others are read
+_PASSED_ON = {
+    "run": (" complete", " bench"),
+    "train": (" train",),
+    "adapt": (" adapt",),
+    "crosscheck": ("calibrate crosscheck",),
+    "trace capture": (" bench",),
+}
+
+
+def options() -> dict[str, set[str]]:
+    """Options of each command of `ladder-sim`, by its words: "serve", "calibrate import nccl-tests"."""
+    known: dict[str, set[str]] = {}
+
+    def of_parser(name: str, parser: argparse.ArgumentParser) -> None:
+        known[name] = known.get(name, set()) | set(parser._option_string_actions)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for member, each in action.choices.items():
+                    of_parser(f"{name} {member}", each)
+
+    main = typer.main.get_command(app)
+    for name, command in main.commands.items():  # type: ignore[attr-defined]
+        members = {name: command, **{f"{name} {each}": sub for each, sub in getattr(command, "commands", {}).items()}}
+        known |= {words: {option for each in sub.params for option in each.opts} for words, sub in members.items()}
+    of_parser("calibrate", calibration.__main__.argument_parser())
+    of_parser("", runtime.options.argument_parser())
+    for name, others in _PASSED_ON.items():
+        known[name] |= {option for other in others for option in known[other]}
+    everywhere = {"--help", *(option for each in main.params for option in each.opts)}
+    return {name: each | everywhere for name, each in known.items() if name[:1] not in (" ", "")}
+
+
+# a command in a sentence, or on a line of its own
+_MENTIONED = re.compile(r"(?:`|^    (?:\$ )?)(ladder-sim )?([a-z][^`\n|;&#]*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(str(path.relative_to(REPO)) for path in (REPO / "docs").rglob("*.md"))]
+)
+def test_a_page_promises_no_option_that_does_not_exist(page: str) -> None:
+    """Of commands that are named in sentences, too: the table of files promised `capacity --trace`."""
+    known = options()
+    for program, mention in _MENTIONED.findall((REPO / page).read_text("utf-8").replace("\\\n", " ")):
+        words = mention.split()
+        command = next((" ".join(words[:count]) for count in (3, 2, 1) if " ".join(words[:count]) in known), "")
+        assert command or not program, f"{page}: no command {mention}"
+        if command:
+            promised = {word.split("=")[0].rstrip(".,:") for word in words if re.match(r"--[a-z]", word)}
+            assert promised <= known[command], f"{page}: {mention}"
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)

@@ -1,6 +1,7 @@
 """Checkpoints: what transformers saved computes the same here at every degree, and what is damaged is refused early."""
 
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -146,6 +147,20 @@ def test_transformers_runs_a_hybrid_s_code(
         ids, attention_mask=mask, max_new_tokens=GEN, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     assert tokens[0, -GEN:].tolist() == completed(ours, wiring, PROMPTS[:1], SamplingConfig())[0][0].tolist()
+
+
+def test_weights_of_another_wiring_are_not_converted(saved: Saved, tmp_path: Path) -> None:
+    folder = tmp_path / "parallel"
+    shutil.copytree(saved.root / "llama", folder)
+    config = read_object(folder / "config.json", what="a config.json") | {"ladder_sim_wiring": "parallel"}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(UsageError, match="were trained as 'parallel'"):
+        convert(folder, tmp_path / "hybrid", 2)
+    assert not (tmp_path / "hybrid").exists()
+    # more layers of a ladder are ladder
+    convert(saved.root / "llama", tmp_path / "two", 2)
+    convert(tmp_path / "two", tmp_path / "three", 3)
+    assert Checkpoint.open(tmp_path / "three").shape.variant == "hybrid-ladder:3"
 
 
 def test_code_is_written_for_llamas_alone(saved: Saved, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Trace, Traffic
-from ladder_sim.serve.requests.results import Result, read_results
+from ladder_sim.serve.requests.result import Result
+from ladder_sim.serve.requests.results import read_results
 from tests.conftest import DATA
 from tests.support.strategies import damaged_text
 
@@ -20,6 +21,8 @@ FOLDER = DATA / "results"
 VLLM, VLLM_FIGURES = FOLDER / "vllm_rate.json", FOLDER / "vllm_concurrency.json"
 AIPERF, RECORDS = FOLDER / "aiperf_concurrency.json", FOLDER / "aiperf_records.jsonl"
 INFERENCEX = FOLDER / "inferencex.json"
+SGLANG, GENAI_PERF = FOLDER / "sglang_bench_serving.jsonl", FOLDER / "genai_perf_profile_export.json"
+AIPERF_LOADGEN = FOLDER / "aiperf_profile_export_loadgen.json"
 
 
 def one(path: Path) -> Result:
@@ -71,6 +74,46 @@ def test_vllm_bench_serve_with_figures_alone(tmp_path: Path) -> None:
     assert recorded.concurrency == 4
     assert {request.arrival_s for request in recorded.requests} == {0.0}
     assert one(changed(VLLM_FIGURES, tmp_path, backend="sglang")).server["backend"] == "sglang"
+
+
+def test_bench_serving_of_sglang() -> None:
+    """Two runs, a line each; the first one's figures are of 16 in flight, and it had 1 client."""
+    wrong, result = read_results(SGLANG)
+    assert "15.6 in flight, but the client had at most 1" in wrong.left_out
+    assert not result.left_out
+    assert (result.tool, result.concurrency, result.server) == ("SGLang's bench_serving", 16, {"backend": "sglang"})
+    assert isinstance(result.requests, Traffic)
+    assert (str(result.requests.prompt), str(result.requests.gen), result.requests.requests) == ("8192", "1024", 48)
+    assert result.figures["tpot_mean_s"] == pytest.approx(0.0604)
+    assert result.figures["e2e_p99_s"] == pytest.approx(67.0)
+    assert result.figures["tokens_per_s"] == 245.6
+
+
+def test_genai_perf() -> None:
+    result = one(GENAI_PERF)
+    assert (result.tool, result.concurrency, result.server["model"]) == ("GenAI-Perf", 30, "llama-70b-fp8")
+    assert isinstance(result.requests, Traffic)
+    assert (str(result.requests.prompt), str(result.requests.gen), result.requests.requests) == ("3000", "150", 128)
+    assert result.figures["ttft_mean_s"] == pytest.approx(1.38548)
+    assert result.figures["tpot_p95_s"] == pytest.approx(0.01942)
+    assert result.figures["tokens_per_s"] == 1023.48
+
+
+def test_aiperf_with_a_load_generator_in_its_configuration() -> None:
+    result = one(AIPERF_LOADGEN)
+    assert (result.tool, result.concurrency, result.server["model"]) == ("AIPerf", 64, "llama-3.1-70b")
+    assert isinstance(result.requests, Traffic)
+    assert (result.requests.rate, result.requests.requests) == (0.0, 640)
+    assert result.requests.prompt.mean == pytest.approx(1024, rel=0.01)
+    assert (result.figures["ttft_p99_s"], result.duration_s) == (pytest.approx(0.252), 105.0)
+
+
+def test_a_file_of_no_known_generator_is_refused_by_its_shape(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text('{"latency": 3, "qps": 4}', "utf-8")
+    with pytest.raises(UsageError, match="a JSON object with the keys 'latency, qps': written by no known") as fault:
+        read_results(path)
+    assert "copy" not in fault.value.hint
 
 
 def test_several_runs_in_one_file(tmp_path: Path) -> None:
@@ -135,6 +178,14 @@ def test_figures_of_records() -> None:
     ttfts_s = [1e-3 * line["metrics"]["time_to_first_token"]["value"] for line in lines]
     assert figures["ttft_mean_s"] == pytest.approx(sum(ttfts_s) / len(ttfts_s))
     assert 0.0 < figures["itl_p50_s"] < figures["itl_p99_s"]
+
+
+def test_failed_requests_are_counted(tmp_path: Path) -> None:
+    assert one(VLLM_FIGURES).failed == 0
+    assert one(changed(VLLM_FIGURES, tmp_path, failed=3)).failed == 3
+    assert one(changed(VLLM_FIGURES, tmp_path, failed=None, num_prompts=20)).failed == 4
+    assert one(changed(AIPERF, tmp_path, error_request_count={"unit": "requests", "avg": 2.0})).failed == 2
+    assert one(changed(AIPERF_LOADGEN, tmp_path, error_summary=[{"count": 5}, {"count": 2}])).failed == 7
 
 
 def test_requests_that_failed_or_warmed_up_are_left_out(tmp_path: Path) -> None:
@@ -206,7 +257,7 @@ def test_gzipped_files_are_read(tmp_path: Path, file: Path, read: Callable[[Path
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
-        ({"total_input_tokens": None}, "unknown format, with the fields"),
+        ({"total_input_tokens": None}, "a JSON object with the keys 'date, .* no known load generator"),
         ({"completed": 0}, "completed is 0: must be a number above 0"),
         ({"request_rate": -1}, "request_rate is -1"),
         ({"request_rate": "fast"}, "could not convert"),
@@ -238,9 +289,9 @@ def test_absurd_lengths_of_a_result_are_refused(tmp_path: Path, tokens: int) -> 
         ("[]", "holds no results"),
         ("[1, 2]", "holds no results"),
         ("3", "holds no results"),
-        (VLLM.read_text("utf-8")[:-300], "no JSON"),
-        (RECORDS.read_text("utf-8")[:-300], "line 24: no JSON"),
-        (VLLM_FIGURES.read_text("utf-8") + RECORDS.read_text("utf-8"), "line 2: unknown format"),
+        (VLLM.read_text("utf-8")[:-300], "ends in the middle of its JSON"),
+        (RECORDS.read_text("utf-8")[:-300], "line 24: ends in the middle of its JSON"),
+        (VLLM_FIGURES.read_text("utf-8") + RECORDS.read_text("utf-8"), "line 2: a JSON object with the keys"),
         ("[" * 100_000, "nested too deeply|no JSON"),
     ],
 )
@@ -251,7 +302,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, shown: str) -> 
         read_results(path)
 
 
-@pytest.mark.parametrize("file", [AIPERF, VLLM_FIGURES])
+@pytest.mark.parametrize("file", [AIPERF, VLLM_FIGURES, GENAI_PERF, AIPERF_LOADGEN])
 def test_figures_are_no_trace(file: Path) -> None:
     with pytest.raises(UsageError, match="holds figures, but not each request"):
         list(Trace(path=file))

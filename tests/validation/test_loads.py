@@ -91,6 +91,33 @@ def test_what_the_file_does_not_say_must_be_given() -> None:
     assert "--model" in fault.value.hint
 
 
+@pytest.mark.parametrize(
+    "name", ["sglang_bench_serving.jsonl", "genai_perf_profile_export.json", "aiperf_profile_export_loadgen.json"]
+)
+def test_results_of_other_generators_are_compared(name: str) -> None:
+    flags = ("--model", "70b", "--cluster", "h100-sxm", "--tp", "8", "--stack", "sglang")
+    code, shown, _ = run("validate", str(FOLDER / name), *flags)
+    assert code == 0
+    assert "TPOT mean" in shown
+    assert ("1 load: contradicts itself" in shown) == name.startswith("sglang")
+
+
+def test_failed_requests_are_counted_aloud(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    document = json.loads((FOLDER / "vllm_concurrency.json").read_text("utf-8"))
+    path.write_text(json.dumps(document | {"failed": 4}), "utf-8")
+    _, shown, _ = run("validate", str(path), *FLAGS)
+    assert "warning: 4 of 20 requests failed where it was measured, and are left out" in shown
+
+
+def test_a_file_of_which_nothing_is_compared_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.jsonl"
+    path.write_text((FOLDER / "sglang_bench_serving.jsonl").read_text("utf-8").splitlines()[0], "utf-8")
+    code, shown, error = run("validate", str(path), *FLAGS)
+    assert (code, shown) == (2, "")
+    assert "none of its 1 rows could be predicted; the first: contradicts itself: 0.2400 requests/s" in error
+
+
 def test_a_gate_judges_the_mean_time_per_token() -> None:
     loads = compared("vllm_rate.json", **SERVER)
     gate_loads(loads, 10.0)

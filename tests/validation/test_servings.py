@@ -240,6 +240,7 @@ def test_a_step_reads_the_weights_of_the_experts_in_use() -> None:
         ),
         ({"tp_size": "2.5"}, "t.csv, line 2: tp_size is '2.5': must be a whole number from 1", "tp_size 8"),
         ({"concurrency": "0"}, "t.csv, line 2: concurrency is '0'", "concurrency 8"),
+        ({"concurrency": "1e3"}, "t.csv, line 2: concurrency is '1e3': must be a whole number from 1", "concurrency 8"),
         ({"isl": "many"}, "t.csv, line 2: isl is 'many': must be a number without unit", "count"),
         ({"arrivals": "random"}, "t.csv, line 2: unknown arrivals 'random'", "steady"),
         ({"precision": "bf16"}, "t.csv, line 1: columns dtype and precision are the same", "one of them"),
@@ -434,6 +435,28 @@ def test_the_command_reads_either_kind_of_table() -> None:
     assert "rows whose TPOT is off by more than 20%" in printed
     assert run("validate", str(SAMPLE), "--max-error", "0.1").code == 1
     assert run("validate", str(SAMPLE), "--level", "roofline").code == 2
+
+
+def test_rows_that_are_there_twice_say_so() -> None:
+    again = table(ROW, {**ROW, "concurrency": "16.0"}, ROW)
+    compared = compare_servings(read_servings(again, "t.csv"))
+    assert [each.note for each in compared] == ["", "", "the same row as line 2, and counts again"]
+    shown = to_text(servings_report("t.csv", compared))
+    assert "rows that repeat an earlier one exactly, and count again: 1" in shown
+    assert "repeat" not in to_text(servings_report("t.csv", compared[:2]))
+
+
+def test_a_table_of_which_nothing_is_predicted_is_refused(tmp_path: Path) -> None:
+    for name, header, row in (
+        ("servings", HEADER, "Qwen/Qwen3-32B,h100_sxm,vllm,0.12.0,bf16,,3,64,1024,512,346.1,19.6"),
+        ("runs", "model,cluster,tp,variant,batch,prompt,gen,tokens_per_s", "70b,h100-sxm,3,standard,1,1024,512,90"),
+    ):
+        path = tmp_path / f"{name}.csv"
+        path.write_text(f"{header}\n{row}\n", "utf-8")
+        code, shown, error = run("validate", str(path))
+        assert (code, shown) == (2, "")
+        assert "none of its 1 rows could be predicted; the first: " in error
+        assert "TP" in error or "tp" in error
 
 
 def test_the_figure_has_a_point_for_each_serving() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS
-from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     LL_BYTES,
     NVLS_NODE_S,
@@ -17,7 +17,7 @@ from ladder_sim.costs.collectives.formulas import (
     rail_bytes,
     through_host_s,
 )
-from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged
+from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged, extended
 from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats
@@ -62,7 +62,7 @@ class AcrossNodes:
             ways = self._without_p2p(kind, message, node_wire_s, fastest_way(ways).seconds)
         fabric = self._fabric if kind == "all_reduce" else None
         if fabric is not None:
-            log_sizes, log_ratios, measured = self._fabric_log_ratios
+            log_sizes, log_ratios = self._fabric_log_ratios
             ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
             ways = {name: seconds * ratio for name, seconds in ways.items()}
         times = fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
@@ -72,33 +72,45 @@ class AcrossNodes:
         if not self._p2p:
             # the fabric's sweep was made with it
             return times
-        same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
-        in_range = bracketed(fabric.curve, message) & (self._fabric_here and same_layout)
-        # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
-        fitted = self._fabric_here and times.names <= measured and not bridged(fabric.curve, message).any()
+        parts = [(fabric, np.ones(message.shape, bool))]
+        if fabric.others is not None:
+            inside = bracketed(fabric.curve, message)
+            parts = [(fabric, inside), (fabric.others, ~inside)]
+        in_range, fitted = np.zeros(message.shape, bool), True
+        for sweep, messages in parts:
+            if not messages.any():
+                continue
+            here, same_layout = self._here(sweep), (sweep.nodes, sweep.ranks_per_node) == (self._nodes, self._ranks)
+            in_range |= messages & bracketed(sweep.curve, message) & (here and same_layout)
+            # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
+            gaps = (messages & bridged(sweep.curve, message)).any()
+            fitted &= here and times.names <= self._ratios(sweep)[2] and not gaps
         return dataclasses.replace(times, in_range=in_range, source="fitted" if fitted else "transferred")
 
-    @cached_property
-    def _fabric_here(self) -> bool:
-        """Whether the sweep was measured on GPUs and tiers as these."""
-        if self._fabric is None:
-            return False
-        measured_on = self._fabric.cluster
+    def _here(self, fabric: FabricCurve) -> bool:
+        """Whether a sweep was measured on GPUs and tiers as these."""
+        measured_on = fabric.cluster
         # the curve was looked up by the fabric's name, or by the path of its file
         own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
         return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
 
     @cached_property
-    def _fabric_log_ratios(self) -> tuple[Floats, Floats, frozenset[str]]:
-        """The fabric's measured all-reduces: logarithms of sizes and of times over the formula's; the algorithms."""
+    def _fabric_log_ratios(self) -> tuple[Floats, Floats]:
+        """The fabric's measured all-reduces: logarithms of sizes and of times over the formula's."""
         if self._fabric is None:
             raise ValueError("no sweep over this fabric")
-        measured_on, sizes, ranks = self._fabric.cluster, self._fabric.curve.size_bytes, self._fabric.ranks_per_node
+        own = self._ratios(self._fabric)[:2]
+        others = self._fabric.others
+        return own if others is None else extended(own, self._ratios(others)[:2])
+
+    def _ratios(self, fabric: FabricCurve) -> tuple[Floats, Floats, frozenset[str]]:
+        """The all-reduces of one sweep: logarithms of sizes and of times over the formula's; the algorithms."""
+        measured_on, sizes, ranks = fabric.cluster, fabric.curve.size_bytes, fabric.ranks_per_node
         ideals_s = across_nodes_s(
             sizes,
             self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
             _low_latency_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
-            nodes=self._fabric.nodes,
+            nodes=fabric.nodes,
             ranks_per_node=ranks,
             allreduce_floor_s=measured_on.inter.allreduce_floor_s,
             bandwidth_Bps=measured_on.inter.bandwidth_Bps,
@@ -106,7 +118,7 @@ class AcrossNodes:
             switch=measured_on.intra.switch,
         )
         ideal = fastest_way(ideals_s)
-        return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
+        return np.log(sizes), np.log(fabric.curve.seconds / ideal.seconds), ideal.names
 
     def _without_p2p(
         self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats

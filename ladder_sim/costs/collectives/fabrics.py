@@ -47,6 +47,12 @@ class FabricCurve:
     source: str
     """Where the measurements come from."""
 
+    @property
+    def others(self) -> "FabricCurve | None":
+        """The shipped sweep over the same links, which has other sizes; None if there is none, or it is this one."""
+        shipped = fabric_curve(self.cluster.inter.fabric)
+        return None if shipped is self else shipped
+
 
 def fabric_curve(fabric: str) -> FabricCurve | None:
     """The sweep over `fabric`; None if none is shipped.

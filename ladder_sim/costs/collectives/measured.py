@@ -35,6 +35,29 @@ def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
     return bridge
 
 
+def extended(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Join two curves: the first where it was measured, the second below half and above twice its sizes.
+
+    Both are logarithms of sizes and of times over the formula's; in between one goes over into the other. Between sizes
+    that are further apart than `MAX_GAP` the first was not measured either.
+
+    Examples
+    --------
+    >>> sizes, ratios = extended((np.log([8.0, 16.0]), np.ones(2)), (np.log([1.0, 12.0, 64.0]), np.zeros(3)))
+    >>> np.exp(sizes).round(6).tolist(), ratios.tolist()
+    ([1.0, 4.0, 8.0, 16.0, 32.0, 64.0], [0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    """
+    octave = math.log(2.0)
+    gaps = np.flatnonzero(np.diff(own[0]) > math.log(MAX_GAP) + 1e-9)
+    firsts, lasts = own[0][np.append(0, gaps + 1)] - octave, own[0][np.append(gaps, len(own[0]) - 1)] + octave
+    part = np.searchsorted(firsts, other[0], side="right") - 1
+    outside = (part < 0) | (other[0] > lasts[part])
+    kept = np.concatenate([other[0][outside], firsts, lasts])
+    sizes, ratios = np.concatenate([own[0], kept]), np.concatenate([own[1], np.interp(kept, *other)])
+    order = np.argsort(sizes)
+    return sizes[order], ratios[order]
+
+
 # no slots: the logarithms are computed once and kept
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredCollective:

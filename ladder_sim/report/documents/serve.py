@@ -125,8 +125,9 @@ def _load_document(
     load = {
         name: value if isinstance(value, int | float | None) else str(value) for name, value in asdict(requests).items()
     }
-    for name in ("prompt", "gen"):
-        if name in load:
+    for name in ("prompt", "gen", "units"):
+        # random ones have lengths, recorded ones units
+        if hasattr(requests, name):
             load[name] = str(getattr(requests, name))
     given = {
         name: value

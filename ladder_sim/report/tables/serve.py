@@ -59,7 +59,8 @@ def capacity_label(scenario: Scenario, how: Mapping[str, Any], fleets: Fleets) -
 
 def _arrivals(requests: Traffic | Trace) -> str:
     if isinstance(requests, Trace):
-        return f"trace {requests.path.name}"
+        units = requests.units
+        return f"trace {requests.path.name}" + (f" ({units})" if units else "")
     shared = f"{requests.prefix} shared + " if requests.prefix else ""
     return f"{requests.arrivals}, prompt {shared}{requests.prompt} + {requests.gen}"
 

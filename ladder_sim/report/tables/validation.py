@@ -9,7 +9,7 @@ from rich.text import Text
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
 from ladder_sim.serve import Traffic
-from ladder_sim.serve.requests.results import Result
+from ladder_sim.serve.requests.result import Result
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_rate, format_seconds
 from ladder_sim.validation.compare import (
@@ -25,7 +25,7 @@ from ladder_sim.validation.compare import (
 )
 from ladder_sim.validation.dataset import Configuration, Dataset
 from ladder_sim.validation.load import LoadComparison, summarize_loads
-from ladder_sim.validation.serving import ErrorSummary, ServingComparison, summarize_servings, summary
+from ladder_sim.validation.serving import REPEATS, ErrorSummary, ServingComparison, summarize_servings, summary
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
@@ -96,6 +96,9 @@ def servings_report(name: str, comparisons: Sequence[ServingComparison]) -> Rend
     parts.append(Text(f"rows whose TPOT is off by more than {FAR_OFF:.0%}: {len(far)} of {len(timed)}"))
     if far:
         parts.append(table(FAR_COLUMNS, list(map(_far_cells, far)), left=2, wrapped=("serving", "note")))
+    repeats = sum(each.note.startswith(REPEATS) for each in comparisons)
+    if repeats:
+        parts.append(Text(f"rows that repeat an earlier one exactly, and count again: {repeats} (--json says which)"))
     missing: dict[str, list[int]] = {}
     for each in comparisons:
         if each.ttft is None:

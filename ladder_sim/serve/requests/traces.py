@@ -1,13 +1,14 @@
-"""Requests as they were recorded: traces of Mooncake, Azure and BurstGPT, and result files of load generators.
+"""Requests as they were recorded: traces of services, and result files of load generators.
 
-    Mooncake   one JSON object a line: timestamp (ms), input_length, output_length, hash_ids (one for 512 tokens)
-    Azure LLM  CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
-    BurstGPT   CSV: Timestamp (s), Model, Request tokens, Response tokens, Total tokens, Log Type
+    Mooncake   one JSON object a line: timestamp, input_length, output_length, hash_ids
+    Azure LLM  CSV: TIMESTAMP, ContextTokens, GeneratedTokens
+    BurstGPT   CSV: Timestamp, Model, Request tokens, Response tokens, Total tokens, Log Type
     AIPerf     profile_export.jsonl: one JSON object a line, in the order in which requests ended
     vLLM       result of ``vllm bench serve --save-result --save-detailed``: one JSON object
 
-The first three are read line by line, of an AIPerf file only times and lengths are kept. A trace begins at its first
-request. Requests without an answer (BurstGPT has failed ones) are left out. Each may be gzipped.
+The first three are read line by line, in the units that `ladder_sim.serve.requests.trace_format` recognises; of an
+AIPerf file only times and lengths are kept. A trace begins at its first request. Requests without an answer (BurstGPT
+has failed ones) are left out. Each may be gzipped.
 """
 
 import csv
@@ -16,25 +17,25 @@ import json
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from ladder_sim.errors import UsageError
+from ladder_sim.serve.requests.generators.aiperf import read_record
 from ladder_sim.serve.requests.request import MOST_TOKENS, Request
-from ladder_sim.serve.requests.results import read_record, read_results
+from ladder_sim.serve.requests.results import read_results, reason_of
+from ladder_sim.serve.requests.trace_format import Row, TraceFormat
 from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.system.files import shown_path
+from ladder_sim.system.files import json_fault, shown_path
 
-# tokens of each hash id (Mooncake, FAST'25 traces: README of kvcache-ai/Mooncake)
-MOONCAKE_BLOCK = 512
 # longest line that is read: a hash id for each 512 tokens of the longest context
 _LINE_BYTES = 4_000_000
 # ten years, in seconds
@@ -45,17 +46,22 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _RESULTS, _HEAD_BYTES = (b'"endpoint_type"', b'"aiperf_version"'), 1000
 
 
-class Row(NamedTuple):
-    """A request as a trace has it."""
+# rows by which a format is recognised
+_HEAD_ROWS = 1000
+# what reading a line raises
+_UNREADABLE = (EOFError, zlib.error, OSError, UnicodeDecodeError)
+_CORRECT = "correct the line, or delete it"
+# what a line raises that is none of a trace
+_FAULTS = (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, csv.Error)
 
-    at_s: float
-    """When it came, since any time."""
-    prompt: int
-    """Tokens."""
-    gen: int
-    """Tokens of its answer; 0: it has none."""
-    hashes: tuple[int, ...] = ()
-    """Names of the parts of its prompt, each of `MOONCAKE_BLOCK` tokens."""
+
+class _Rows(NamedTuple):
+    """What a file says."""
+
+    rows: Iterator[tuple[str, Row]]
+    """Requests in order of arrival, each with where it stands."""
+    form: TraceFormat | None = None
+    """How they are written; None where the program that wrote the file says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +75,25 @@ class Trace:
     """
 
     path: Path
-    """In one of the formats above, recognised by its first line."""
+    """In one of the formats above, recognised by its first lines."""
     requests: int | None = None
     """How many to read; all by default."""
     speed: float = 1.0
     """How much faster than recorded they come."""
 
     def __iter__(self) -> Iterator[Request]:
+        with self._opened() as content:
+            block = content.form.block if content.form else 0
+            yield from _requests(content.rows, shown_path(self.path), block, self.requests, self.speed)
+
+    @property
+    def units(self) -> str:
+        """Units that its times and hashes were read in, e.g. "times in seconds"; empty where its format has but one."""
+        with self._opened() as content:
+            return str(content.form) if content.form else ""
+
+    @contextmanager
+    def _opened(self) -> Iterator[_Rows]:
         name = shown_path(self.path)
         try:
             # opening a pipe would wait for its writer
@@ -85,8 +103,13 @@ class Trace:
                 file = gzip.GzipFile(fileobj=raw) if packed else raw
                 one_object = any(sign in file.peek(_HEAD_BYTES) for sign in _RESULTS)
                 with TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-                    rows = _of_results(self.path, name) if one_object else _rows(_lines(text, name), name)
-                    yield from _requests(rows, name, self.requests, self.speed)
+                    lines = _lines(text, name)
+                    first = next(lines, (0, ""))
+                    # one object on lines of its own
+                    if one_object or first[1].strip() == "{":
+                        yield _Rows(_of_results(self.path, name))
+                    else:
+                        yield _rows(chain([first], lines) if first[0] else lines, name)
         except FileNotFoundError:
             raise UsageError(f"{name}: no such file", hint="give the path of a trace; nothing is downloaded") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
@@ -97,14 +120,52 @@ class Trace:
             raise UsageError(f"{name}: cannot be read ({fault})", hint=f"give a trace: {_FORMATS}") from None
 
 
-def _rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, Row]]:
-    """What lines say, in order of arrival, each with where it stands."""
+def _rows(lines: Iterator[tuple[int, str]], name: str) -> _Rows:
+    """What lines say, and in which format."""
     first = next(lines, None)
     if first is None:
         raise UsageError(f"{name}: is empty", hint=f"give a trace: {_FORMATS}")
-    reader, lines = _reader(first, lines, name)
-    rows = _read(reader, lines, name)
-    return _sorted(rows, name) if reader is _aiperf else rows
+    if first[1].lstrip().startswith("["):
+        raise UsageError(
+            f"{name}: a JSON array: must be one JSON object a line",
+            hint="convert it (jq -c '.[]' FILE), with a time and lengths in each object",
+        )
+    fields: Callable[[str], Mapping[str, Any]]
+    header: list[str] = []
+    if first[1].lstrip().startswith("{"):
+        lines, fields, whole_unit = chain([first], lines), _json_fields, "ms"
+    else:
+        header = [column.strip() for column in next(csv.reader([first[1]]))]
+        fields, whole_unit = partial(_csv_fields, header), "s"
+    if not header and '"metadata"' in first[1]:
+        return _Rows(_sorted(_read(lambda line: Row(*read_record(fields(line))), lines, name), name))
+    head: list[tuple[int, str]] = []
+    fault: Exception | None = None
+    try:
+        head.extend(islice(lines, _HEAD_ROWS))
+    except (UsageError, *_UNREADABLE) as error:
+        # is raised when it is the line's turn
+        fault = error
+    known: list[Mapping[str, Any]] = []
+    with suppress(*_FAULTS):
+        known.extend(fields(line) for _, line in head)
+    lines = chain(head, _rest(fault, lines))
+    if header and not head:
+        # the columns say whether it is one at all
+        known = [dict.fromkeys(header, "")]
+    if not known:
+        return _Rows(_read(lambda line: TraceFormat.of([fields(line)], whole_unit=whole_unit).row({}), lines, name))
+    try:
+        form = TraceFormat.of(known, whole_unit=whole_unit)
+    except UsageError as error:
+        raise UsageError(f"{name}, line {first[0]}: {error.message}", hint=error.hint) from None
+    return _Rows(_read(lambda line: form.row(fields(line)), lines, name), form)
+
+
+def _rest(fault: Exception | None, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    if fault:
+        raise fault
+    yield from lines
 
 
 def _read(reader: Callable[[str], Row], lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, Row]]:
@@ -114,11 +175,32 @@ def _read(reader: Callable[[str], Row], lines: Iterator[tuple[int, str]], name: 
             yield where, reader(line)
         except UsageError as fault:
             raise UsageError(f"{where}: {fault.message}", hint=fault.hint) from None
-        except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as fault:
-            raise UsageError(
-                f"{where}: cannot be read ({type(fault).__name__}: {fault})",
-                hint="a truncated file? delete the line, or copy the file again",
-            ) from None
+        except json.JSONDecodeError as fault:
+            reason, hint = json_fault(line, fault, last=_ended(lines))
+            raise UsageError(f"{where}: {reason}", hint=hint or _CORRECT) from None
+        except _FAULTS as fault:
+            raise UsageError(f"{where}: cannot be read: {reason_of(fault)}", hint=_CORRECT) from None
+
+
+def _ended(lines: Iterator[tuple[int, str]]) -> bool:
+    """Whether no line is left; one that cannot be read is."""
+    with suppress(UsageError, *_UNREADABLE):
+        return next(lines, None) is None
+    return False
+
+
+def _json_fields(line: str) -> Mapping[str, Any]:
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise ValueError("it must be a JSON object")
+    return entry
+
+
+def _csv_fields(header: list[str], line: str) -> Mapping[str, Any]:
+    cells = next(csv.reader([line.rstrip("\r\n")]))
+    if len(cells) != len(header):
+        raise ValueError(f"{len(cells)} cells: must be {len(header)}, one for each column")
+    return dict(zip(header, cells, strict=True))
 
 
 def _sorted(rows: Iterator[tuple[str, Row]], name: str) -> Iterator[tuple[str, Row]]:
@@ -138,6 +220,8 @@ def _of_results(path: Path, name: str) -> Iterator[tuple[str, Row]]:
     results = read_results(path)
     if len(results) > 1:
         raise UsageError(f"{name}: holds {len(results)} runs: must be one", hint="give a file with one of them")
+    if results[0].left_out:
+        raise UsageError(f"{name}: {results[0].left_out}", hint="correct the file, or measure again")
     requests = results[0].requests
     if isinstance(requests, Traffic):
         raise UsageError(
@@ -148,7 +232,9 @@ def _of_results(path: Path, name: str) -> Iterator[tuple[str, Row]]:
         yield f"{name}, request {number}", Row(request.arrival_s, request.prompt, request.gen)
 
 
-def _requests(rows: Iterator[tuple[str, Row]], name: str, limit: int | None, speed: float) -> Iterator[Request]:
+def _requests(
+    rows: Iterator[tuple[str, Row]], name: str, block: int, limit: int | None, speed: float
+) -> Iterator[Request]:
     start_s = last_s = None
     count = 0
     for where, (at_s, prompt, gen, hashes) in rows:
@@ -157,7 +243,7 @@ def _requests(rows: Iterator[tuple[str, Row]], name: str, limit: int | None, spe
         start_s = at_s if start_s is None else start_s
         _check(where, at_s - start_s, 0.0 if last_s is None else last_s - start_s, prompt, gen)
         last_s = at_s
-        prefix_tokens = MOONCAKE_BLOCK if hashes else 0
+        prefix_tokens = block if hashes else 0
         arrival_s = (at_s - start_s) / speed
         yield Request(arrival_s=arrival_s, prompt=prompt, gen=gen, prefix=hashes, prefix_tokens=prefix_tokens)
         count += 1
@@ -181,53 +267,6 @@ def _check_lengths(where: str, prompt: int, gen: int) -> None:
     for what, tokens in (("prompt", prompt), ("answer", gen)):
         if not 1 <= tokens <= MOST_TOKENS:
             raise UsageError(f"{where}: {what} of {tokens} tokens: must be 1 to {MOST_TOKENS}", hint="correct it")
-
-
-def _reader(
-    first: tuple[int, str], lines: Iterator[tuple[int, str]], name: str
-) -> tuple[Callable[[str], Row], Iterator[tuple[int, str]]]:
-    """How to read a line, by the first one, and the lines to read."""
-    if first[1].lstrip().startswith("{"):
-        return _aiperf if '"metadata"' in first[1] else _mooncake, chain([first], lines)
-    header = [column.strip() for column in next(csv.reader([first[1]]))]
-    for columns, read in ((_AZURE, _azure), (_BURSTGPT, _burstgpt)):
-        if set(columns) <= set(header):
-            return partial(_columns, read, [header.index(column) for column in columns]), lines
-    raise UsageError(
-        f"{name}: unknown format, its first line is {first[1].strip()[:80]!r}", hint=f"known are {_FORMATS}"
-    )
-
-
-def _columns(read: Callable[[list[str]], Row], places: list[int], line: str) -> Row:
-    cells = next(csv.reader([line]))
-    return read([cells[place] for place in places])
-
-
-def _mooncake(line: str) -> Row:
-    entry: dict[str, Any] = json.loads(line)
-    prompt, gen, hashes = entry["input_length"], entry["output_length"], entry.get("hash_ids", [])
-    if not all(type(number) is int for number in (prompt, gen, *hashes)):
-        raise ValueError("lengths and hash ids must be whole numbers")
-    return Row(float(entry["timestamp"]) / 1e3, prompt, gen, tuple(hashes))
-
-
-def _aiperf(line: str) -> Row:
-    return Row(*read_record(json.loads(line)))
-
-
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
-
-
-def _azure(cells: list[str]) -> Row:
-    # some have seven digits of a second
-    date, _, digits = cells[0].partition(".")
-    seconds = datetime.fromisoformat(date).timestamp() + (float(f"0.{digits.split('+')[0]}") if digits else 0.0)
-    return Row(seconds, int(cells[1]), int(cells[2]))
-
-
-def _burstgpt(cells: list[str]) -> Row:
-    return Row(float(cells[0]), int(float(cells[1])), int(float(cells[2])))
 
 
 def _lines(file: IO[str], name: str) -> Iterator[tuple[int, str]]:
