@@ -1,6 +1,6 @@
 """Settings that change nothing in a scenario, and what would use them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ladder_sim.specs.scenario import Scenario
@@ -17,18 +17,12 @@ class _Rule(NamedTuple):
     """Why they are not, and what uses them."""
 
 
-# settings that only requests read that arrive one by one, and their way out
-ONE_BY_ONE: Mapping[str, str] = {
-    f"stack.frontend_{name}": "only requests that arrive one by one wait for a front end; `ladder-sim serve` uses it"
-    for name in ("s", "steps", "token_s")
-}
-
 _BY_SIZE_OF_GPU = ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens")
 # what continuous batching alone reads
 _IN_FLIGHT = (
     *_BY_SIZE_OF_GPU,
     *("mixed_steps", "host_request_s", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
-    *("token_reserve_bytes", "kv_answer_share"),
+    *("token_reserve_bytes", "kv_answer_share", "frontend_"),
 )
 _RULES = (
     _Rule(("inter.",), lambda scenario: scenario.crosses_nodes, "the group is within one node; --nodes 2 uses it"),
