@@ -45,7 +45,7 @@ class Prediction:
     variant: str
     """Canonical name."""
     ttft_s: float
-    """Time to first token: prefill; with requests in flight the mean, waiting included."""
+    """Time to first token: prefill; with requests in flight the mean with waiting and the front end."""
     tpot_s: float | None
     """Mean time per further token; None when only one token is asked for."""
     request_s: float
@@ -253,9 +253,13 @@ def _load_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
                 format_seconds(load.decode_step_s),
                 format_seconds(load.prompts_per_token_s),
                 f"{load.prompt_steps:.0%}",
+                format_seconds(load.front_end_s),
             )
         )
-    columns = ("in flight", "tok/s per GPU", "decoding", "TPOT: a decode step", "prompts of others", "steps with one")
+    columns = (
+        *("in flight", "tok/s per GPU", "decoding", "TPOT: a decode step", "prompts of others", "steps with one"),
+        "TTFT: front end",
+    )
     return [table(columns, rows), Text()]
 
 
@@ -321,6 +325,7 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
     shares["stack"] = [
         (prediction.limit_share("waits"), "waits and launches"),
         (prediction.limit_share("host"), "host"),
+        (prediction.limit_share("front end"), "front end"),
     ]
     grid = Table.grid()
     for no_wrap in (True, True, False):

@@ -6,9 +6,8 @@ from typing import Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, SearchFlags, check_read, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, SearchFlags, split_names, with_options
 from ladder_sim.cli.output import Output
-from ladder_sim.specs.unused import ONE_BY_ONE
 from ladder_sim.units import parse_quantity
 
 
@@ -110,7 +109,6 @@ def breakeven(
     from ladder_sim.sweeps.grid import scenario_at
 
     name, equals, given = field.partition("=")
-    check_read(name, ONE_BY_ONE)
     point = flags.point()
     result = search(
         point,

@@ -1,11 +1,10 @@
 """`ladder-sim explore`: the what-if explorer in the browser."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,9 +21,6 @@ _PAGE = "Page"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFlags(MemoryFlags):
     """The scenario that the page starts with."""
-
-    # one of its views has requests that arrive one by one
-    ignored: ClassVar[Mapping[str, str]] = {}
 
 
 @with_options

@@ -14,7 +14,6 @@ from ladder_sim.graph.families import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settings
-from ladder_sim.specs.unused import ONE_BY_ONE
 
 ENGINES = ("fast", "des")
 # context of a command whose arguments, --help among them, are read by the package that it runs
@@ -136,7 +135,7 @@ class PointFlags(OptionGroup):
     ranged: ClassVar[tuple[str, ...]] = ()
 
     # settings that the command does not read, whatever the scenario, with the way out
-    ignored: ClassVar[Mapping[str, str]] = ONE_BY_ONE
+    ignored: ClassVar[Mapping[str, str]] = {}
 
     arguments: dict[str, Any]
     """Of `Scenario.of`."""
@@ -177,26 +176,16 @@ class PointFlags(OptionGroup):
     @property
     def settings(self) -> dict[str, str]:
         """Figures to change, by name."""
-        return read_settings(self.set_, self.ignored)
+        changes = settings(self.set_ or [])
+        for key in changes:
+            setting = find_setting(key)
+            if setting is not None and setting.name in self.ignored:
+                raise UsageError(f"{key} changes nothing here: {self.ignored[setting.name]}", hint="leave it out")
+        return changes
 
     def point(self) -> dict[str, Any]:
         """The scenario as a point of a sweep: arguments without those left to the others, and settings."""
         return {name: value for name, value in self.arguments.items() if value is not None} | self.settings
-
-
-def read_settings(assignments: Sequence[str] | None, ignored: Mapping[str, str]) -> dict[str, str]:
-    """Figures to change, by name, of a command that does not read some of them."""
-    changes = settings(assignments or [])
-    for key in changes:
-        check_read(key, ignored)
-    return changes
-
-
-def check_read(key: str, ignored: Mapping[str, str]) -> None:
-    """Refuse a setting that a command does not read."""
-    setting = find_setting(key)
-    if setting is not None and setting.name in ignored:
-        raise UsageError(f"{key} changes nothing here: {ignored[setting.name]}", hint="leave it out")
 
 
 # arguments whose place requests take that arrive one by one, and the settings of their workload

@@ -14,14 +14,13 @@ from ladder_sim.cli.options import (
     OptionGroup,
     option,
     range_option,
-    read_settings,
     split_names,
     with_options,
 )
 from ladder_sim.cli.output import check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.unused import ONE_BY_ONE
+from ladder_sim.specs.settings import settings
 from ladder_sim.system.processes import ending_children
 from ladder_sim.system.progress import Progress
 
@@ -56,7 +55,7 @@ class Axes(OptionGroup):
     @classmethod
     def of(cls, **given: Any) -> Self:
         """From the values of the flags."""
-        changes = read_settings(given.pop("set_"), ONE_BY_ONE)
+        changes = settings(given.pop("set_") or [])
         typed = {name: text for name, text in given.items() if text is not None}
         for name in changes:
             if name in typed:

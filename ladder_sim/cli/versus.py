@@ -1,17 +1,15 @@
 """`ladder-sim versus`: every wiring and every technique that applies, side by side."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, check_read, completion, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, completion, split_names, with_options
 from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.unused import ONE_BY_ONE
 
 _LOAD = "Load"
 
@@ -21,9 +19,6 @@ class VersusFlags(MemoryFlags):
     """A scenario; its techniques are what is compared."""
 
     without: ClassVar[tuple[str, ...]] = ("technique",)
-
-    # read with --rate
-    ignored: ClassVar[Mapping[str, str]] = {}
 
 
 @with_options
@@ -75,8 +70,6 @@ def versus(
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
     promise = Promise.parse(slo) if slo is not None else None
-    for key in flags.settings if promise is None else ():
-        check_read(key, ONE_BY_ONE)
     scenario = scenario_at(flags.point())
     result = compare(
         scenario,

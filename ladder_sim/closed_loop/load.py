@@ -26,6 +26,8 @@ class Load:
     """What one prompt adds to the steps that hold it."""
     prompt_steps: float
     """Share of the steps that hold a prompt."""
+    front_end_s: float
+    """What the server takes of the time to first token outside of the engine."""
 
     @classmethod
     def of(cls, request: ServedRequest, tokens_per_s_per_gpu: float) -> Self:
@@ -40,4 +42,5 @@ class Load:
             prompts_per_token_s=float(served.tpot_s - served.decode_s),
             prompt_s=float(served.prompt_s),
             prompt_steps=float(request.prompt_steps),
+            front_end_s=float(request.front_end_s),
         )

@@ -6,15 +6,16 @@ the time that they take (`GemmShape.duty`): they are simulated at none of it and
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.closed_loop.cycle import Served, lockstep, steady
+from ladder_sim.closed_loop.cycle import FrontEnd, Served, lockstep, steady
+from ladder_sim.closed_loop.engine import Scheduling, simulate
 from ladder_sim.costs.estimate import CostModel
-from ladder_sim.costs.hardware import Hardware, one_length
+from ladder_sim.costs.hardware import Hardware, Stack, one_length
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import running_requests
 from ladder_sim.costs.profile import CalibrationProfile
@@ -32,6 +33,9 @@ from ladder_sim.specs.plan_checks import check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 
+# further tokens and clients up to which answers are served step by step: of more, it matters little which prompt shares
+# which step, and they take long
+FEW_STEPS, MOST_CLIENTS = 32, 512
 # fields of a workload that change no graph
 SIZES = (*static.SIZES, "concurrency")
 
@@ -136,8 +140,12 @@ class _Requests:
     concurrency: Any
     prompt: Any
     gen: Any
+    kv_slots: Any
+    """Requests whose KV cache fits."""
     slots: Any
-    """Requests that can run at the same time."""
+    """Requests that can run at the same time: those, or fewer where their tokens fill steps."""
+    step_tokens: int
+    """Most tokens of one step."""
     chunk: Any
     """Tokens of a prompt in one step."""
     together: Any
@@ -150,7 +158,7 @@ class _Requests:
         budget = scenario.step_tokens
         chunk = minimum(prompt, budget)
         # a user may ask what happens if it did fit
-        slots = maximum(running_requests(scenario, prompt, gen), 1.0)
+        slots = kv_slots = maximum(running_requests(scenario, prompt, gen), 1.0)
         if scenario.stack.mixed_steps:
             # beyond it requests have more tokens than their steps take in
             slots = minimum(slots, budget * (prompt / chunk + gen - 1) / (prompt + gen - 1))
@@ -158,7 +166,9 @@ class _Requests:
             concurrency=scenario.plan.group_requests(concurrency),
             prompt=prompt,
             gen=gen,
+            kv_slots=kv_slots,
             slots=slots,
+            step_tokens=budget,
             chunk=chunk,
             together=maximum(budget / prompt, 1.0),
             stages=scenario.plan.pp,
@@ -177,6 +187,20 @@ class _Requests:
     def at_once(self, running: Any) -> Any:
         """Steps that run at a time, in different stages, each with its part of the requests."""
         return minimum(self.stages, running)
+
+    def front_end(self, stack: Stack) -> FrontEnd:
+        """What a server adds to a first token of such a prompt."""
+        return FrontEnd(stack.frontend_s + stack.frontend_token_s * self.prompt, stack.frontend_steps)
+
+    @property
+    def prompt_steps(self) -> Any:
+        """Steps that the tokens of a prompt fill."""
+        return self.prompt / self.step_tokens
+
+    @property
+    def filled(self) -> Any:
+        """Steps that all tokens of a request fill, of those that run at a time."""
+        return (self.prompt + self.gen - 1) / self.step_tokens / self.at_once(self.most)
 
     @property
     def chunks(self) -> Any:
@@ -215,6 +239,11 @@ class _Requests:
             Sizes.mixed(stack, context, batch=self.most / self.at_once(self.most), duty=duty, **prompts)
             for duty in (0.0, 1.0)
         )
+        if np.all(self.prompt == 1):
+            # a prompt of one token is one more request that decodes
+            batch = self.most / self.at_once(self.most) + self.prompts
+            more = Sizes.of(stack, "decode", context, batch=batch, prompt=self.prompt, gen=self.gen)
+            return [("decode", few), ("decode", most), ("decode", more), ("decode", more)]
         return [("decode", few), ("decode", most), ("mixed", idle), ("mixed", busy)]
 
     def prompts_only(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
@@ -231,28 +260,31 @@ def _serve(
     steps = load.passes(scenario.stack)
     for name, passes in forward_passes(scenario, variants, costs, steps, engine=engine).items():
         if load.further_tokens:
-            loop = _Loop(load, costs.hardware.stack.host_request_s, *passes)
+            loop = _Loop(load, costs.hardware.stack, *passes, scheduling=Scheduling.of(scenario))
             requests[name] = loop.request(name, in_lockstep=scenario.workload.arrivals == "lockstep")
         else:
-            requests[name] = _of_one_token(name, load, *passes)
+            requests[name] = _of_one_token(name, load, costs.hardware.stack, *passes)
     return requests
 
 
-def _of_one_token(variant: str, load: _Requests, prefill: ForwardPass) -> ServedRequest:
+def _of_one_token(variant: str, load: _Requests, stack: Stack, prefill: ForwardPass) -> ServedRequest:
     """A request that waits for the prompts of all others."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
     # the first one goes through every stage, each further one adds the time of the slowest
-    ttft_s: Number = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
+    engine_s: Number = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
+    # the engine runs the prompts of the others meanwhile
+    ttft_s = maximum(engine_s, load.front_end(stack).seconds + engine_s / load.concurrency)
     return ServedRequest(
         variant=variant,
         ttft_s=ttft_s,
         decode_s=0.0 * ttft_s,
         passes=() if isinstance(ttft_s, np.ndarray) else [(prefill, passes)],
+        front_end_s=ttft_s - engine_s,
         served=Served(
             ttft_s=ttft_s,
-            prompt_s=ttft_s / load.concurrency,
+            prompt_s=engine_s / load.concurrency,
             running=minimum(load.concurrency, load.together),
-            duty=1.0,
+            duty=engine_s / ttft_s,
         ),
         slots=load.slots,
         prompt_steps=1.0,
@@ -266,22 +298,26 @@ class _Loop:
     ----------
     load
         Requests in flight.
-    host_request_s
-        CPU time of each request and step.
+    stack
+        CPU time of each request and step, and the front end.
     few, most, idle, busy
         Simulated steps, as in `_Requests.steps`. What a prompt adds to a step is the same next to fewer requests.
+    scheduling
+        Of the engine.
     """
 
     def __init__(
         self,
         load: _Requests,
-        host_request_s: Number,
+        stack: Stack,
         few: ForwardPass,
         most: ForwardPass,
         idle: ForwardPass,
         busy: ForwardPass,
+        *,
+        scheduling: Scheduling,
     ) -> None:
-        self.load, self.host_request_s = load, host_request_s
+        self.load, self.stack, self.scheduling = load, stack, scheduling
         self.few, self.most, self.idle, self.busy = few, most, idle, busy
         self._few_s, self._most_s = (
             step.seconds * step.round_trips(load.at_once(number))
@@ -306,45 +342,86 @@ class _Loop:
         """As `cycle.LoopTimes`."""
         share = self._share(decoding)
         decode_s = (1.0 - share) * self._few_s + share * self._most_s
-        host_s = self.host_request_s * decoding / self._at_once
+        host_s = self.stack.host_request_s * decoding / self._at_once
         return decode_s + host_s, (1.0 - duty) * self._idle_s + duty * self._busy_s
 
     def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
         """A request in steady state."""
-        load, further = self.load, self.load.gen - 1
-        sizes = {"concurrency": load.concurrency, "steps": further, "slots": load.slots, "way_s": self._way_s}
-        served = (
-            lockstep(self.times, **sizes, together=load.together)
-            if in_lockstep
-            else steady(self.times, **sizes, prompt_steps=load.chunks)
-        )
-        # for each request
-        steps = further * self._at_once / served.decoding + (load.steps_per_prompt if in_lockstep else 0.0)
+        load = self.load
+        sizes = {"concurrency": load.concurrency, "steps": load.gen - 1, "way_s": self._way_s}
+        sizes["front_end"] = load.front_end(self.stack)
+        if in_lockstep:
+            served = lockstep(self.times, **sizes, slots=load.slots, together=load.together)
+        elif self.scheduling.mixed_steps:
+            tokens = {"prompt_steps": load.prompt_steps, "filled": load.filled}
+            served = steady(self.times, **sizes, slots=load.kv_slots, **tokens)
+        else:
+            served = steady(self.times, **sizes, slots=load.kv_slots)
+        if not in_lockstep and load.stages == 1:
+            served = self._simulated(served)
         request = ServedRequest(
             variant=variant,
             ttft_s=served.ttft_s,
-            decode_s=further * served.tpot_s,
+            decode_s=(load.gen - 1) * served.tpot_s,
+            front_end_s=served.front_end_s,
             served=served,
             slots=load.slots,
-            prompt_steps=load.steps_per_prompt / steps,
+            prompt_steps=minimum(self._with_prompts(served) / (served.cycle_steps * self._at_once), 1.0),
         )
         return request if isinstance(request.ttft_s, np.ndarray) else self._with_passes(request)
+
+    def _simulated(self, served: Served) -> Served:
+        """The same with answers of few tokens served step by step."""
+        load, front_end = self.load, self.load.front_end(self.stack)
+        count = np.size(served.ttft_s)
+
+        def column(value: Number) -> Any:
+            return np.array(np.broadcast_to(value, count))
+
+        few = column((load.gen - 1 <= FEW_STEPS) & (load.concurrency > 1) & (load.concurrency <= MOST_CLIENTS))
+        if not few.any():
+            return served
+        results = {each.name: column(getattr(served, each.name)) for each in fields(Served)}
+        sizes = {"concurrency": load.concurrency, "prompt": load.prompt, "steps": load.gen - 1, "slots": load.kv_slots}
+        given = {name: column(value) for name, value in sizes.items()}
+        outside_s = column(front_end.outside_s(served.tpot_s))
+        for row in np.flatnonzero(few):
+            prompt_s = results["prompt_s"][row]
+            decode_s = [
+                float(column(self.times(float(number), 0.0)[0])[row]) for number in range(given["concurrency"][row] + 1)
+            ]
+            simulated = simulate(
+                decode_s,
+                float(prompt_s),
+                self.scheduling,
+                outside_s=float(outside_s[row]),
+                **{name: values[row].item() for name, values in given.items()},
+            )
+            for name, values in results.items():
+                values[row] = getattr(simulated, name)
+        if isinstance(served.ttft_s, np.ndarray):
+            return Served(**results)
+        return Served(**{name: values.item() for name, values in results.items()})
+
+    def _with_prompts(self, served: Served) -> Number:
+        """Steps with prompts until a client sends the next request."""
+        prompts: Number = served.in_engine * self.load.steps_per_prompt
+        return prompts
 
     def _with_passes(self, request: ServedRequest) -> ServedRequest:
         """The same with what the GPUs run in its time: its own prompt and tokens, and those of the others."""
         load, served = self.load, request.served
-        steps = load.concurrency / served.decoding * (load.gen - 1) * self._at_once
-        mixed = load.concurrency * load.steps_per_prompt
+        steps = served.cycle_steps * self._at_once
+        mixed = minimum(self._with_prompts(served), steps)
         share = self._share(served.decoding)
-        # what prompts add to a step of few requests is simulated next to most of them
+        # what prompts add to a step of fewer requests is simulated next to most of them
         passes = [
             (self.busy, served.duty * mixed),
             (self.idle, (1.0 - served.duty) * mixed),
-            (self.few, (1.0 - share) * steps),
-            (self.most, share * steps - mixed),
+            (self.few, (1.0 - share) * (steps - mixed)),
+            (self.most, share * (steps - mixed)),
         ]
-        host_s = load.concurrency * (load.gen - 1) * self.host_request_s
+        host_s = served.in_engine * (load.gen - 1) * self.stack.host_request_s
         work_s = host_s + sum(times * step.seconds for step, times in passes)
-        # in lockstep a request has one step more than its round
-        scale = float(request.request_s / work_s)
+        scale = float((request.request_s - request.front_end_s) / work_s)
         return replace(request, passes=[(step, scale * times) for step, times in passes], host_s=scale * host_s)

@@ -73,6 +73,12 @@ class Stack:
     """Of the tensor cores' peak, over long prompts."""
     host_request_s: Number
     """CPU time that a decode step takes longer for each request in it, seconds."""
+    frontend_s: Number
+    """What a server adds to a request's first token, seconds."""
+    frontend_steps: Number
+    """What it adds in times per further token."""
+    frontend_token_s: Number
+    """What it adds for each token of the prompt, seconds."""
     quantize_s: Number
     """What quantising a GEMM's input at run time takes beyond one small kernel, seconds."""
     batched_attention_s: Number

@@ -24,7 +24,6 @@ from ladder_sim.report.tables.analysis import (
     plan_cells,
 )
 from ladder_sim.specs.arguments import DEFAULTS
-from ladder_sim.specs.unused import ONE_BY_ONE
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64
@@ -94,7 +93,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     >>> command(State.parse("model=405b&nodes=2&pp=2&batch=8&max_tpot=30ms", Allowlist.of()), Allowlist.of())
     'ladder-sim advise --model 405b --nodes 2 --batches 8 --max-tpot 30ms'
     """
-    words = ["ladder-sim", "advise", *flags(state, allowlist, *DEGREES, "batch", *ONE_BY_ONE)]
+    words = ["ladder-sim", "advise", *flags(state, allowlist, *DEGREES, "batch")]
     if state.arguments["concurrency"] is None:
         words += ["--batches", str(state.arguments["batch"])]
     if state.variants:

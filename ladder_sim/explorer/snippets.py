@@ -8,7 +8,6 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.serving import traffic_of
 from ladder_sim.explorer.state import State, model_fields
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.unused import ONE_BY_ONE
 from ladder_sim.sweeps.axes import resolve
 
 # arguments that arrivals, the promise and the search for replicas replace, and the settings of the same
@@ -25,7 +24,7 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     >>> command_line(state, Allowlist.of())
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
-    words = ["ladder-sim", "predict", *flags(state, allowlist, *ONE_BY_ONE)]
+    words = ["ladder-sim", "predict", *flags(state, allowlist)]
     if state.variants:
         words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
     if state.ignore_memory:

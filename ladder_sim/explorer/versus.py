@@ -11,7 +11,6 @@ from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.figures.versus import versus_figure
 from ladder_sim.specs.arguments import DEFAULTS
-from ladder_sim.specs.unused import ONE_BY_ONE
 
 
 def question(state: State) -> State:
@@ -55,7 +54,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     >>> command(State.parse("model=405b&technique=fused-norm&variants=ladder", Allowlist.of()), Allowlist.of())
     'ladder-sim versus --model 405b'
     """
-    words = ["ladder-sim", "versus", *flags(state, allowlist, "technique", *ONE_BY_ONE)]
+    words = ["ladder-sim", "versus", *flags(state, allowlist, "technique")]
     return shlex.join([*words, *(["--ignore-memory"] if state.ignore_memory else [])])
 
 

@@ -51,6 +51,8 @@ class Request:
     """Of a single request: passes that hold a prompt, decode steps, and how many each stands for."""
     host_s: Number = 0.0
     """Of its time, what the CPU does between passes."""
+    front_end_s: Number = 0.0
+    """Of its time to first token, what a server takes outside of the engine."""
     ranked: Sequence[RankedStep] = ()
     """With jitter: the prefill and the middle decode step on all ranks."""
 
@@ -74,8 +76,10 @@ class Request:
     def breakdown(self) -> Breakdown:
         """What a single request was made of."""
         even = Breakdown.total([(step.breakdown, float(times)) for step, times in self.passes])
-        if self.host_s:
-            even = replace(even, limits_s={**even.limits_s, "host": float(self.host_s)})
+        outside_s = {"host": float(self.host_s), "front end": float(self.front_end_s)}
+        even = replace(
+            even, limits_s={**even.limits_s, **{name: each_s for name, each_s in outside_s.items() if each_s}}
+        )
         if not self.ranked:
             return even
         uneven_s = float(self.request_s) - math.fsum(even.limits_s.values())

@@ -105,6 +105,9 @@ class AllReduceRule:
 _RULE_KEYS = ("gpus", "compute_capability", "nvlink_domain")
 _RULE_FORM = "vllm.toml shows the form"
 
+# vLLM before 0.14 decides on a step when the one before has ended
+_AHEAD_SINCE = {"vllm": (0, 14)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticReserve:
@@ -273,6 +276,12 @@ class StackSpec:
     def serves(self) -> bool:
         """It can batch continuously."""
         return self.step_tokens > 0
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """The next step is scheduled while one runs."""
+        version = tuple(int(part) for part in self.version.split(".") if part.isdigit())
+        return not version or version >= _AHEAD_SINCE.get(self.engine, (0,))
 
     @property
     def shares_gemms(self) -> bool:

@@ -1,7 +1,7 @@
 """Settings that change nothing in a scenario, and what would use them."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ladder_sim.specs.scenario import Scenario
@@ -18,12 +18,6 @@ class _Rule(NamedTuple):
     """Why they are not, and what uses them."""
 
 
-# settings that only requests read that arrive one by one, and their way out
-ONE_BY_ONE: Mapping[str, str] = {
-    f"stack.frontend_{name}": "only requests that arrive one by one wait for a front end; `ladder-sim serve` uses it"
-    for name in ("s", "steps", "token_s")
-} | {"stack.prefix_cache": "only requests that arrive one by one begin alike; `ladder-sim serve --prefix 512` uses it"}
-
 # figures that depend on the GPU, and the fields that hold them
 _BY_GPU = {
     "step_tokens": ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens"),
@@ -33,7 +27,7 @@ _BY_GPU = {
 _IN_FLIGHT = (
     *itertools.chain(*_BY_GPU.values()),
     *("mixed_steps", "host_request_s", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
-    *("kv_answer_share", "max_context"),
+    *("kv_answer_share", "max_context", "prefix_cache", "frontend_"),
 )
 _RULES = (
     _Rule(("inter.",), lambda scenario: scenario.crosses_nodes, "the group is within one node; --nodes 2 uses it"),

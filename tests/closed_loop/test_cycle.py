@@ -1,5 +1,6 @@
 """The closed form against its own laws, against its limits, and against a simulation of the engine step by step."""
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Generator
@@ -12,7 +13,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.closed_loop.cycle import LoopTimes, Served, lockstep, steady
+from ladder_sim.closed_loop.cycle import FrontEnd, LoopTimes, Served, lockstep, steady
 
 MILLISECONDS = st.floats(0.1, 200.0).map(lambda value: value * 1e-3)
 CONCURRENCIES = st.one_of(st.integers(1, 16), st.integers(1, 4096))
@@ -32,20 +33,27 @@ def cycle_s(served: Served, steps: int) -> Any:
     return served.ttft_s + steps * served.tpot_s
 
 
-@given(step_times(), CONCURRENCIES, STEPS, SLOTS, st.floats(1.0, 16.0))
+@given(step_times(), CONCURRENCIES, STEPS, SLOTS, st.floats(0.0, 16.0), st.booleans(), MILLISECONDS)
 def test_the_engine_does_all_the_work_of_a_cycle_and_nothing_else(
-    times: LoopTimes, concurrency: int, steps: int, slots: float, prompt_steps: float
+    times: LoopTimes, concurrency: int, steps: int, slots: float, prompt_steps: float, mixed: bool, outside_s: float
 ) -> None:
-    served = steady(times, concurrency=concurrency, steps=steps, slots=slots, prompt_steps=prompt_steps)
-    work_s = concurrency * served.prompt_s + concurrency / served.decoding * steps * served.decode_s
-    assert cycle_s(served, steps) == pytest.approx(work_s, rel=1e-9)
-    assert 1.0 - 1e-9 <= served.running <= min(concurrency, slots) * (1.0 + 1e-9)
-    # Little's law, of the requests that run: those that do not wait for their first step
-    others_s = (served.running - 1.0) * served.prompt_s / (prompt_steps + steps)
-    waiting_s = served.ttft_s - served.prompt_s - prompt_steps * (served.decode_s + others_s)
-    assert served.running == pytest.approx(concurrency * (1.0 - waiting_s / work_s), rel=1e-6)
-    assert waiting_s >= -1e-9 * work_s
+    tokens = {"prompt_steps": prompt_steps, "filled": prompt_steps + 1e-3 * steps} if mixed else {}
+    front_end = FrontEnd(outside_s, 2.0)
+    served = steady(times, concurrency=concurrency, steps=steps, slots=slots, front_end=front_end, **tokens)
+    assert served.front_end_s == pytest.approx(outside_s + 2.0 * served.tpot_s)
+    engine_s = cycle_s(served, steps) - served.front_end_s
+    work_s = served.in_engine * served.prompt_s + served.cycle_steps * served.decode_s
+    assert engine_s == pytest.approx(work_s, rel=1e-9)
+    # Little's law, of the requests in the engine, as the others find them
+    others = (concurrency - 1) * engine_s / (engine_s + served.front_end_s)
+    assert served.in_engine == pytest.approx(1.0 + others, rel=1e-5)
+    assert 1.0 - 1e-9 <= served.running <= min(served.in_engine, slots) * (1.0 + 1e-9)
+    assert served.decoding <= served.running
+    assert served.tpot_s >= served.decode_s
+    assert served.ttft_s >= served.front_end_s + served.prompt_s
     assert 0.0 < served.duty <= 1.0
+    # every step has room for its tokens
+    assert served.in_engine * tokens.get("filled", 0.0) <= served.cycle_steps * (1.0 + 1e-9)
 
 
 @given(step_times(), CONCURRENCIES, STEPS, SLOTS, st.floats(1.0, 64.0))
@@ -82,7 +90,7 @@ def test_beyond_the_slots_more_requests_wait_and_nothing_else_changes(
     if served.running < slots:
         return
     one_more = steady(times, concurrency=concurrency + 1, steps=steps, slots=slots)
-    added_s = served.prompt_s + (1 + steps) * served.decode_s / slots
+    added_s = served.prompt_s + served.cycle_steps / concurrency * served.decode_s
     assert cycle_s(one_more, steps) - cycle_s(served, steps) == pytest.approx(added_s, rel=1e-6)
 
 
@@ -198,7 +206,12 @@ def test_time_per_token_is_that_of_a_simulated_engine(concurrency: int, prompt_s
 
     steps = 200
     served = steady(
-        lambda n, duty: (decode_s(n), prompt_s), concurrency=concurrency, steps=steps, slots=float(concurrency)
+        lambda n, duty: (decode_s(n), prompt_s),
+        concurrency=concurrency,
+        steps=steps,
+        slots=float(concurrency),
+        prompt_steps=1 / 8,
+        filled=1 / 8,
     )
     _, tpot_s = _engine(
         concurrency=concurrency,
@@ -215,9 +228,20 @@ def test_time_per_token_is_that_of_a_simulated_engine(concurrency: int, prompt_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("slots", "concurrency"), [(8, 24), (16, 24), (16, 64)])
-def test_requests_without_a_slot_wait_as_long_as_in_a_simulated_engine(slots: int, concurrency: int) -> None:
+def test_requests_without_a_slot_wait_as_long_as_in_a_simulated_engine(
+    slots: int, concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps, prompt_s = 200, 0.03
-    served = steady(lambda n, duty: (0.012, prompt_s), concurrency=concurrency, steps=steps, slots=float(slots))
+    # the first round is left out here
+    monkeypatch.setattr("ladder_sim.closed_loop.cycle.ROUNDS", math.inf)
+    served = steady(
+        lambda n, duty: (0.012, prompt_s),
+        concurrency=concurrency,
+        steps=steps,
+        slots=float(slots),
+        prompt_steps=1 / 8,
+        filled=1 / 8,
+    )
     ttft_s, tpot_s = _engine(
         concurrency=concurrency,
         steps=steps,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.closed_loop.cycle import lockstep, steady
+from ladder_sim.closed_loop.cycle import FrontEnd, lockstep, steady
 from ladder_sim.confidence.unchecked import UNCHECKED
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.formulas import across_nodes_s, host_ring_s
@@ -128,21 +128,35 @@ def test_what_busy_memory_costs_a_collective() -> None:
 
 
 def test_the_closed_loop() -> None:
-    for flying, prompt_s, decode_s, s, c in ((32, 0.1, 0.0132, 255, 1.0), (4, 0.05, 0.01, 100, 2.0)):
+    for flying, prompt_s, decode_s, s, r, f, front_end_s in (
+        (32, 0.1, 0.0132, 255, 0.1, 0.13, 0.0),
+        (4, 0.05, 0.01, 100, 2.0, 2.1, 0.2),
+        (64, 0.05, 0.01, 40, 1.0, 1.1, 0.0),
+    ):
         served = steady(
-            lambda n, duty, each=(decode_s, prompt_s): each, concurrency=flying, steps=s, slots=1e9, prompt_steps=c
+            lambda n, duty, each=(decode_s, prompt_s): each,
+            concurrency=flying,
+            steps=s,
+            slots=1e9,
+            prompt_steps=r,
+            filled=f,
+            front_end=FrontEnd(front_end_s),
         )
-        ahead = min(3.5 + flying / 16.4, flying)
-        first_s = ahead * prompt_s + (c + s) * decode_s - s / (c + s) * prompt_s
-        prompts_s = flying * prompt_s
-        root_s = math.sqrt((first_s - prompts_s) ** 2 + 4 * s * flying * prompt_s * decode_s)
-        m = flying * (c + s) * decode_s / (0.5 * (first_s + prompts_s + root_s) - prompts_s)
-        assert served.running == pytest.approx(m)
-        assert served.tpot_s == pytest.approx(decode_s + (m - 1) / (c + s) * prompt_s)
-        assert served.ttft_s == pytest.approx(ahead * prompt_s + c * decode_s)
+        e, n, d = served.in_engine, served.decoding, served.duty
         cycle_s = served.ttft_s + s * served.tpot_s
-        assert cycle_s == pytest.approx(prompts_s + flying / m * (c + s) * decode_s)
-        assert served.duty == pytest.approx(prompts_s / cycle_s)
+        assert e == pytest.approx(1 + (flying - 1) * (1 - front_end_s / cycle_s))
+        rho = d * (e - 1) / e
+        q = rho / (2 * (1 - rho)) * (1 + max(1 - f, 0) * rho / (1 + rho))
+        stay = 1 + f * q + max(r + 0.5, 1) + s
+        k = max(stay, e * f)
+        others = e * stay / k - 1
+        w = stay - s
+        before = min(others * w / stay + q, w / f - 1)
+        before += max(others / 2 - before, 0) / 8.2
+        assert n == pytest.approx(e * s / k)
+        assert served.tpot_s == pytest.approx(decode_s + (others - before) / s * prompt_s)
+        assert cycle_s - front_end_s == pytest.approx(e * prompt_s + k * decode_s)
+        assert d == pytest.approx(e * prompt_s / (cycle_s - front_end_s))
 
 
 def test_lockstep() -> None:

@@ -30,9 +30,6 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-# vLLM before 0.14 decides on a step when the one before has ended
-_AHEAD_SINCE = {"vllm": (0, 14)}
-
 
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
     """How the stack of a scenario schedules on its GPUs; each of the steps in a pipeline has its part of the room.
@@ -56,7 +53,6 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
     stack, stages = scenario.stack, scenario.plan.pp
     check_context(stack, context)
     habits = _HABITS.get(stack.engine, {})
-    version = tuple(int(part) for part in stack.version.split(".") if part.isdigit())
     blocks = int(kv_tokens(scenario, context) // habits.get("block_tokens", 16))
     spec = SchedulerSpec(
         **{
@@ -65,7 +61,7 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
             "frontend_s": stack.frontend_s,
             "frontend_steps": stack.frontend_steps,
             "frontend_token_s": stack.frontend_token_s,
-            "ahead": not version or version >= _AHEAD_SINCE.get(stack.engine, (0,)),
+            "ahead": stack.schedules_ahead,
             **habits,
             "prefix_cache": stack.prefix_cache,
             "step_requests": max(1, scenario.step_requests // stages),

@@ -107,7 +107,7 @@ class _System:
         self._moving = 0
         self.answers: list[Answer] = []
         self._queues: list[int] = []
-        self._sent = self._done = 0
+        self._sent = self._done = self._back = 0
         # what the client holds back or waits for, with so many in flight at most
         self._source: Iterator[Request] = iter(())
         self._next: Request | None = None
@@ -136,7 +136,7 @@ class _System:
         self._send_due()
 
     def _send_due(self) -> None:
-        while self._next and self._sent - self._done < self._most:
+        while self._next and self._sent - self._back < self._most:
             wait_s = self._next.arrival_s - self.env.now
             if wait_s > 0.0:
                 # once, however many are answered meanwhile
@@ -201,11 +201,16 @@ class _System:
             target.add(answer)
 
     def _answered(self, answer: Answer) -> None:
-        # All its tokens come later by this. The engine has room for another request meanwhile: what servers take per
-        # step was fitted to engines that were full.
+        # all its tokens come later by this
         outside_s = self.pool.spec.outside_s(answer)
         answer.first_s += outside_s
         answer.last_s += outside_s
         self._done += 1
         self._watch(self._done)
+        if self._most:
+            # a client in flight sends the next request when it has the last token
+            self.env.timeout(outside_s).callbacks.append(lambda _: self._returned())
+
+    def _returned(self) -> None:
+        self._back += 1
         self._send_due()
