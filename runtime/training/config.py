@@ -10,7 +10,7 @@ from typing import Literal
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.system.files import write_file
 from ladder_sim.system.schema import Schema
-from runtime.checkpoint.convert import beyond_llama, hybrid
+from runtime.checkpoint.convert import beyond_llama, hybrid, wired
 from runtime.checkpoint.files import CONFIG, Checkpoint, read_config
 from runtime.config import ModelConfig, Wish, check_counts
 from runtime.fields import field, read_object
@@ -196,10 +196,7 @@ def _rewired(config: dict[str, object], wiring: Wiring, shape: ModelConfig) -> d
     ladder = re.fullmatch(r"ladder|hybrid-ladder:(\d+)", wiring.name)
     if ladder:
         return hybrid(config, int(ladder[1] or shape.layers))
-    if config.get("model_type") == "llamaLadder":
-        config = {**config, "model_type": "llama"}
-    kept = {key: value for key, value in config.items() if key not in ("ladder_layers", "ladder_sim_wiring")}
-    return kept if wiring.name == "standard" else {**kept, "ladder_sim_wiring": wiring.name}
+    return wired(config, wiring.name)
 
 
 def _claim(config: TrainingConfig) -> None:

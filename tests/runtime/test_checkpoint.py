@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
-from runtime.checkpoint.convert import convert, hybrid
+from runtime.checkpoint.convert import convert, hybrid, wired
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.save import save
 from runtime.checkpoint.tensors import tensor_shapes
@@ -161,6 +161,21 @@ def test_weights_of_another_wiring_are_not_converted(saved: Saved, tmp_path: Pat
     convert(saved.root / "llama", tmp_path / "two", 2)
     convert(tmp_path / "two", tmp_path / "three", 3)
     assert Checkpoint.open(tmp_path / "three").shape.variant == "hybrid-ladder:3"
+
+
+def test_a_config_of_another_wiring_names_no_plain_architecture(saved: Saved) -> None:
+    config = read_object(saved.root / "llama" / "config.json", what="a config.json")
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    parallel = wired(config, "parallel")
+    assert (parallel["architectures"], parallel["ladder_sim_wiring"]) == (["LadderLlamaForCausalLM"], "parallel")
+    assert wired(parallel, "delayed:1")["architectures"] == ["LadderLlamaForCausalLM"]
+    assert ModelConfig.from_hf(parallel) == replace(ModelConfig.from_hf(config), variant="parallel")
+    assert wired(parallel, "standard") == config
+    # neither the classes nor the code of a ladder are those of another wiring
+    classes = {"architectures": ["LlamaLadderForCausalLM"], "auto_map": {"AutoModel": "modeling_llama_ladder.X"}}
+    back = wired(hybrid(config, 4) | classes, "parallel")
+    assert (back["model_type"], back["architectures"]) == ("llama", ["LadderLlamaForCausalLM"])
+    assert "auto_map" not in back
 
 
 def test_code_is_written_for_llamas_alone(saved: Saved, tmp_path: Path) -> None:
