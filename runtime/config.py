@@ -11,7 +11,7 @@ from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.units import parse_quantity
 from runtime.fields import field, number, read_object, size
 from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_scaling
-from runtime.model_types import NULLABLE, REQUIRED, TYPES, UNSUPPORTED
+from runtime.model_types import EXPERTS, LATENT, NULLABLE, TYPES, UNSUPPORTED
 
 Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
@@ -109,10 +109,12 @@ class ModelConfig:
             )
         given = {key: value for key, value in config.items() if value is not None or key in NULLABLE}
         config = {**TYPES.get(kind, {}), **given}
-        for key in REQUIRED.get(kind, ()):
-            size(config, key)
         layers = size(config, "num_hidden_layers")
         latent, experts = Latent.from_hf(config), Experts.from_hf(config, layers_count=layers)
+        for part, fields in ((latent, LATENT), (experts, EXPERTS)):
+            if part is None and kind in fields:
+                # a file that leaves it out would be read as another model
+                size(config, fields[kind])
         if kind not in TYPES and (latent or experts):
             parts = "experts" if experts else "latent attention"
             raise UsageError(

@@ -57,11 +57,13 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "kimi_k2": _DEEPSEEK_V3,
 }
 
-# fields without which a file would be read as a model without experts, or with another attention
-REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "qwen3_moe": ("num_experts",),
-    "mixtral": ("num_local_experts",),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), ("n_routed_experts", "kv_lora_rank")),
+_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+# types that have latent attention, or experts, and the field that says so
+LATENT: Mapping[str, str] = dict.fromkeys(_DEEPSEEK, "kv_lora_rank")
+EXPERTS: Mapping[str, str] = {
+    "qwen3_moe": "num_experts",
+    "mixtral": "num_local_experts",
+    **dict.fromkeys(_DEEPSEEK, "n_routed_experts"),
 }
 
 # fields in which null is a value of its own: no window, as many heads as queries, a share of the width

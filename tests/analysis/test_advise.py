@@ -215,7 +215,7 @@ def test_what_does_not_fit_says_what_would() -> None:
         assert advise({"model": "405b", "batch": 1, **fitting}, variants="standard").options
     with pytest.raises(MemoryFitError, match="no plan on at most 1 GPU can run: with 4 in flight") as caught:
         advise({"model": "70b", "stack": "vllm", "concurrency": 4}, gpus=1)
-    assert caught.value.hint.startswith("on more GPUs --gpus 4 fits; ")
+    assert caught.value.hint.startswith("on these GPUs --dtype fp8 fits; on more GPUs --gpus 2 fits; ")
 
 
 @pytest.mark.parametrize(
