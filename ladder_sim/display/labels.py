@@ -115,7 +115,7 @@ def field_title(name: str) -> str:
     Examples
     --------
     >>> field_title("inter.allreduce_floor_s"), field_title("stack.prefix_cache")
-    ('Latency across nodes', 'stack.prefix_cache')
+    ('All-reduce floor across nodes', 'stack.prefix_cache')
     """
     return _TITLES.get(name) or field_label(name)
 

@@ -59,11 +59,11 @@ class LinkTier:
     bandwidth_Bps: Rate
     """Per GPU and direction, bytes/s."""
     allreduce_floor_s: Seconds
-    """Time of a small all-reduce over the tier (intra, host: eight GPUs of a node; inter: two such nodes), seconds: a
-    sum of hops, not the latency of a link."""
+    """Time of a small all-reduce over the full tier, seconds; not the latency of a link. Intra and host: eight GPUs of
+    one node; inter: two such nodes."""
     hop_latency_s: Seconds = 0.0
-    """Latency of one hop from GPU to GPU, seconds, of which NCCL's tree makes the all-reduce floor (intra, host: 7
-    hops to and fro; inter: 1 and those in the nodes); 0: the floor is stated."""
+    """Latency of one hop between two GPUs, seconds, that yields the all-reduce floor; 0: the floor is stated. NCCL's
+    tree has seven hops up and seven down in a node (intra, host); inter adds one each way, and the nodes' stay."""
     switch: bool = False
     """The link's switch reduces messages and multicasts (NVLS)."""
     full_nvlink: bool = False

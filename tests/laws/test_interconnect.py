@@ -1,6 +1,7 @@
 """Laws of the interconnect: what a link's rate and distance do to collectives, and to the steps that wait for them."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, STACKS, scenarios
 
@@ -193,3 +195,17 @@ def test_free_links_leave_ladder_nothing_to_gain(scenario: Scenario) -> None:
     times_s = steps(changed(dataclasses.replace(scenario, stack=stack, settings=settings), free), "standard", "ladder")
     for standard_s, ladder_s in zip(times_s["standard"], times_s["ladder"], strict=True):
         assert ladder_s >= standard_s * 0.999
+
+
+@law(examples=100)
+@given(st.sampled_from(["intra", "inter"]), st.floats(0, 100e-6), st.sampled_from(["allreduce_floor", "latency"]))
+def test_a_floor_that_nccl_cannot_reach_is_warned_of(tier: str, floor_s: float, name: str) -> None:
+    """A floor below what NCCL takes by links without latency is warned of, by its former name too; others are not."""
+    with warnings.catch_warnings(record=True) as given_warnings:
+        warnings.simplefilter("always")
+        scenario = Scenario.of(model="405b", nodes=2, overrides={f"{tier}.{name}_s": floor_s})
+    assert bool(given_warnings) == (name == "latency")
+    assert getattr(scenario.cluster, tier).allreduce_floor_s == floor_s
+    # NCCL 2.21.5, src/graph/tuning.cc: 6.8 us, and seven hops of 0.6 us up and down the chain of each node
+    least_s = 15.2e-6 if tier == "inter" else 6.8e-6
+    assert any(f"{tier}.allreduce_floor" in text for text in scenario_warnings(scenario)) == (floor_s < least_s)
