@@ -3,7 +3,7 @@
 Experts are measured for the layers of some models, in each split over ranks. Any other layer's table is made of
 theirs: at equal tokens per expert, equal experts per rank and equal weights of one expert the ratio to the roofline
 differs little from one layer to another. Half of the times of a measured layer, made of the others alone, are within
-10 % in fp8 blocks on H100 and B200, 12 % in NVFP4, 13 and 19 % in bf16 (`ladder-sim calibrate show`).
+10 % in fp8 blocks on H100 and B200, 12 % in NVFP4, 11 and 18 % in bf16 (`ladder-sim calibrate show`).
 """
 
 from collections.abc import Mapping

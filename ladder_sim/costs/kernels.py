@@ -228,13 +228,15 @@ class KernelCosts:
         floor_s = self._floor_s
         if kind == "quantize":
             floor_s = floor_s + stack.quantize_s
-        traffic_s = self._traffic_s(shape.moved_bytes)
         if isinstance(shape, AttentionShape):
             floor_s = MATH_ATTENTION_KERNELS * floor_s
-            if not shape.is_prompt:
-                traffic_s = traffic_s * stack.attention_factor
-                floor_s = floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
-        return self._kernel(shape, floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
+        seconds = floor_s + maximum(self._traffic_s(shape.moved_bytes), shape.flops / gpu.bf16_flops)
+        if isinstance(shape, AttentionShape):
+            # as of a decode step; a prompt takes no less than one token of it, which reads as much
+            token_s = self._traffic_s(replace(shape, q_len=1).moved_bytes) * stack.attention_factor
+            token_s = token_s + floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
+            seconds = maximum(seconds, token_s) if shape.is_prompt else token_s
+        return self._kernel(shape, seconds, "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = self._of_looked_up(shape, seconds)

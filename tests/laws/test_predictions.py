@@ -1,19 +1,24 @@
 """Laws of single predictions: rooflines, and what must not fall or rise along a load or a link."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
 from ladder_sim.answer import Prediction
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.roofline import Gpu, roofline_s
+from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, MoeShape, SampleShape
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
+from ladder_sim.specs.techniques import Techniques
 from tests.support.laws import law
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
@@ -65,10 +70,59 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
         assert any("kernels of a decode step" in text for text in _warnings(prediction))
 
 
+@law(examples=60)
+@given(
+    scenario=scenarios(models=DENSE),
+    size=st.sampled_from(("prompt", "batch")),
+    doubled=st.booleans(),
+)
+def test_times_do_not_fall_with_prompt_or_batch(scenario: Scenario, size: str, doubled: bool) -> None:
+    """Kernels of a pass over more tokens take no less in all, but by what measured tables fall."""
+    sizes = scenario.workload
+    more = replace(sizes, **{size: getattr(sizes, size) * 2 if doubled else getattr(sizes, size) + 1})
+    before, after = (
+        predict(each, "upper-bound", ignore_memory=True).request
+        for each in (scenario, replace(scenario, workload=more))
+    )
+    for short, long in ((before.prefill, after.prefill), (before.decode, after.decode)):
+        assert short is not None
+        assert long is not None
+        now_s = _measured_s(long)
+        fallen_s = sum(max(0.0, seconds - now_s.get(kind, 0.0)) for kind, seconds in _measured_s(short).items())
+        assert long.seconds > 0.999 * short.seconds - fallen_s
+
+
+@law(examples=60)
+@given(
+    scenario=scenarios(models=MODELS),
+    technique=st.sampled_from(("none", "fused-norm", "sequence-parallel", "gemm-overlap", "quantized-allreduce")),
+)
+def test_ladder_is_not_faster_than_the_upper_bound(scenario: Scenario, technique: str) -> None:
+    """No pass of ladder is faster than the upper bound's, whatever is done to all-reduces."""
+    try:
+        with_technique = replace(scenario, techniques=Techniques.of(technique))
+        predictions = predict(with_technique, ["ladder", "upper-bound"], ignore_memory=True)
+    except UsageError:
+        assume(False)
+        raise
+    passes = (predictions[name].request.passes for name in ("ladder", "upper-bound"))
+    for (ladder, _), (bound, _) in zip(*passes, strict=True):
+        assert bound.seconds < 1.0002 * ladder.seconds
+
+
 def _ops(step: ForwardPass) -> Iterator[tuple[Op, Estimate, int]]:
     """Ops of a pass that differ, and how often each runs."""
     for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True):
         yield *step.prices[number], count
+
+
+def _measured_s(step: ForwardPass) -> dict[str, float]:
+    """Seconds of ops that tables hold, by kind."""
+    times: dict[str, float] = defaultdict(float)
+    for op, estimate, count in _ops(step):
+        if estimate.source != "roofline":
+            times[op.kind] += count * float(estimate.seconds)
+    return times
 
 
 def _least_read_bytes(op: Op) -> float:

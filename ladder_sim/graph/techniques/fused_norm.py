@@ -31,6 +31,8 @@ def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
     """
     steps = steps_of(layout)
     readers = readers_of(steps)
+    if not layout.wiring.reduces and not at_once:
+        return _without_norms(layout, steps, readers)
     # the key of the fused op in place of each that it replaces
     fused: dict[int, int] = {}
     placed: dict[int, Step] = {}
@@ -55,6 +57,20 @@ def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
     kept = [(at, placed.get(at, step)) for at, step in enumerate(steps) if at in placed or at not in fused]
     return layout_of(
         layout, [(at, step._replace(after=tuple(fused.get(key, key) for key in step.after))) for at, step in kept]
+    )
+
+
+def _without_norms(layout: Layout, steps: list[Step], readers: Mapping[int, list[int]]) -> Layout:
+    """Leave out adds and norms that are part of an all-reduce, where all-reduces are left out."""
+    # keys of what is left out, and of the block's output in its place: every older one is behind that
+    instead: dict[int, int] = {}
+    for at, step in enumerate(steps):
+        if step.role in (_ADD, _ADD_NORM) and not isinstance(steps[step.after[-1]].role, ResidualOp):
+            norm = _norm_of(steps, readers, at)
+            instead |= {} if norm is None else dict.fromkeys((at, norm), step.after[-1])
+    kept = [(at, step) for at, step in enumerate(steps) if at not in instead]
+    return layout_of(
+        layout, [(at, step._replace(after=tuple(instead.get(key, key) for key in step.after))) for at, step in kept]
     )
 
 
