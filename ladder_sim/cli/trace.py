@@ -227,7 +227,6 @@ def replay(
     from ladder_sim.report.documents.traces import replay_document
     from ladder_sim.report.tables.traces import replay_report
     from ladder_sim.traces import perfetto
-    from ladder_sim.traces.replay import MAX_ERROR
     from ladder_sim.traces.replay import replay as run
     from ladder_sim.traces.whatif import with_gaps, without_communication
 
@@ -246,10 +245,8 @@ def replay(
     else:
         show(replay_report(replayed, changed), save)
     if max_error is not None or changed is not None:
-        limit = MAX_ERROR if max_error is None else max_error / 100.0
-        _check(
-            max(replayed.steps, key=lambda step: abs(step.error)), limit, "the table of unexplained waits shows where"
-        )
+        worst = max(replayed.steps, key=lambda step: abs(step.error))
+        _check(worst, _limit(max_error), "the table of unexplained waits shows where")
 
 
 @trace.command()
@@ -277,8 +274,11 @@ def predict(
         ),
     ] = None,
     max_error: Annotated[
-        float, typer.Option(help="In percent: exit 1, without an answer, if the replay's error is larger.", min=0.0)
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            help="In percent: exit 1, without an answer, if the replay's error is larger. Default: 10.", min=0.0
+        ),
+    ] = None,
 ) -> None:
     """Predict the time of a standard tensor-parallel step, by default the last, in other wirings."""
     from ladder_sim.report.documents.traces import variants_document
@@ -293,17 +293,16 @@ def predict(
 
     wait_s = parse_quantity(stream_wait, "s", name="--stream-wait")
     run = part.load(files)
-    replayed = baseline(with_gaps(run), part.step)
-    graphs = (choose_step(graph, part.step) for graph in (run, with_gaps(run)))
-    recorded = what_if.apply(*graphs)
+    kept = with_gaps(run)
+    replayed = baseline(kept, part.step)
+    recorded = what_if.apply(choose_step(run, part.step), choose_step(kept, part.step))
     covered = cover(recorded)
     shared = default_contention(recorded) if contention is None else None
     if contention not in (None, "none"):
         shared = Contention.of_gpu(contention)
-    limit = max_error / 100.0
-    times, launching = {}, 0.0
+    limit, launching = _limit(max_error), launch_share(recorded)
+    times = {}
     if abs(replayed.error) <= limit:
-        launching = launch_share(recorded)
         times = predict_variants(
             recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s, contention=shared
         )
@@ -315,7 +314,8 @@ def predict(
         write(variants_document(recorded, covered, replayed, limit, launching, times).to_json(), save)
     else:
         show(variants_report(recorded, covered, replayed, launching, times, shared), save)
-    _check(replayed, limit, "`trace replay` shows what it leaves out, --step chooses another step")
+    way_out = "`trace replay` shows what it leaves out, --step chooses another step"
+    _check(replayed, limit, f"a dependency is missing, so that no gain can be told: {way_out}")
 
 
 @trace.command()
@@ -368,11 +368,17 @@ def diff(
     show(diff_report(*runs.items()), save)
 
 
-def _check(step: "StepError", max_error: float, way_out: str) -> None:
-    if abs(step.error) > max_error:
+def _limit(max_error: float | None) -> float:
+    """The error that a replay may have, from --max-error."""
+    from ladder_sim.traces.replay import MAX_ERROR
+
+    return MAX_ERROR if max_error is None else max_error / 100.0
+
+
+def _check(step: "StepError", limit: float, way_out: str) -> None:
+    if abs(step.error) > limit:
         raise LadderSimError(
-            f"the replay of {step.name} has an error of {step.error:+.2%}, over --max-error {100 * max_error:g} %: "
-            "a dependency is missing, and what a change gains cannot be told",
+            f"the replay of {step.name} has an error of {step.error:+.2%}, over --max-error {100 * limit:g} %",
             hint=way_out,
         )
 

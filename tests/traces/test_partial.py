@@ -104,7 +104,7 @@ def test_a_failed_self_check_stops_the_answer(tmp_path: Path) -> None:
     assert done.code == 1
     assert "ladder" not in done.out
     assert "error -43.10%" in done.out
-    assert "over --max-error 10 %: a dependency is missing" in done.err
+    assert "over --max-error 10 %\n  hint: a dependency is missing" in done.err
     document = json.loads(commands.run("trace", "predict", path, "--json").out)
     assert document["check"] == {"max_error": 0.1, "passed": False}
     assert document["variants"] == {}

@@ -123,11 +123,11 @@ def variants_report(
     ]
     best = max((time.speedup for time in times.values()), default=1.0)
     head = []
-    if launching > LAUNCH_BOUND and set(times) != {"standard"}:
-        limit = (
-            f"The CPU that launches is the limit, {launching:.0%} of the critical path: hiding communication buys at"
+    if launching > LAUNCH_BOUND and set(times) - {"standard"}:
+        head.append(
+            f"The CPU that launches is the limit, {launching:.0%} of the critical path: hiding communication buys at "
+            f"most {best:.2f}x until it launches faster, as with CUDA graphs (--no-launch-gaps)"
         )
-        head.append(f"{limit} most {best:.2f}x until it launches faster, as with CUDA graphs (--no-launch-gaps)")
     passes = f"{cover.passes} passes of up to " if cover.passes > 1 else ""
     head.append(f"{passes}{cover.layers} layers, {cover.covered} of {cover.reduces} all-reduces")
     if cover.share < COVERED:

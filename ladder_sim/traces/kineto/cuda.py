@@ -92,7 +92,7 @@ class CudaReader:
     def _collective(self, event: Event) -> Collective:
         """As NCCL's metadata says; else the size of the first tensor of what issued it.
 
-        PyTorch up to 2.2 has no metadata, and shapes in the annotation around the launch.
+        PyTorch 2.2 has no metadata, but shapes in the annotation around the launch.
         """
         args = event.args
         message_bytes = float(args.get("In msg nelems") or 0) * element_bytes(str(args.get("dtype", "")))
@@ -178,6 +178,8 @@ def _begin(queue: list[Draft], others: Sequence[Draft]) -> Iterator[str]:
     """
     first = queue[0]
     ready_s = max((before.end_s for before in first.after), default=0.0)
+    if first.start_s - ready_s <= KERNEL_WAIT_S:
+        return
     idle_s = max([ready_s, *(min(other.end_s, first.start_s) for other in others if other.start_s < first.start_s)])
     if first.start_s - idle_s > KERNEL_WAIT_S:
         busy = Draft(name="before the recording", kind=EARLIER, lane=first.lane, start_s=idle_s, end_s=first.start_s)
