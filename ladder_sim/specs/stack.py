@@ -240,10 +240,9 @@ class StackSpec:
     mixed_steps: bool = False
     """Prompts share a step with decode; else they go first, in steps of their own."""
     memory_fraction: Share = 1.0
-    """Share of the GPU's memory that continuous batching takes; 0: what `static_reserve` leaves."""
+    """Share of the memory that an engine takes to serve; 0: what `static_reserve` leaves."""
     memory_fraction_of: MemoryFractionOf = "total"
-    """Total: of all memory, for everything that the engine holds; static: of what `serving_reserve_bytes` leaves, for
-    weights and KV cache; free: of what weights, activations and that reserve leave, for the KV cache alone."""
+    """Memory that the share is of: total, all of it; static, what the reserve leaves; free, what weights leave too."""
     static_reserve: StaticReserve | None = None
     """Memory outside of a static share where none is set; None: a share is always set."""
     serving_reserve_bytes: Bytes = 0.0
