@@ -90,7 +90,7 @@ def breakeven(
     field: Annotated[
         str,
         typer.Argument(
-            help="FIELD=START:STOP[UNIT], e.g. inter.allreduce_floor=20:90us; FIELD alone searches from a sixteenth of "
+            help="FIELD=START:STOP[UNIT], e.g. gpu.kernel=1:9us; FIELD alone searches from a sixteenth of "
             "the scenario's value to sixteen times it.",
             metavar="FIELD[=RANGE]",
         ),

@@ -141,7 +141,7 @@ class PointFlags(OptionGroup):
     """Of `Scenario.of`."""
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE for any figure, e.g. inter.bandwidth=25GB/s.", rich_help_panel=_HOW),
+        typer.Option("--set", help="KEY=VALUE for any figure, e.g. gpu.kernel=2us.", rich_help_panel=_HOW),
     ] = None
     profile: Annotated[
         str | None,

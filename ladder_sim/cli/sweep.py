@@ -44,7 +44,7 @@ class Axes(OptionGroup):
     def options(cls) -> list[inspect.Parameter]:
         """A flag for each argument of a scenario, and --set."""
         figures = typer.Option(
-            "--set", help="KEY=RANGE for any figure, e.g. inter.bandwidth=25,50GB/s.", rich_help_panel=_FIELDS
+            "--set", help="KEY=RANGE for any figure, e.g. gpu.kernel=2,3us.", rich_help_panel=_FIELDS
         )
         ranges = [
             option(name, Annotated[str | None, range_option(argument, _FIELDS)], None)

@@ -554,8 +554,8 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         ("breakeven batch --gain 150", "write 150%"),
         ("sweep --set inter.bandwidth=50:800Gb/s", "write 50:800:x2Gb/s or "),
         (
-            "predict --set latency=5us",
-            "there are host.allreduce_floor, inter.allreduce_floor, intra.allreduce_floor; intra is within a node",
+            "predict --set hop_latency=5us",
+            "there are host.hop_latency, inter.hop_latency, intra.hop_latency; intra is within a node",
         ),
         ("predict --set nodes=2", "it is a flag: --nodes"),
         ("predict --set stack.gemv_factor=0", "hint: give a number in that range"),
