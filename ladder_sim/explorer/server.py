@@ -98,6 +98,7 @@ class _RequestHandler(WSGIRequestHandler):
     """Keeps connections open while they are used, logs no requests, and does not say what the server is made of."""
 
     protocol_version = "HTTP/1.1"
+
     # of the socket: a client that neither sends nor takes anything for so long is gone
     timeout = IDLE_S
 
