@@ -278,7 +278,7 @@ def test_faults_of_a_result_are_named(tmp_path: Path, fields: dict[str, Any], sh
 
 @pytest.mark.parametrize("tokens", [-3, 10**12])
 def test_absurd_lengths_of_a_result_are_refused(tmp_path: Path, tokens: int) -> None:
-    with pytest.raises(UsageError, match=f"prompt of {tokens} tokens"):
+    with pytest.raises(UsageError, match=f"a request's prompt is {tokens}: must be"):
         list(Trace(path=changed(VLLM, tmp_path, input_lens=[tokens] * 24)))
 
 

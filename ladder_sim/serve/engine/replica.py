@@ -109,6 +109,7 @@ class Replica(ABC):
         # share of the KV cache that is in use, times how long
         self.kv_share_s = 0.0
         self.gaps_s: list[Gap] = []
+
         # empty unless they are kept
         self.steps: list[StepRun] = []
         self.answers: list[Answer] = []

@@ -266,8 +266,7 @@ class Search:
         self, rate: float, sizes: Sizes | None = None, case: Case = AS_PREDICTED, *, seed: int = 0
     ) -> Sequence[float]:
         """The times that the promise bounds, in its order, of one group or of so many replicas, with one seed."""
-        values_s, first_s, _ = self._point(rate, sizes or self.group, seed, case.slower)
-        return [value_s + (case.later - 1.0) * part_s for value_s, part_s in zip(values_s, first_s, strict=True)]
+        return self._bounded(rate, sizes or self.group, case, (seed,))[0]
 
     def possible(self, case: Case) -> bool:
         """Whether an idle replica keeps the promise."""
@@ -285,8 +284,8 @@ class Search:
         bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
         rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
         for seed in seeds:
-            rows.append(np.array(self.seconds(rate, sizes, case, seed=seed)))
-            *_, stable = self._point(rate, sizes, seed, case.slower)
+            values_s, first_s, stable = self._point(rate, sizes, seed, case.slower)
+            rows.append(np.add(values_s, (case.later - 1.0) * np.array(first_s)))
             # NaN, which no request has, keeps a bound
             clear = not (rows[0] * _CLEARLY > bounds_s).any() or (rows[0] > _CLEARLY * bounds_s).any()
             if not stable or clear:
