@@ -34,7 +34,7 @@ from ladder_sim.specs.stack import StackSpec
 
 # further tokens and clients up to which answers are served step by step: of more, it matters little which prompt shares
 # which step, and they take long
-FEW_STEPS, MOST_CLIENTS = 32, 512
+FEW_STEPS, MOST_CLIENTS = 100, 512
 # fields of a workload that change no graph
 SIZES = (*static.SIZES, "concurrency")
 
@@ -376,7 +376,7 @@ class _Loop:
         results = {each.name: column(getattr(served, each.name)) for each in fields(Served)}
         sizes = {"concurrency": load.concurrency, "prompt": load.prompt, "steps": load.gen - 1, "slots": load.kv_slots}
         given = {name: column(value) for name, value in sizes.items()}
-        outside_s = column(front_end.outside_s(served.tpot_s))
+        front_end_s, front_end_steps = column(front_end.seconds), column(front_end.steps)
         for row in np.flatnonzero(few):
             prompt_s = results["prompt_s"][row]
             decode_s = [
@@ -386,7 +386,7 @@ class _Loop:
                 decode_s,
                 float(prompt_s),
                 self.scheduling,
-                outside_s=float(outside_s[row]),
+                front_end=FrontEnd(front_end_s[row].item(), front_end_steps[row].item()),
                 **{name: values[row].item() for name, values in given.items()},
             )
             for name, values in results.items():
