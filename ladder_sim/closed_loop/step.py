@@ -263,7 +263,7 @@ def _of_one_token(variant: str, load: _Requests, stack: Stack, prefill: ForwardP
     """A request that waits for the prompts of all others."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
     # the first one goes through every stage, each further one adds the time of the slowest
-    engine_s: Number = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
+    engine_s = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
     # the engine runs the prompts of the others meanwhile
     ttft_s = maximum(engine_s, load.front_end(stack).seconds + engine_s / load.concurrency)
     return ServedRequest(
