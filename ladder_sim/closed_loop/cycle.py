@@ -128,8 +128,12 @@ def steady(
         # Khinchine). Where prompts share steps, a long step is followed by a long one, as more requests come meanwhile
         busy = duty * (minimum(in_engine, slots) - 1.0) / in_engine
         queue = 0.5 * busy / (1.0 - busy) * (1.0 + maximum(1.0 - filled, 0.0) * busy / (1.0 + busy))
-        # a step is under way or scheduled when it comes, unless prompts go first
-        stay = held + filled * queue + (company if shares else 0.0)
+        # a step is under way or scheduled when it comes, unless prompts go first. Who waits for a slot meanwhile does
+        # not wait for these again
+        wait = company + filled * queue
+        finds_slot = maximum(1.0 - held * maximum(in_engine / slots - 1.0, 0.0) / maximum(wait, 1.0), 0.0)
+        queue = finds_slot * queue
+        stay = held + (finds_slot * wait if shares else 0.0)
         cycle = maximum(maximum(stay, in_engine * filled), in_engine * held / slots)
         others = minimum(in_engine * stay / cycle, slots) - 1.0
         before = stay - steps
@@ -138,7 +142,7 @@ def steady(
         if shares:
             shared = maximum(minimum(shared, before / filled - 1.0), 0.0)
         # in the first round, those that have a slot begin together
-        first_round = maximum(0.5 * others - shared, 0.0) * minimum(slots / concurrency, 1.0) / ROUNDS
+        first_round = maximum(0.5 * others - shared, 0.0) * finds_slot / ROUNDS
         tpot_s = decode_s + (others - shared - first_round) / steps * prompt_s
         decoding = in_engine * steps / cycle
         cycle_s = in_engine * prompt_s + cycle * decode_s

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ladder_sim.closed_loop.cycle import ROUNDS, Served
+from ladder_sim.closed_loop.cycle import NO_FRONT_END, ROUNDS, FrontEnd, Served
 from ladder_sim.specs.scenario import Scenario
 
 # requests at least, of few clients
@@ -27,12 +27,16 @@ class _Request:
     prompt: int
     steps: int
     """That decode."""
-    sent_s: float
+    arrival_s: float
     left: int = 0
     """Tokens of its prompt that have not run."""
     admitted_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.last_s - self.first_s) / self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ def simulate(
     prompt: int,
     steps: int,
     slots: float,
-    outside_s: float,
+    front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
     """Requests that arrive spread over time, each when another one ends.
 
@@ -74,17 +78,15 @@ def simulate(
         What one prompt adds to steps.
     scheduling
         Of the engine.
-    concurrency, steps, slots
+    concurrency, steps, slots, front_end
         As in `ladder_sim.closed_loop.cycle.steady`.
     prompt
         Tokens of each prompt.
-    outside_s
-        Time of a request in the front end.
 
     Examples
     --------
     >>> scheduling = Scheduling(step_tokens=8192, mixed_steps=True, ahead=True)
-    >>> sizes = {"concurrency": 8, "prompt": 8192, "steps": 1, "slots": 100.0, "outside_s": 0.0}
+    >>> sizes = {"concurrency": 8, "prompt": 8192, "steps": 1, "slots": 100.0}
     >>> served = simulate([0.01] * 9, 0.1, scheduling, **sizes)
     >>> round(served.tpot_s, 3), round(served.ttft_s, 2)
     (0.11, 0.76)
@@ -92,7 +94,7 @@ def simulate(
     rounds = max(ROUNDS, _LEAST / concurrency)
     total = round(rounds * concurrency)
 
-    # those on their way to the engine, with the time at which they arrive
+    # those that will arrive, and when
     coming: list[tuple[float, int, _Request]] = []
     sent: list[_Request] = []
 
@@ -103,10 +105,10 @@ def simulate(
         if number < concurrency:
             # they end spread over time
             answer *= (number + 0.5) / concurrency
-        request = _Request(prompt=max(1, round(spread[0] * prompt)), steps=max(1, round(answer)), sent_s=now_s)
+        request = _Request(prompt=max(1, round(spread[0] * prompt)), steps=max(1, round(answer)), arrival_s=now_s)
         request.left = request.prompt
         sent.append(request)
-        heapq.heappush(coming, (now_s + outside_s, number, request))
+        heapq.heappush(coming, (now_s, number, request))
 
     for _ in range(concurrency):
         send(0.0)
@@ -158,22 +160,24 @@ def simulate(
             request.last_s = now_s
             running -= 1
             ended += 1
-            send(now_s)
+            # all its tokens come later by what it was in the front end
+            send(now_s + float(front_end.outside_s(request.tpot_s)))
     done = [request for request in sent if request.last_s]
     # the first ones were short
     whole = [request for request in sent[concurrency:] if request.last_s]
     further_s = sum(request.last_s - request.first_s for request in whole) / sum(request.steps for request in whole)
-    ttft_s = sum(request.first_s - request.sent_s for request in done) / len(done)
-    engine_s = ttft_s - outside_s + steps * further_s
+    first_s = sum(request.first_s - request.arrival_s for request in done) / len(done)
+    outside_s = float(front_end.outside_s(further_s))
+    engine_s = first_s + steps * further_s
     in_engine = concurrency * engine_s / (engine_s + outside_s)
     return Served(
-        ttft_s=ttft_s,
+        ttft_s=first_s + outside_s,
         prompt_s=prompt_s,
         duty=prompts_s / now_s,
         running=min(sum(request.last_s - request.admitted_s for request in done) / now_s, concurrency),
         tpot_s=further_s,
         decoding=min(sum(request.last_s - request.first_s for request in done) / now_s, concurrency),
-        decode_s=tokens_s / tokens,
+        decode_s=min(tokens_s / tokens, further_s),
         cycle_steps=busy_steps * in_engine / ended,
         in_engine=in_engine,
         front_end_s=outside_s,

@@ -35,7 +35,7 @@ from ladder_sim.specs.stack import StackSpec
 
 # further tokens and clients up to which answers are served step by step: of more, it matters little which prompt shares
 # which step, and they take long
-FEW_STEPS, MOST_CLIENTS = 32, 512
+FEW_STEPS, MOST_CLIENTS = 100, 512
 # fields of a workload that change no graph
 SIZES = (*static.SIZES, "concurrency")
 
@@ -271,7 +271,7 @@ def _of_one_token(variant: str, load: _Requests, stack: Stack, prefill: ForwardP
     """A request that waits for the prompts of all others."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
     # the first one goes through every stage, each further one adds the time of the slowest
-    engine_s: Number = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
+    engine_s = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
     # the engine runs the prompts of the others meanwhile
     ttft_s = maximum(engine_s, load.front_end(stack).seconds + engine_s / load.concurrency)
     return ServedRequest(
@@ -384,7 +384,7 @@ class _Loop:
         results = {each.name: column(getattr(served, each.name)) for each in fields(Served)}
         sizes = {"concurrency": load.concurrency, "prompt": load.prompt, "steps": load.gen - 1, "slots": load.kv_slots}
         given = {name: column(value) for name, value in sizes.items()}
-        outside_s = column(front_end.outside_s(served.tpot_s))
+        front_end_s, front_end_steps = column(front_end.seconds), column(front_end.steps)
         for row in np.flatnonzero(few):
             prompt_s = results["prompt_s"][row]
             decode_s = [
@@ -394,7 +394,7 @@ class _Loop:
                 decode_s,
                 float(prompt_s),
                 self.scheduling,
-                outside_s=float(outside_s[row]),
+                front_end=FrontEnd(front_end_s[row].item(), front_end_steps[row].item()),
                 **{name: values[row].item() for name, values in given.items()},
             )
             for name, values in results.items():

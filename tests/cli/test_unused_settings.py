@@ -56,27 +56,21 @@ def test_of_several_figures_by_gpu_the_message_names_the_one_that_counts() -> No
     assert "stack.step_tokens; set that" in unused(usual, "stack.large_gpu_step_tokens")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "way_out"),
-    [
-        (("predict",), "`ladder-sim serve` uses it"),
-        (("predict", "--concurrency", "8", "--stack", "vllm"), "`ladder-sim serve` uses it"),
-        (("advise", "--gpus", "2"), "`ladder-sim serve` uses it"),
-        (("sweep", "--batch", "1,2"), "`ladder-sim serve` uses it"),
-        (("versus",), "`ladder-sim serve` uses it"),
-        (("quality", "ladder"), "`ladder-sim serve` uses it"),
-    ],
-)
-def test_a_front_end_is_refused_where_no_request_passes_one(arguments: tuple[str, ...], way_out: str) -> None:
-    ran = run(*arguments, "--model", "8b", "--set", "stack.frontend=20ms")
-    assert (ran.code, ran.out) == (2, "")
-    assert "error: stack.frontend changes nothing here: " in ran.err
-    assert way_out in ran.err
+def test_a_front_end_is_for_requests_in_flight() -> None:
+    def warnings(*more: str) -> list[str]:
+        server = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--set", "stack.frontend=20ms")
+        ran = run("predict", *server, "--json", *more)
+        assert ran.code == 0, ran.err
+        return [text for text in json.loads(ran.out)["warnings"] if "stack.frontend" in text]
+
+    (unread,) = warnings()
+    assert "--concurrency uses it" in unread
+    assert warnings("--concurrency", "8") == []
 
 
-def test_no_search_runs_along_a_front_end() -> None:
+def test_no_search_runs_along_a_front_end_of_a_static_batch() -> None:
     ran = run("breakeven", "stack.frontend=1:9ms", "--model", "8b")
-    assert (ran.code, "stack.frontend changes nothing here: " in ran.err) == (2, True)
+    assert (ran.code, "--concurrency uses it" in ran.err) == (2, True)
 
 
 def test_a_range_that_nothing_uses_is_refused_whatever_it_is_of() -> None:

@@ -146,3 +146,42 @@ def test_explain_says_what_the_time_per_token_is_made_of() -> None:
     assert "prompts of the others" in answered.out
     assert "one step with prompts" in answered.out
     assert "static" not in answered.out
+
+
+def test_short_answers_after_long_prompts_share_each_step_with_a_prompt() -> None:
+    """Served one by one they take 360 and 363 ms of a token; the closed form said 276 and 187."""
+    where = {"cluster": "h100-pcie", "nodes": 2, "tp": 16, "concurrency": 8, "gen": 2}
+    shorter, longer = (
+        predict(scenario(prompt=prompt, overrides={"stack.frontend_steps": 0.0}, **where), "standard")
+        for prompt in (4096, 8192)
+    )
+    assert shorter.tpot_s is not None
+    assert longer.tpot_s == pytest.approx(0.363, rel=0.1)
+    assert shorter.tpot_s < longer.tpot_s
+
+
+def test_prompts_of_one_token_do_not_make_parts_negative() -> None:
+    """A pass counted -2.2 times, so that more communication was exposed than there was."""
+    given = scenario(model="llama-2-13b", cluster="h100-a3mega", stack="trtllm", concurrency=128, prompt=1, gen=16)
+    ladder = predict(given, "ladder")
+    assert min(times for _, times in ladder.request.passes) >= 0.0
+    assert 0.0 <= ladder.breakdown.hidden_share <= 1.0
+
+
+def test_a_time_to_first_token_holds_the_front_end_as_when_requests_are_served() -> None:
+    def first_token(**overrides: float) -> tuple[float, float]:
+        alone = predict(scenario(concurrency=1, stack="sglang", overrides=overrides), "standard")
+        assert alone.load is not None
+        return alone.ttft_s, alone.load.front_end_s
+
+    with_it, front_end_s = first_token()
+    without, none_s = first_token(**{"stack.frontend_s": 0.0})
+    # what SGLang's servers were fitted to
+    assert (front_end_s, none_s) == (pytest.approx(0.148), 0.0)
+    assert with_it == pytest.approx(without + 0.148)
+
+
+@pytest.mark.parametrize("gen", [2, 33])
+def test_answers_that_are_simulated_and_those_that_are_not_are_alike_with_one_in_flight(gen: int) -> None:
+    alone, static = (predict(scenario(concurrency=count, gen=gen), "standard") for count in (1, None))
+    assert alone.tpot_s == pytest.approx(static.tpot_s, rel=0.01)

@@ -1,0 +1,143 @@
+"""Laws of requests kept in flight: what their times are made of, and that one load has one answer."""
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario, predict
+from ladder_sim.closed_loop.step import FEW_STEPS, ServedRequest, simulate_requests
+from ladder_sim.costs.memory import kv_requests
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serve import Lengths, Service, Traffic
+from ladder_sim.serve.requests.request import Request
+from tests.support.laws import law
+from tests.support.random_scenarios import EXPERTS, scenarios
+
+IN_FLIGHT = st.sampled_from([1, 2, 3, 8, 32, 128, 512])
+PROMPTS = st.sampled_from([1, 16, 128, 1024, 2048, 4096, 8192, 16384])
+ANSWERS = st.sampled_from([2, 3, 4, 8, 16, 64, 102, 256])
+LOADED = scenarios(in_flight=True, stacks=("vllm", "sglang", "trtllm"), models=("8b", "70b", "llama-2-13b", *EXPERTS))
+
+
+def loaded(scenario: Scenario, **load: Any) -> Scenario:
+    """The same with other requests in flight, so many of each group of ranks that share attention."""
+    load["concurrency"] *= scenario.plan.groups
+    return replace(scenario, workload=replace(scenario.workload, batch=1, **load))
+
+
+# falls of TTFT and TPOT as prompts grow: where kernels change, and of short answers, whose clients may fall into step
+FALL, SHORT_FALL = 0.02, 0.2
+
+
+@law(examples=40)
+@given(LOADED, IN_FLIGHT, ANSWERS, st.sampled_from(["steady", "lockstep"]))
+def test_no_part_of_a_request_is_negative(scenario: Scenario, in_flight: int, gen: int, arrivals: str) -> None:
+    """Of requests in flight no part of the time is negative, and communication is exposed at most all of the time."""
+    variants = ["standard", "ladder", "upper-bound"]
+    given = loaded(scenario, concurrency=in_flight, gen=gen, arrivals=arrivals)
+    for prediction in predict(given, variants, ignore_memory=True).values():
+        request, breakdown, load = prediction.request, prediction.breakdown, prediction.load
+        assert isinstance(request, ServedRequest)
+        assert load is not None
+        assert prediction.tpot_s is not None
+        assert min(times for _, times in request.passes) >= 0.0
+        parts = {**breakdown.busy_s, **breakdown.limits_s, **breakdown.errors_s, **breakdown.sources_s}
+        assert min(parts.values()) >= 0.0
+        assert 0.0 <= breakdown.exposed_comm_s <= breakdown.comm_s * (1.0 + 1e-9)
+        assert sum(breakdown.limits_s.values()) == pytest.approx(prediction.request_s, rel=1e-6)
+        assert 0.0 <= load.decode_step_s <= prediction.tpot_s * (1.0 + 1e-9)
+        assert 0.0 <= load.front_end_s < prediction.ttft_s
+        assert 0.0 <= load.prompt_steps <= 1.0
+        assert 0.0 <= load.requests_decoding <= load.requests_running * (1.0 + 1e-9)
+
+
+@law(examples=40)
+@given(LOADED, IN_FLIGHT, ANSWERS)
+def test_rate_and_times_are_of_one_load(scenario: Scenario, in_flight: int, gen: int) -> None:
+    """A request takes TTFT and TPOT for each further token, and throughput is that of requests in flight over this."""
+    given = loaded(scenario, concurrency=in_flight, gen=gen)
+    prediction = predict(given, "standard", ignore_memory=True)
+    assert prediction.tpot_s is not None
+    assert prediction.request_s == pytest.approx(prediction.ttft_s + (gen - 1) * prediction.tpot_s, rel=1e-9)
+    assert prediction.rate == pytest.approx(given.workload.in_flight * gen / prediction.request_s, rel=1e-9)
+
+
+@law(examples=40)
+@given(LOADED, st.sampled_from([1, 2, 8, 32, 64]), ANSWERS)
+def test_longer_prompts_never_make_tokens_faster(scenario: Scenario, in_flight: int, gen: int) -> None:
+    """In flight TTFT and TPOT grow with the prompt, but for falls of 2 %, or a fifth of answers up to 101 tokens.
+
+    The KV cache has room for all requests.
+    """
+    scenario = loaded(scenario, concurrency=in_flight, gen=gen)
+    lengths = np.array([16, 128, 512, 1024, 2048, 4096, 8192, 16384])
+    prompts = lengths[in_flight <= np.asarray(kv_requests(scenario, lengths, np.full(len(lengths), gen)))]
+    assume(len(prompts) > 1)
+    profile = resolve_profile(scenario, None)
+    request = simulate_requests(scenario, {"prompt": prompts}, ["standard"], profile)["standard"]
+    fall = FALL if gen - 1 > FEW_STEPS else SHORT_FALL
+    for seconds in (np.asarray(request.ttft_s), np.asarray(request.decode_s)):
+        assert (seconds[1:] >= (1.0 - fall) * seconds[:-1]).all()
+
+
+@cache
+def service(cluster: str, tp: int, context: int) -> Service:
+    """With times of steps for loads of so many tokens."""
+    scenario = Scenario.of(model="8b", cluster=cluster, tp=tp, stack="vllm", concurrency=1)
+    return Service(scenario=scenario, context=context)
+
+
+@law(examples=8)
+@given(
+    st.sampled_from([("h100-sxm", 4), ("l40s-pcie", 1)]),
+    st.sampled_from([1, 4, 8, 16, 32]),
+    st.sampled_from([2048, 4096, 8192, 16384]),
+    st.sampled_from([4, 8, 16, 34, 64, 128]),
+)
+def test_predicted_and_served_are_one_load(on: tuple[str, int], in_flight: int, prompt: int, gen: int) -> None:
+    """Predicted times of a token and of a request are within 10 % of those served one by one by vLLM, of long prompts.
+
+    Lengths are a fifth either way, as those of measured servings; of one length requests would stay in lockstep, as
+    they begin.
+    """
+    served = service(*on, 32000)
+    assume(in_flight * gen <= 2048)
+    scenario = loaded(served.scenario, concurrency=in_flight, prompt=prompt, gen=gen)
+    assume(in_flight <= kv_requests(scenario, prompt, gen))
+    prediction = predict(scenario, "standard")
+    draw = random.Random(0)
+    requests = []
+    for number in range(max(16 * in_flight, 600)):
+        new = draw.uniform(0.8, 1.2) * gen * (draw.random() if number < in_flight else 1.0)
+        requests.append(Request(arrival_s=0.0, prompt=round(draw.uniform(0.8, 1.2) * prompt), gen=max(2, round(new))))
+    answers = served.run("standard", requests, concurrency=in_flight).answers
+    whole = answers[in_flight:]
+    tpot_s = sum(each.last_s - each.first_s for each in whole) / sum(each.request.gen - 1 for each in whole)
+    ttft_s = sum(each.first_s - each.request.arrival_s for each in answers) / len(answers)
+    assert prediction.tpot_s == pytest.approx(tpot_s, rel=0.1)
+    assert prediction.request_s == pytest.approx(ttft_s + (gen - 1) * tpot_s, rel=0.1)
+
+
+@law(examples=8)
+@given(
+    st.sampled_from([("h100-sxm", 4), ("l40s-pcie", 1)]),
+    st.sampled_from([1024, 2048, 4096]),
+    st.sampled_from([2, 16, 128]),
+)
+def test_a_request_that_is_alone_takes_what_is_predicted_of_one(on: tuple[str, int], prompt: int, gen: int) -> None:
+    """At a very low rate serving takes per token what one request in flight does, within 1 %, and TTFT within 10 %.
+
+    Prompts of one in flight follow each other, so that the GPU's power limit slows them.
+    """
+    served = service(*on, 8000)
+    alone = predict(loaded(served.scenario, concurrency=1, prompt=prompt, gen=gen), "standard")
+    traffic = Traffic(rate=0.001, requests=5, prompt=Lengths.parse(str(prompt)), gen=Lengths.parse(str(gen)))
+    outcome = served.run("standard", traffic)
+    assert outcome.seconds("tpot") == pytest.approx(alone.tpot_s, rel=0.01)
+    assert outcome.seconds("ttft") == pytest.approx(alone.ttft_s, rel=0.1)
