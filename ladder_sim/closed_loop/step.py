@@ -152,6 +152,8 @@ class _Requests:
     """Prompts that fit one step."""
     stages: int
     """Of the pipeline."""
+    tp: int
+    """Ranks of a stage."""
 
     @classmethod
     def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "_Requests":
@@ -172,6 +174,7 @@ class _Requests:
             chunk=chunk,
             together=maximum(budget / prompt, 1.0),
             stages=scenario.plan.pp,
+            tp=scenario.plan.tp,
         )
 
     @property
@@ -342,7 +345,7 @@ class _Loop:
         """As `cycle.LoopTimes`."""
         share = self._share(decoding)
         decode_s = (1.0 - share) * self._few_s + share * self._most_s
-        host_s = self.stack.host_request_s * decoding / self._at_once
+        host_s = self.stack.host_request_s * decoding / self._at_once + self.stack.host_rank_s * self.load.tp
         return decode_s + host_s, (1.0 - duty) * self._idle_s + duty * self._busy_s
 
     def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
@@ -422,6 +425,7 @@ class _Loop:
             (self.most, share * (steps - mixed)),
         ]
         host_s = served.in_engine * (load.gen - 1) * self.stack.host_request_s
+        host_s = host_s + steps * self.stack.host_rank_s * load.tp
         work_s = host_s + sum(times * step.seconds for step, times in passes)
         scale = float((request.request_s - request.front_end_s) / work_s)
         return replace(request, passes=[(step, scale * times) for step, times in passes], host_s=scale * host_s)

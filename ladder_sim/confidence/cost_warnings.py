@@ -100,6 +100,12 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
             f"profile '{profile.name}' holds routed experts as the runtime computes them, one after another: "
             f"{stack.name} has one kernel for all, which is faster where many experts have few tokens"
         )
+    experts = FORMATS[workload.dtype].name
+    if scenario.model.experts and (stand_in := profile.moe.format_for(experts, scenario.cluster.gpu)) != experts:
+        yield (
+            f"no experts in {experts} were measured on {scenario.cluster.gpu.name}: they are priced by the formulas at "
+            f"the rates of {stand_in}"
+        )
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits
     gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}

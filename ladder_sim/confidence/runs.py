@@ -120,9 +120,18 @@ def parts_alike(
         "model_family": scenario.model.family in runs.families and not scenario.set_by_hand("model."),
         # a table holds every dtype of its size
         "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
+        "experts": _experts_measured(scenario, profile),
         "plan": scenario.plan.kind in _plans(runs),
         **{name: _within(name, size, runs) for name, size in run_sizes(scenario).items()},
     }
+
+
+def _experts_measured(scenario: Scenario, profile: CalibrationProfile | None) -> bool:
+    """Whether routed experts were measured in the scenario's format on its GPU, if it has any."""
+    if not scenario.model.experts or profile is None:
+        return True
+    name = FORMATS[scenario.workload.dtype].name
+    return profile.moe.format_for(name, scenario.cluster.gpu) == name
 
 
 def _plans(runs: StackFit | ServingCheck) -> Collection[str]:

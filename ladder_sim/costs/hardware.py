@@ -73,6 +73,8 @@ class Stack:
     """Of the tensor cores' peak, over long prompts."""
     host_request_s: Number
     """CPU time that a decode step takes longer for each request in it, seconds."""
+    host_rank_s: Number
+    """The same for each tensor-parallel rank."""
     frontend_s: Number
     """What a server adds to a request's first token, seconds."""
     frontend_steps: Number

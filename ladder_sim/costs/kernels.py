@@ -91,8 +91,9 @@ class KernelCosts:
         self.hardware = hardware or Hardware.of(scenario, profile)
         # measured tables
         self.profile = profile
-        self._sms = scenario.cluster.gpu.sms
-        hopper = scenario.cluster.gpu.compute_capability == HOPPER
+        self._gpu_spec = gpu = scenario.cluster.gpu
+        self._sms = gpu.sms
+        hopper = gpu.compute_capability == HOPPER
         self._padding = scenario.stack.expert_padding if hopper else 0
         self._padded_share = scenario.stack.padded_share
         plan = scenario.plan
@@ -206,7 +207,8 @@ class KernelCosts:
         if self.profile is None:
             return None, False
         if isinstance(table_of, Experts):
-            return self.profile.moe.experts_table(table_of), True
+            stand_in = self.profile.moe.format_for(table_of.format, self._gpu_spec)
+            return self.profile.moe.experts_table(table_of._replace(format=stand_in)), stand_in == table_of.format
         if kind == "gemm":
             tables = self.profile.gemm
         elif kind == "sample":

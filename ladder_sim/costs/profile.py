@@ -4,15 +4,16 @@ A profile is a gzipped JSON file (plain JSON works too), read and written by `la
 contract between whoever measures (an importer, a calibration run) and whoever predicts.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
-from ladder_sim.costs.experts import experts_table
+from ladder_sim.costs.experts import ANY_LAYER, experts_table
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.roofline import Experts, Gpu, Kind
+from ladder_sim.costs.roofline import GEMM_FORMATS, Experts, Gpu, Kind
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import DType
@@ -170,6 +171,26 @@ class MoeTables:
     """Format of experts -> what they were compared with -> errors of all its layers together."""
     sources: tuple[ProfileSource, ...] = ()
     """Where the figures come from."""
+
+    def format_for(self, name: str, gpu: GpuSpec) -> str:
+        """The format whose tables price experts in a format: its own, else the most alike that was measured on the GPU.
+
+        Weights that tensor cores cannot multiply are unpacked to 16 bits, as those of w4a16 are (vLLM's Marlin kernels
+        serve MXFP4 and AWQ alike): formats that run on the same tensor cores are alike, then those of as many bytes.
+        """
+        measured = {key.format for key in self.experts} - {ANY_LAYER.format}
+        if name in measured or not measured:
+            return name
+        # rates of the tensor cores; of a kind that the GPU lacks, those of 16 bits
+        rates = {"bf16": gpu.bf16_flops, "fp8": gpu.fp8_flops, "fp4": gpu.fp4_flops}
+        own = GEMM_FORMATS[name]
+
+        def unlike(other: str) -> tuple[bool, float, str]:
+            each = GEMM_FORMATS[other]
+            other_cores = rates[each.tensor_cores] != rates[own.tensor_cores]
+            return other_cores, abs(math.log(each.weight_bytes / own.weight_bytes)), other
+
+        return min(measured, key=unlike)
 
     def experts_table(self, of: Experts) -> RatioTable | None:
         """The table of a layer's experts, measured or made of other layers'; None if its format was not measured."""

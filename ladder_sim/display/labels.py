@@ -64,6 +64,7 @@ _TITLES = {
     "stack.small_kernel_factor": "Small-kernel time",
     "stack.sustained_share": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
+    "stack.host_rank_s": "Host time of each rank",
     "stack.batched_attention_s": "Attention, fixed time",
     "stack.quantize_s": "Quantising an input",
     "overlap.collective_slowdown": "Slowdown of collectives",
@@ -278,8 +279,8 @@ def errors_label(compared: Compared) -> str:
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
     return (
-        f"TPOT off by {runs.tpot_error:.1%} on average, TTFT by {runs.ttft_error:.0%} in the median, on models that no "
-        "fit had seen"
+        f"TPOT off by {runs.tpot_error:.1%} on average, TTFT by {runs.ttft_error:.0%} in the median, without the model "
+        "in any fit"
     )
 
 
@@ -297,6 +298,7 @@ def _absent(confidence: Confidence) -> dict[str, list[str]]:
         **{name: str(size) for name, size in run_sizes(scenario).items()},
         "model_size": f"{format_count(scenario.model.parameters).replace(' ', '')} parameters",
         "plan": scenario.plan.kind,
+        "experts": f"{scenario.workload.dtype} on {scenario.cluster.gpu.name}",
     }
     if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
         details["stack"] += ", other figures than the catalog's"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -126,8 +127,12 @@ def simulate_request(
     ]
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
     stands_for = [times for _, _, times in steps]
+    host_s: Any = 0.0
+    if not stack.schedules_ahead:
+        # a static batch changes from step to step by its tokens alone: else the CPU prepares a step while one runs
+        host_s = (gen - 1) * (stack.host_rank_s * scenario.plan.tp + stack.host_request_s * given["batch"])
     return {
-        name: _request(name, _in_turn(simulated, stands_for, micro_batches), scenario.plan.ranks, jitter)
+        name: _request(name, _in_turn(simulated, stands_for, micro_batches), scenario.plan.ranks, jitter, host_s)
         for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine).items()
     }
 
@@ -146,12 +151,15 @@ def _in_turn(
     return list(zip(passes, [prompts, *rounds], strict=True))
 
 
-def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], ranks: int, jitter: Jitter) -> Request:
+def _request(
+    variant: str, passes: Sequence[tuple[ForwardPass, Number]], ranks: int, jitter: Jitter, host_s: Number
+) -> Request:
     (prefill, prompts), *steps = passes
     request = Request(
         variant=variant,
         ttft_s=prefill.seconds * prompts,
-        decode_s=_total(step.seconds * times for step, times in steps),
+        decode_s=_total(step.seconds * times for step, times in steps) + host_s,
+        host_s=host_s,
         passes=passes,
     )
     if not jitter.sigma:
@@ -160,7 +168,7 @@ def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], ranks: 
     if request.decode is None:
         return replace(request, ttft_s=ranked[0].mean_s * prompts, ranked=ranked)
     ranked.append(simulate_ranks(request.decode, ranks, jitter))
-    decode_s = request.decode_s * ranked[1].mean_s / request.decode.seconds
+    decode_s = host_s + (request.decode_s - host_s) * ranked[1].mean_s / request.decode.seconds
     return replace(request, ttft_s=ranked[0].mean_s * prompts, decode_s=decode_s, ranked=ranked)
 
 

@@ -196,6 +196,8 @@ class StackSpec:
     """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory by ``auto``."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
+    host_rank_s: Seconds = 0.0
+    """CPU time that every step takes longer for each tensor-parallel rank (inputs prepared and sent), seconds."""
     frontend_s: Seconds = 0.0
     """What a server adds to a request's first token (HTTP, its text's tokens, hops between processes), seconds."""
     frontend_steps: Annotated[float, Limits(0, 1_000)] = 0.0

@@ -26,7 +26,7 @@ _BY_GPU = {
 # what continuous batching alone reads
 _IN_FLIGHT = (
     *itertools.chain(*_BY_GPU.values()),
-    *("mixed_steps", "host_request_s", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
+    *("mixed_steps", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
     *("kv_answer_share", "max_context", "prefix_cache", "frontend_"),
 )
 _RULES = (

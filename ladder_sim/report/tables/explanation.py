@@ -50,7 +50,8 @@ def _load_text(prediction: Prediction) -> str:
     load, workload = prediction.load, prediction.confidence.scenario.workload
     if load is None or prediction.tpot_s is None:
         return f"{prediction.variant}: TTFT waits for the prompts of all requests in flight"
-    host_s = prediction.confidence.scenario.stack.host_request_s * load.requests_decoding
+    scenario = prediction.confidence.scenario
+    host_s = scenario.stack.host_request_s * load.requests_decoding + scenario.stack.host_rank_s * scenario.plan.tp
     waiting_s = prediction.ttft_s - load.decode_step_s - load.prompt_s - load.front_end_s
     lines = [
         f"{prediction.variant}: TPOT {format_seconds(prediction.tpot_s)} is a step that decodes "

@@ -48,8 +48,8 @@ class StepTimes:
         Simulated times.
     limits
         The largest step.
-    host_request_s
-        CPU time of each request that decodes.
+    host_request_s, host_step_s
+        CPU time of each request that decodes, and of a step.
     heads
         Of a rank's attention.
     sms
@@ -75,11 +75,12 @@ class StepTimes:
         limits: StepLimits,
         *,
         host_request_s: float,
+        host_step_s: float,
         heads: int,
         sms: int,
         split_from: tuple[float, float],
     ) -> None:
-        self.limits, self.host_request_s = limits, host_request_s
+        self.limits, self.host_request_s, self.host_step_s = limits, host_request_s, host_step_s
         self._heads, self._sms = heads, sms
         self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
@@ -134,6 +135,7 @@ class StepTimes:
             grids,
             limits,
             host_request_s=float(costs.hardware.stack.host_request_s),
+            host_step_s=float(costs.hardware.stack.host_rank_s) * scenario.plan.tp,
             heads=scenario.model.heads // scenario.plan.tp,
             sms=scenario.cluster.gpu.sms,
             split_from=(DECODE_TOKENS, PROMPT_TOKENS) if "token-split" in scenario.techniques else (math.inf, math.inf),
@@ -215,7 +217,8 @@ class StepTimes:
             attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
             loss = self._loss(tokens, prompts, chunk)
             rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s, loss))
-        return self._factor * (attention_s + rest_s + self._head.at(sequences) + self.host_request_s * decoding)
+        host_s = self.host_step_s + self.host_request_s * decoding
+        return self._factor * (attention_s + rest_s + self._head.at(sequences) + host_s)
 
     def _loss(self, tokens: int, prompts: int, chunk: int) -> float:
         """How much longer attention of prompts takes while collectives hold SMs, as a fraction."""

@@ -1,0 +1,71 @@
+"""Versions of engines that spent much of a step on the CPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ladder_sim import Scenario, predict
+
+# a Qwen2 of 32B under vLLM 0.7.2, static batches, prompt 1, 200 new tokens, seconds for all (vllm-project/vllm#16300)
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "intermediate_size": 27648,
+    "vocab_size": 152064,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
+MEASURED_S = {(2, 1): 5.5, (4, 1): 3.91, (8, 1): 3.15, (2, 16): 6.07, (4, 16): 4.77, (8, 16): 4.25, (2, 128): 11.34}
+
+
+@pytest.mark.parametrize(("tp", "batch"), MEASURED_S)
+def test_the_first_engine_of_vllm_spent_much_of_a_step_on_the_cpu(tmp_path: Path, tp: int, batch: int) -> None:
+    """Regression: the oldest known version was as fast as the newest, 5 to 47 % too fast."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN2))
+    seconds = {
+        stack: predict(
+            Scenario.of(model=str(path), cluster="a100-sxm-roce", tp=tp, batch=batch, prompt=1, gen=200, stack=stack),
+            "standard",
+            ignore_memory=True,
+        )
+        for stack in ("vllm@0.7.2", "vllm")
+    }
+    old, new = seconds["vllm@0.7.2"], seconds["vllm"]
+    assert old.request_s == pytest.approx(MEASURED_S[tp, batch], rel=0.08)
+    assert new.request_s < old.request_s
+    assert old.breakdown.limits_s["host"] == pytest.approx(199 * (0.85e-3 * tp + 0.17e-3 * batch))
+
+
+def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
+    """Regression: MXFP4 on A100s was priced by the memory alone, and TP 4 gained 48 %."""
+    answers = {
+        tp: predict(
+            Scenario.of(
+                model="gpt-oss-120b",
+                cluster="a100-sxm-roce",
+                tp=tp,
+                stack="vllm",
+                concurrency=1,
+                prompt=500,
+                gen=500,
+            ),
+            "standard",
+        )
+        for tp in (1, 2, 4)
+    }
+    # tokens/s: vllm-project/vllm#22331
+    for tp, measured in {1: 89.0, 2: 77.0, 4: 77.5}.items():
+        rate = answers[tp].tokens_per_s
+        assert rate.high / rate.low > 5.0
+        assert rate.low < measured
+        warned = [line for line in answers[tp].confidence.warnings if "no experts in mxfp4 were measured" in line]
+        assert len(warned) == 1
+    assert answers[4].tokens_per_s.value < 1.4 * answers[1].tokens_per_s.value
+    # the same on a GPU where they were measured says nothing
+    measured_there = Scenario.of(model="gpt-oss-120b", tp=1, stack="vllm", concurrency=1)
+    assert not any("no experts" in line for line in predict(measured_there, "standard").confidence.warnings)
