@@ -123,11 +123,7 @@ class _Builder:
             for kind, part, reduces in structure.wiring.distinct_blocks
         }
         self.blocks = dict(zip(structure.block_keys, structure.blocks, strict=True))
-        reduces = structure.wiring.reduces
         self.split = structure.splits
-        # the upper bound exchanges no shares of the residual, and fuses what any wiring fuses
-        self.gathers = structure.splits and reduces
-        self.fused_add = structure.fused_add or (structure.fused_ladder_add and not reduces)
         self.names: list[str] = []
         self.kinds: list[OpKind] = []
         self.layers: list[int] = []
@@ -157,6 +153,7 @@ class _Builder:
                 f"variant '{wiring.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
                 hint="choose another variant, or leave out --sp, sequence-parallel and gemm-overlap",
             )
+        self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)
         for number, (_, block) in enumerate(blocks):
             self.read_ahead.update(number - back for back in block.reads_ahead)
@@ -273,7 +270,7 @@ class _Builder:
             self._add(last, prefix, layer)
             last, kept, deferred = [tensor], self.residual, False
         normalises = block is None or self.structure.norms != "behind"
-        if not (normalises and (self.structure.fused_ladder_add if deferred else self.fused_add)):
+        if not (normalises and (self.structure.fused_ladder_add if deferred else self.structure.fused_add)):
             self._add(last, prefix, layer)
             last = []
         read = self.residual
@@ -285,7 +282,7 @@ class _Builder:
         if block and block.folds_ahead and self.structure.tensor_parallel:
             # what it read ahead goes into its sum instead
             self.residual = kept
-        if not self.gathers:
+        if not self.split:
             return read
         return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [read], layer)
 
