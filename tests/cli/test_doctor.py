@@ -101,22 +101,27 @@ HERE = Path.cwd().as_uri()
     [
         ({"url": HERE, "dir_info": {"editable": True}}, "pip install -e '.[explorer]'"),
         ({"url": HERE, "dir_info": {}}, "pip install '.[explorer]'"),
-        ({"url": "file:///opt/my%20copy", "dir_info": {}}, "pip install '/opt/my copy[explorer]'"),
+        ({"url": "file://{there}/my%20copy", "dir_info": {}}, "pip install '{there}/my copy[explorer]'"),
         (
             {"url": "https://example.org/l.git", "vcs_info": {"vcs": "git", "commit_id": "1a2b"}},
             "pip install 'ladder-sim[explorer] @ git+https://example.org/l.git@1a2b'",
         ),
         (
-            {"url": "file:///opt/ladder_sim-1-py3-none-any.whl", "archive_info": {}},
-            "pip install 'ladder-sim[explorer] @ file:///opt/ladder_sim-1-py3-none-any.whl'",
+            {"url": "file://{there}/ladder_sim-1-py3-none-any.whl", "archive_info": {}},
+            "pip install 'ladder-sim[explorer] @ file://{there}/ladder_sim-1-py3-none-any.whl'",
         ),
+        # the machine on which this copy was built
+        ({"url": "file:///elsewhere/copy", "dir_info": {}}, "pip install '.[explorer]'"),
         ({}, "pip install '.[explorer]'"),
     ],
 )
 def test_an_extra_is_installed_from_where_this_copy_came(
-    origin: dict[str, object], command: str, monkeypatch: pytest.MonkeyPatch
+    origin: dict[str, object], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = SimpleNamespace(read_text=lambda _: json.dumps(origin) if origin else None)
+    (tmp_path / "my copy").mkdir()
+    (tmp_path / "ladder_sim-1-py3-none-any.whl").touch()
+    origin_text, command = (text.replace("{there}", str(tmp_path)) for text in (json.dumps(origin), command))
+    copy = SimpleNamespace(read_text=lambda _: origin_text if origin else None)
     monkeypatch.setattr("importlib.metadata.distributions", lambda **_: [copy])
     monkeypatch.setattr("shutil.which", lambda _: str(Path(sys.executable).with_name("pip")))
     assert install_command("explorer") == command
