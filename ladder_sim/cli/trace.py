@@ -96,12 +96,12 @@ class WhatIf(OptionGroup):
         str | None,
         typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
     ] = None
-    keep_gaps: Annotated[
+    drop_gaps: Annotated[
         bool,
-        typer.Option(
-            "--keep-gaps/--drop-gaps", help="Keep the gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF
-        ),
-    ] = True
+        typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
+    ] = False
+    # until gaps were kept by default
+    keep_gaps: Annotated[bool, typer.Option("--keep-gaps", hidden=True)] = False
 
     def __post_init__(self) -> None:
         network = (self.tp, self.allreduce, self.message_bytes)
@@ -115,7 +115,7 @@ class WhatIf(OptionGroup):
         from ladder_sim.traces import whatif
         from ladder_sim.units import parse_quantity
 
-        graph = recorded if self.keep_gaps else graph
+        graph = graph if self.drop_gaps else recorded
         for text in self.scale or []:
             what, _, factor = text.rpartition("=")
             try:

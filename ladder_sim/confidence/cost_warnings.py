@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile
@@ -80,7 +81,12 @@ def cost_warnings(
             )
     if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
-    return [*warnings, *_slow_decode(costs, simulated), *_faster_than_the_bound(simulated)]
+    return [
+        *warnings,
+        *_odd_links(scenario, simulated),
+        *_slow_decode(costs, simulated),
+        *_faster_than_the_bound(simulated),
+    ]
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
@@ -138,6 +144,22 @@ def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterat
         f"kernels of a decode step take over {SLOW:g} times what memory and arithmetic allow: the most is '{op.kind}', "
         f"{format_seconds(float(seconds))} instead of {format_seconds(bound_s)} ({estimate.source})"
     )
+
+
+def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Which collective took far longer on the machine that was measured than its links allow."""
+    errors = {
+        f"{op.kind.replace('_', '-')} of {format_bytes(float(op.shape.message_bytes))}": estimate.error
+        for step, _ in next(iter(simulated.values())).passes
+        for op, estimate in (step.prices[number] for number in step.schedule.numbers)
+        if isinstance(op.shape, CollectiveShape) and estimate.source == "measured" and estimate.error > ODD - 1.0
+    }
+    if errors:
+        worst = max(errors, key=errors.__getitem__)
+        yield (
+            f"the one {scenario.cluster.name} that was measured took {1.0 + errors[worst]:.0f} times what its links "
+            f"allow for an {worst}: yours may be as much faster, so intervals are wider"
+        )
 
 
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:

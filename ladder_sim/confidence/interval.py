@@ -24,9 +24,14 @@ class Interval:
         return cls(value=value, low=value * math.exp(-log_width), high=value * math.exp(log_width))
 
     @property
+    def known(self) -> bool:
+        """Whether the interval says something: its ends are within a factor of 10."""
+        return self.high <= 10.0 * self.low
+
+    @property
     def text(self) -> str:
         """Of a ratio, e.g. "1.26 (1.08-1.46)"."""
-        return f"{self.value:.2f} ({self.low:.2f}-{self.high:.2f})"
+        return f"{self.value:.2f} ({f'{self.low:.2f}-{self.high:.2f}' if self.known else 'not known'})"
 
     @property
     def log_width(self) -> float:

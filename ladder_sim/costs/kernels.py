@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.costs.collectives.algorithms import INLINE
-from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, Network
+from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, ODD, Network
 from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
@@ -331,6 +331,8 @@ class KernelCosts:
             times = network.times(kind, message, kernel=shape.kernel)
         in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
         source: Source = "measured" if in_range else times.source
+        # another machine with such links may be as fast as the formula
+        odd = network.over_links(kind, times, message) if in_range else 1.0
         seconds = _plain(times.seconds)
         overlap = self.hardware.overlap
         sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
@@ -342,7 +344,7 @@ class KernelCosts:
         )
         return Estimate(
             seconds=seconds,
-            error=COLLECTIVE_ERROR[source],
+            error=odd - 1.0 if odd > ODD else COLLECTIVE_ERROR[source],
             source=source,
             algorithm=times.most_common,
             inline=times.choose([float(name in INLINE) for name in times.algorithms]),

@@ -425,7 +425,7 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     assert float(rows[1]["tpot_p50_s"]) < float(rows[0]["tpot_p50_s"])
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,374,44\n")
-    assert "trace trace.csv; 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
+    assert "trace trace.csv (times in dates); 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
     seeds = run("serve", *FLAGS, "--trace", str(trace), "--seeds", "3")
     assert (seeds.code, "these requests are not random" in seeds.err) == (2, True)
 

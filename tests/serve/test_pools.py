@@ -173,7 +173,7 @@ def test_an_idle_system_takes_the_kv_cache_and_a_step_longer() -> None:
     one = Traffic(prompt=Lengths.parse("1024"), gen=Lengths.parse("16"), rate=1.0, requests=1)
     alone, apart = (Service.for_requests(given, one, prefill=prefill).run("ladder", one) for prefill in (None, given))
     port = given.cluster.inter
-    kv_s = port.latency_s + KV_BYTES_PER_TOKEN * 1024 / 8 / port.bandwidth_Bps
+    kv_s = port.allreduce_floor_s + KV_BYTES_PER_TOKEN * 1024 / 8 / port.bandwidth_Bps
     times = Service.for_requests(given, one).times("ladder")
     step_s = times.of_mix(Mix.of(decode=[1024]))
     assert apart.seconds("ttft") == pytest.approx(alone.seconds("ttft") + kv_s + step_s, rel=1e-6)
