@@ -72,6 +72,11 @@ _RULES = (
         "requests of a static batch start together; --concurrency uses it",
     ),
     _Rule(
+        ("stack.host_request_s", "stack.host_rank_s"),
+        lambda scenario: scenario.workload.concurrency is not None or not scenario.stack.schedules_ahead,
+        "the CPU prepares a step of a static batch while one runs; --concurrency uses it",
+    ),
+    _Rule(
         ("stack.memory_overhead_bytes",),
         lambda scenario: scenario.workload.concurrency is None,
         "with requests in flight stack.serving_reserve takes its place",
