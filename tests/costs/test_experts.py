@@ -193,7 +193,8 @@ def test_the_slowest_rank_takes_longer_where_tokens_choose_unevenly() -> None:
         (sized("fp8-block", tokens=64, experts=64), {}, "transferred"),
         (sized("fp8-block", tokens=64), {"overrides": {"gpu.hbm_bandwidth": "4TB/s"}}, "transferred"),
         (sized("fp8-block", tokens=64, imbalance="balanced"), {}, "fitted"),
-        (sized("nvfp4", tokens=64), {}, "roofline"),
+        # unpacked to 16 bits, at the rates of w4a16
+        (sized("nvfp4", tokens=64), {}, "transferred"),
         (mla_shape(batch=8, kv_len=2048, heads=16), {"stack": "trtllm"}, "measured"),
         (mla_shape(batch=8, kv_len=2048, heads=16), {"stack": "vllm"}, "transferred"),
         (mla_shape(q_len=2048, kv_len=2048, heads=16), {"stack": "sglang"}, "measured"),
