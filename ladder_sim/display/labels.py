@@ -275,13 +275,10 @@ def _compared_line(confidence: Confidence) -> str:
 
 
 def errors_label(compared: Compared) -> str:
-    """How far predictions of servings were off, of models that no fit had seen."""
+    """How far predictions of servings were off, TPOT on average and TTFT in the median, of models no fit had seen."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
-    return (
-        f"TPOT off by {runs.tpot_error:.1%} on average, TTFT by {runs.ttft_error:.0%} in the median, without the model "
-        "in any fit"
-    )
+    return f"TPOT off by {runs.tpot_error:.1%}, TTFT by {runs.ttft_error:.0%} (model left out)"
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:
