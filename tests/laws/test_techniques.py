@@ -18,7 +18,6 @@ from ladder_sim.specs.techniques import TECHNIQUES, Techniques
 from tests.support.laws import law
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
-
 LARGE = ("8b", "70b", "405b", "qwen3-32b", "qwen2.5-72b", "llama-2-13b")
 
 
