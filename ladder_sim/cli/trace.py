@@ -100,6 +100,7 @@ class WhatIf(OptionGroup):
         bool,
         typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
     ] = False
+
     # until gaps were kept by default
     keep_gaps: Annotated[bool, typer.Option("--keep-gaps", hidden=True)] = False
 

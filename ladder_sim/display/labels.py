@@ -64,6 +64,8 @@ _TITLES = {
     "stack.small_kernel_factor": "Small-kernel time",
     "stack.sustained_share": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
+    "stack.frontend_steps": "Front end, in steps",
+    "stack.frontend_token_s": "Front end for each token",
     "stack.host_rank_s": "Host time of each rank",
     "stack.batched_attention_s": "Attention, fixed time",
     "stack.quantize_s": "Quantising an input",

@@ -233,11 +233,12 @@ def test_names_of_the_catalog_in_any_case_are_no_files() -> None:
 
 
 def test_commands_of_a_page_are_given_no_setting_that_they_refuse() -> None:
-    """Regression: a front end is for requests under load alone, and their lengths are flags."""
+    """Regression: lengths of requests under load are flags."""
     allowlist = Allowlist.of()
     state = State.parse("model=8b&rate=4&stack.frontend=20ms&workload.prompt=64&gpu.hbm_bandwidth=3TB/s", allowlist)
     for command in (command_line, versus.command, plans.command):
-        assert settings_of(command(state, allowlist)) == ["workload.prompt=64", "gpu.hbm_bandwidth=3TB/s"]
+        settings = ["stack.frontend=20ms", "workload.prompt=64", "gpu.hbm_bandwidth=3TB/s"]
+        assert settings_of(command(state, allowlist)) == settings
     assert run(*shlex.split(command_line(state, allowlist))[1:]).code == 0
     served = capacity_command(state, allowlist)
     assert settings_of(served) == ["stack.frontend=20ms", "gpu.hbm_bandwidth=3TB/s"]
