@@ -331,6 +331,7 @@ class KernelCosts:
             times = network.times(kind, message, kernel=shape.kernel)
         in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
         source: Source = "measured" if in_range else times.source
+
         # another machine with such links may be as fast as the formula
         odd = network.over_links(kind, times, message) if in_range else 1.0
         seconds = _plain(times.seconds)

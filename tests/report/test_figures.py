@@ -282,9 +282,10 @@ def test_a_picture_is_drawn_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The browser would fetch MathJax from a CDN, and look up search hosts."""
     calls: list[dict[str, object]] = []
     monkeypatch.setattr(style, "find_spec", lambda _: object())
-    monkeypatch.setattr("kaleido.calc_fig_sync", lambda *_, kopts: calls.append(kopts) or b"")
+    monkeypatch.setattr("kaleido.calc_fig_sync", lambda *_, kopts: calls.append(dict(kopts)) or b"")
     save_figure(go.Figure(), tmp_path / "figure.png")
-    assert calls == [{"mathjax": False, "proxy_server": "127.0.0.1:9"}]
+    (options,) = calls
+    assert (options["mathjax"], options["proxy_server"]) == (False, "127.0.0.1:9")
 
 
 def test_no_browser_is_a_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
