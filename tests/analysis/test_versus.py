@@ -160,8 +160,11 @@ def test_the_verdict_says_what_is_not_told_apart() -> None:
     slow = result_of(model="70b", tp=8, cluster="l40s-pcie", stack="gpt-fast", gen=512)
     # nor is one named that gains less than a percent
     assert "nothing without retraining is told apart from standard.\n" in slow.verdict
-    assert "With other answers quantized-allreduce:int8 gives 1.09 (1.04-1.15).\n" in slow.verdict
+    # its one measured machine is too odd to tell what other answers gain
+    assert "With other answers" not in slow.verdict
     assert "of which no quality is known" in slow.verdict
+    prompts = result_of(model="70b", tp=8, cluster="rtx-pro-6000", stack="gpt-fast", batch=16, gen=16)
+    assert "With other answers quantized-allreduce:int8" in prompts.verdict
 
 
 def test_the_command_compares_what_it_is_given() -> None:
