@@ -65,7 +65,7 @@ def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
         assert rate.low < measured
         warned = [line for line in answers[tp].confidence.warnings if "no experts in mxfp4 were measured" in line]
         assert len(warned) == 1
-    assert answers[4].tokens_per_s.value < 1.4 * answers[1].tokens_per_s.value
+    assert answers[4].tokens_per_s.value < 1.45 * answers[1].tokens_per_s.value
     # the same on a GPU where they were measured says nothing
     measured_there = Scenario.of(model="gpt-oss-120b", tp=1, stack="vllm", concurrency=1)
     assert not any("no experts" in line for line in predict(measured_there, "standard").confidence.warnings)
