@@ -193,7 +193,7 @@
 
   const UNITS = [
     ["bandwidth", [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]],
-    ["latency", [[1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]],
+    ["allreduce_floor", [[1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]],
     ["flops", [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"]]],
   ];
 
