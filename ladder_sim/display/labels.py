@@ -303,7 +303,7 @@ def _absent(confidence: Confidence) -> dict[str, list[str]]:
         details["stack"] += ", other figures than the catalog's"
     for part, prefixes in _SETTINGS_OF.items():
         if by_hand := scenario.set_by_hand(*prefixes):
-            details[part] += f", {', '.join(map(field_label, by_hand))} set by hand"
+            details[part] += f", {', '.join(map(field_label, by_hand))} by hand"
     every = {part: [text] for part, text in details.items()} | {"wiring": confidence.unchecked_wirings}
     return {part: every[part] for part, compared in confidence.validated.items() if not compared}
 

@@ -136,7 +136,7 @@ def test_answers_as_table_json_csv_and_page(command: tuple[str, ...], columns: l
     assert table.code == 0, table.err
     assert any(line.split()[: len(columns)] == columns for line in table.out.splitlines())
     # warnings are sentences, which a terminal wraps
-    assert max(len(line) for line in table.out.splitlines() if not line.startswith("warning: ")) <= 160
+    assert max(len(line) for line in table.out.splitlines() if not line.startswith("warning: ")) <= 150
     assert page.stat().st_size > 1e6
     document = json.loads(run(*command, "--json").out)
     rows = list(csv.DictReader(io.StringIO(run(*command, "--csv").out)))

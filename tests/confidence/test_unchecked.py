@@ -188,7 +188,7 @@ def test_what_was_set_by_hand_is_named() -> None:
     )
     for part, name in zip(("stack", "GPU", "links", "model family"), changes, strict=True):
         (detail,) = re.findall(rf"{part} \(([^)]*)\)", wider)
-        assert detail.endswith(f", {name} set by hand")
+        assert detail.endswith(f", {name} by hand")
 
 
 def test_a_model_of_no_known_family_is_not_checked() -> None:
