@@ -6,6 +6,7 @@
 # make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
 # make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
+# make loop          examples/loop.py: run, time, simulate, predict and check on two CPU cores, three minutes
 # make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
@@ -26,7 +27,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test docs verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps dist clean
+.PHONY: predict check test docs verify verify-exact verify-properties verify-measured gpu-evidence loop browser system-deps dist clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -65,6 +66,9 @@ verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/explorer_page.py
 	$(BIN)/python benchmarks/explorer_load.py
 	$(BIN)/python -m benchmarks.explorer_serving
+
+loop: $(VENV)/.runtime-installed
+	$(BIN)/python -m examples.loop
 
 gpu-evidence: $(VENV)/.runtime-installed
 	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(EVIDENCE_ARGS)

@@ -23,6 +23,7 @@ from calibration.passes.observations import Observations, Run, message_bytes, op
 from calibration.passes.observe import Experiment
 from calibration.passes.testbed import model_config
 from calibration.passes.timers import OverlapTime
+from ladder_sim import predict
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
@@ -308,6 +309,20 @@ def test_what_a_wait_costs_is_found_and_does_not_slow_the_link() -> None:
     assert after == pytest.approx(before, abs=2.5e-3)
     before, after = (times_of(observed.scenario, "standard", profile).prefill_s for profile in (even, late))
     assert after == pytest.approx(before + 8e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("message_s", [0.5e-3, 20e-3])
+def test_the_critical_path_adds_up_with_the_time_to_wake_up(message_s: float) -> None:
+    """Regression: both engines agree, and a pass's time is what its critical path was made of."""
+    observed = planted(message_s=message_s, resume_s=1e-3)
+    for engine in ("fast", "des"):
+        answer = predict(observed.scenario, ["standard", "ladder"], profile=fitted(observed), engine=engine)
+        for prediction in answer.values():
+            parts_s = prediction.request.breakdown.limits_s
+            assert sum(parts_s.values()) == pytest.approx(prediction.request_s)
+            assert prediction.request_s == pytest.approx(
+                sum(times_of(observed.scenario, prediction.variant, fitted(observed)))
+            )
 
 
 def over_gloo(observed: Observations, **how: Any) -> Observations:
