@@ -52,12 +52,14 @@ def _are_parts(graph: TraceGraph, marked: TraceGraph) -> bool:
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
     """The step of this name; by default the last with a collective, or the whole trace if it has no steps.
 
+    Of a predicted run the default is the whole: its prediction is an average over its steps.
+
     Raises
     ------
     UsageError
         No step has this name, or it has no op.
     """
-    position = step_position(graph, step)
+    position = None if step is None and graph.origin is not None else step_position(graph, step)
     chosen = graph if position is None else graph.of_step(position)
     if not chosen.ops:
         used = sorted({op.step for op in graph.ops} - {ALONE})
