@@ -46,8 +46,8 @@ def test_a_step_is_longer_the_more_it_is_held_up() -> None:
 
 
 def test_ladder_rewired_from_a_trace_of_standard() -> None:
-    """Measured as 1.325; the trace says 1.28, and 1.31 without launches under the profiler."""
+    """Measured as 1.325; the trace says 1.300, and 1.286 where its kernels share the GPU."""
     assert beside.measured_gain() == pytest.approx(1.325, abs=0.001)
     gains = beside.rewired_gains()
-    assert 1.26 < gains["recorded"] < 1.35
-    assert 1.30 < gains["no launch gaps"] < 1.35
+    assert 1.29 < gains["recorded"] < 1.345
+    assert 1.28 < gains["contention"] <= gains["recorded"]
