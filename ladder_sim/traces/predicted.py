@@ -35,8 +35,6 @@ _IN_FLIGHT = (
     "prompts on an idle GPU",
     "prompts on a busy GPU",
 )
-# a step of a smaller weight is left out
-_LEAST_WEIGHT = 1e-9
 # name of what the CPU does before a step
 _PREPARE = "prepare step"
 
@@ -56,6 +54,20 @@ class Passes(NamedTuple):
     """Time of the CPU before each, seconds."""
     seconds: float
     """Prefill, or time per further token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewired:
+    """A predicted run in one wiring."""
+
+    seconds: float
+    """Prefill, or time per further token."""
+    comm: RankSummary
+    """Communication and computation in that time."""
+    graph: TraceGraph
+    """Its passes."""
+    unrecorded: tuple[str, ...]
+    """Kernels that the run does not hold, by name without their layer: they take what is predicted for them."""
 
 
 def predicted_passes(
@@ -94,7 +106,7 @@ def predicted_passes(
                 (f"decode at context {context}", each, float(times) / further)
                 for (context, _), (each, times) in zip(contexts, request.passes[1:], strict=True)
             ]
-        steps, passes, weights = zip(*(row for row in weighted if abs(row[2]) > _LEAST_WEIGHT), strict=True)
+        steps, passes, weights = zip(*weighted, strict=True)
         gpu_s = sum(weight * float(each.seconds) for each, weight in zip(passes, weights, strict=True))
         host_s = seconds - gpu_s
         host_s = host_s / sum(weights) if host_s > STEADY * seconds else 0.0
@@ -124,7 +136,7 @@ def predicted_run(
     """
     costs, _, uneven = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=jitter, seed=seed)
     passes = predicted_passes(scenario, phase, [scenario.variant], costs, engine=engine)[scenario.variant]
-    graph = _run(passes, scenario, engine, uneven)
+    graph = _joined(_graphs(passes, scenario, engine, uneven), passes)
     if uneven.sigma:
         return graph
     return replace(graph, origin=Origin(scenario=scenario, phase=phase, weights=passes.weights, profile=profile))
@@ -132,7 +144,7 @@ def predicted_run(
 
 def rewired_as_predicted(
     run: TraceGraph, variants: Sequence[str], *, stream_wait_s: float | None = None, contention: bool = True
-) -> "dict[str, Rewired]":
+) -> dict[str, Rewired]:
     """Lay out a predicted run's passes in other wirings, as long as the ops of the run take.
 
     Parameters
@@ -169,29 +181,16 @@ def rewired_as_predicted(
     return results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewired:
-    """A predicted run in one wiring."""
-
-    seconds: float
-    """Prefill, or time per further token."""
-    comm: RankSummary
-    """Communication and computation in that time."""
-    graph: TraceGraph
-    """Its passes."""
-    unrecorded: tuple[str, ...]
-    """Kernels that the run does not hold, by name without their layer: they take what is predicted for them."""
-
-
 def recorded_and_replayed(run: TraceGraph) -> StepError:
     """The weighted length of a predicted run's steps, and the same as `rewired_as_predicted` has it."""
     origin = run.origin
     assert origin is not None
+    # it finds out whether a step is missing
+    replayed_s = rewired_as_predicted(run, [origin.scenario.variant])[origin.scenario.variant].seconds
     weights = run.weights.values()
     ends_s = [max(op.end_s for op in run.ops if op.step == step) for step in range(len(weights))]
     lengths_s = [end_s - before_s for before_s, end_s in zip([0.0, *ends_s], ends_s, strict=False)]
     recorded_s = sum(weight * length_s for weight, length_s in zip(weights, lengths_s, strict=True))
-    replayed_s = rewired_as_predicted(run, [origin.scenario.variant])[origin.scenario.variant].seconds
     if abs(replayed_s - recorded_s) <= STEADY * recorded_s:
         # sums in another order
         replayed_s = recorded_s
@@ -205,30 +204,15 @@ class _RecordedCosts:
     def __init__(
         self, run: TraceGraph, origin: Origin, costs: CostModel, stream_wait_s: float | None, contention: bool
     ) -> None:
-        scenario = origin.scenario
-        passes = predicted_passes(scenario, origin.phase, [scenario.variant], costs)[scenario.variant]
+        own = origin.scenario.variant
+        passes = predicted_passes(origin.scenario, origin.phase, [own], costs)[own]
         if origin.step != ALONE:
             passes = _one_of(passes, origin.step)
-        durations_s = {(op.step, op.name): op.duration_s for op in run.ops}
-        # recorded and predicted seconds
-        shapes: dict[_Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for step, (graph, ops) in enumerate(_graphs(passes, scenario, "fast", NO_JITTER)):
-            for task, op in zip(graph.ops, [None] * (len(graph.ops) - len(ops)) + [*ops], strict=True):
-                if (step, task.name) not in durations_s:
-                    raise UsageError(
-                        f"the trace was predicted by another version: it lacks op '{task.name}'", hint="export it again"
-                    )
-                times_s = durations_s[step, task.name], task.duration_s
-                own = [kinds[_family(task.kind)], *([shapes[op.kind, op.shape]] if op is not None else [])]
-                for sums in own:
-                    sums[:] = [total_s + seconds for total_s, seconds in zip(sums, times_s, strict=True)]
         self._costs, self._contention = costs, contention
-        self._shapes, self._kinds = ({key: _ratio(*sums) for key, sums in table.items()} for table in (shapes, kinds))
-        prepared_s = sum(seconds for (_, name), seconds in durations_s.items() if name == _PREPARE)
-        predicted_s = len(passes.passes) * passes.host_s
+        self._shapes, self._kinds = _ratios(run, _graphs(passes, origin.scenario, "fast", NO_JITTER))
         stack, launches = costs.hardware.stack, self._kinds.get("launch", 1.0)
-        host = _ratio(prepared_s, predicted_s)
+        prepared_s = sum(op.duration_s for op in run.ops if op.name == _PREPARE)
+        host = _ratio(prepared_s, len(passes.passes) * passes.host_s)
         changed = replace(
             stack,
             stream_wait_s=stack.stream_wait_s if stream_wait_s is None else stream_wait_s,
@@ -261,6 +245,32 @@ class _RecordedCosts:
         return tuple(names)
 
 
+def _ratios(
+    run: TraceGraph, predicted: Sequence[tuple[TraceGraph, tuple[Op, ...]]]
+) -> tuple[dict[_Key, float], dict[str, float]]:
+    """How much longer ops of a run take than was predicted for them, by kind and shape, and by kind."""
+    durations_s = {(op.step, op.name): op.duration_s for op in run.ops}
+    # recorded and predicted seconds
+    shapes: dict[_Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step, (graph, ops) in enumerate(predicted):
+        launches = len(graph.ops) - len(ops)
+        for number, task in enumerate(graph.ops):
+            if (step, task.name) not in durations_s:
+                raise UsageError(
+                    f"the trace was predicted by another version: it lacks op '{task.name}'", hint="export it again"
+                )
+            sums = [kinds[_family(task.kind)]]
+            if number >= launches:
+                op = ops[number - launches]
+                sums.append(shapes[op.kind, op.shape])
+            for each in sums:
+                each[0] += durations_s[step, task.name]
+                each[1] += task.duration_s
+    by_shape = {key: _ratio(*sums) for key, sums in shapes.items()}
+    return by_shape, {kind: _ratio(*sums) for kind, sums in kinds.items()}
+
+
 def _family(kind: str) -> str:
     """A kind, all-reduces with a norm among all-reduces."""
     return "all_reduce" if kind in REDUCES else kind
@@ -274,10 +284,6 @@ def _one_of(passes: Passes, step: int) -> Passes:
     """One of several passes, by itself."""
     name, each = passes.steps[step], passes.passes[step]
     return Passes((name,), (each,), (1.0,), passes.host_s, passes.host_s + float(each.seconds))
-
-
-def _run(passes: Passes, scenario: Scenario, engine: Engine, uneven: Jitter) -> TraceGraph:
-    return _joined(_graphs(passes, scenario, engine, uneven), passes)
 
 
 def _graphs(

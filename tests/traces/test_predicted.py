@@ -144,6 +144,17 @@ def test_a_prefill_and_a_draw_on_every_rank(tmp_path: Path) -> None:
         predicted_run(Scenario.of(model="8b", tp=2, gen=1), "decode")
 
 
+def test_any_wiring_can_be_the_trace_s(tmp_path: Path) -> None:
+    """What overlaps in the trace is told from how long it takes alone."""
+    scenario = Scenario.of(model="70b", nodes=2, batch=16, variant="ladder", overrides=FEW_LAYERS)
+    run = reread(tmp_path / "run.json", scenario)
+    rewired, predicted = predict_variants(run, WIRINGS), predict(scenario, WIRINGS)
+    for name in WIRINGS:
+        assert rewired[name].seconds == pytest.approx(predicted[name].tpot_s, rel=1e-9), name
+    assert rewired["ladder"].speedup == 1.0
+    assert rewired["standard"].speedup < 1.0
+
+
 def test_a_part_of_it_is_rewired_like_a_recording(tmp_path: Path) -> None:
     run = reread(tmp_path / "run.json", Scenario.of(model="8b", tp=4, overrides=FEW_LAYERS))
     assert run.keep(range(len(run.ops) // 2)).origin is None
