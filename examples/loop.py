@@ -9,6 +9,7 @@ from pathlib import Path
 from calibration.passes.measure import measure
 from ladder_sim import Scenario, predict, validate
 from ladder_sim.costs.profile_file import save_profile
+from ladder_sim.errors import exit_code
 from runtime.runs import bench
 
 TIMED = ["standard", "ladder"]
@@ -36,8 +37,8 @@ def main(folder: str = ".") -> None:
     save_profile(measure(scenario, TIMED), profile)
 
     # graph and simulation
-    answer = predict(scenario, list(runs), profile=str(profile))
-    print(f"Predicted: ladder makes requests {answer['ladder'].speedup} times as fast as standard here.\n")
+    speedup = predict(scenario, list(runs), profile=str(profile))["ladder"].speedup
+    print(f"Ladder makes requests {speedup.value:.2f}x faster (90 %: {speedup.low:.2f}-{speedup.high:.2f}) here.\n")
 
     # cross-check
     check = validate(runs, profile=str(profile), held_back=HELD_BACK)
@@ -47,4 +48,4 @@ def main(folder: str = ".") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(exit_code(lambda: main(*sys.argv[1:])))
