@@ -61,8 +61,6 @@ def commands() -> Iterator[str]:
         for other, title in _RUNTIME.get(name, {}).items():
             yield from _heading(3, title) if title else ()
             yield from _argparse_options(runtime_parsers[other], name, own)
-        if name in calibration_parsers:
-            yield from _argparse_options(calibration_parsers[name], name)
         for member, each in getattr(command, "commands", {}).items():
             if not each.hidden:
                 called = f"{name} {member}"

@@ -38,7 +38,7 @@ class Extra(NamedTuple):
 EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
         "runtime": Extra(
-            ("run", "train", "adapt", "crosscheck", "trace capture", "calibrate run", "calibrate evidence"),
+            ("run", "train", "adapt", "trace capture", "calibrate run", "calibrate check", "calibrate evidence"),
             ("torch", "safetensors", "tokenizers", "jinja2"),
         ),
         "explorer": Extra(("explore",), ("dash",)),

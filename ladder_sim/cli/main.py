@@ -13,7 +13,6 @@ from ladder_sim import __version__
 from ladder_sim.cli.analysis import advise, breakeven, compare, sensitivity
 from ladder_sim.cli.calibrate import calibrate
 from ladder_sim.cli.catalog import list_
-from ladder_sim.cli.crosscheck import crosscheck
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
 from ladder_sim.cli.flags import PASSED_ON
@@ -60,7 +59,6 @@ app.command()(explore)
 app.command(context_settings=PASSED_ON)(run)
 app.command(context_settings=PASSED_ON)(train)
 app.command(context_settings=PASSED_ON)(adapt)
-app.command(context_settings=PASSED_ON)(crosscheck)
 app.add_typer(trace, name="trace")
 app.command()(validate)
 app.command("list")(list_)

@@ -456,7 +456,6 @@ _OTHER_COMMANDS = {
     "run",
     "train",
     "adapt",
-    "crosscheck",
     "explore",
     "calibrate",
     "doctor",

@@ -84,7 +84,6 @@ _PASSED_ON = {
     "run": (" complete", " bench"),
     "train": (" train",),
     "adapt": (" adapt",),
-    "crosscheck": ("calibrate crosscheck",),
     "trace capture": (" bench",),
 }
 
