@@ -1,6 +1,5 @@
 """What adapting a model costs: training steps, GPU-hours, and when that has paid."""
 
-import json
 import math
 
 import pytest
@@ -9,7 +8,6 @@ from ladder_sim.analysis.adaptation import adaptation
 from ladder_sim.analysis.versus import versus
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.specs.scenario import Scenario
-from tests.support.commands import run
 
 SERVED = Scenario.of(model="8b", stack="vllm", concurrency=64)
 
@@ -80,25 +78,3 @@ def test_versus_says_it_of_the_best_wiring() -> None:
     assert best.break_even_tokens.value == pytest.approx(alone.break_even_tokens.value)
     experts = Scenario.of(model="qwen3-30b-a3b", tp=4, stack="vllm", concurrency=64)
     assert versus(experts, "farskip", "fused-norm").cost is None
-
-
-def test_command() -> None:
-    flags = ("--model", "8b", "--stack", "vllm", "--concurrency", "64", "--price", "2", "--rate", "20")
-    content = json.loads(run("quality", "hybrid-ladder:16", *flags, "--json").out)
-    cost = content["cost"]
-    assert cost["tokens"] == 3e9
-    assert cost["tokens_published_of"] == "hybrid-ladder:16 of Llama-3.1-8B-Instruct"
-    for end in ("", "_low", "_high"):
-        assert cost[f"usd{end}"] == pytest.approx(2 * cost[f"gpu_hours{end}"])
-    assert cost["break_even_days"] == pytest.approx(cost["break_even_tokens"] / 20 / 512 / 86400)
-    assert content["rows"][0]["wiring"] == "hybrid-ladder:16"
-    for arguments, error in (
-        (("ladder", "--price", "2"), "--price without --model"),
-        (("ladder", "--tp", "4"), "--tp without --model"),
-        (("--model", "8b"), "without a wiring"),
-        (("ladder", "--model", "8b", "--rate", "0"), "rate 0: must be above 0"),
-        (("ladder", "--model", "8b", "--rate", "inf"), "rate inf: must be above 0"),
-    ):
-        ran = run("quality", *arguments)
-        assert ran.code == 2
-        assert error in ran.err
