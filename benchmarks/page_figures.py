@@ -347,7 +347,7 @@ FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
 }
 # commands of a page, the last of which draws the figure
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "accuracy": ("ladder-sim validate --plot accuracy.svg",),
+    "accuracy": ("ladder-sim validate --set plot=accuracy.svg",),
     "traces": (
         "ladder-sim trace export three.json.gz --model 70b --nodes 2 --batch 16 --variant standard --profile h100-sxm "
         "--set model.layers=3 --set model.vocab=8192",

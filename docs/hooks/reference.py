@@ -12,6 +12,7 @@ import typer.main
 
 import calibration.__main__
 import runtime.options
+from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.cli.main import app
 from ladder_sim.report.tables.settings import settings_rows
 from ladder_sim.specs.arguments import DEFAULTS
@@ -120,6 +121,8 @@ def settings() -> Iterator[str]:
             [(name, *([known[name].unit] if has_units else []), *texts, known[name].meaning) for name, *texts in own],
             ("setting", *(["SI unit"] if has_units else []), "default", "range", "meaning"),
         )
+    yield from _heading(2, "Parameters of commands that have no flag")
+    yield from _table("", knob_rows(), ("name", "default", "meaning", "commands"))
 
 
 def _table(title: str, rows: Sequence[Sequence[str]], columns: Sequence[str] = ("option", "meaning")) -> Iterator[str]:

@@ -276,7 +276,7 @@ def versus(
                 raise
             left_out[" + ".join(changes)] = error.message
     plain = predictions[()]
-    left_out |= {name: "ranks cannot split its residual (--sp)" for name in names if name not in plain}
+    left_out |= {name: "ranks cannot split its residual (sp)" for name in names if name not in plain}
     options = [_option(each, plain, own, changes) for changes, row in predictions.items() for each in row.values()]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
     free = plain[BOUND]

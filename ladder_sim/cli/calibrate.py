@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import typer
 
-from ladder_sim.cli.options import PASSED_ON
+from ladder_sim.cli.flags import PASSED_ON
 from ladder_sim.errors import MissingDependencyError, install_command
 from ladder_sim.system import processes
 

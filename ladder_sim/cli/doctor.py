@@ -42,7 +42,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
             ("torch", "safetensors", "tokenizers", "jinja2"),
         ),
         "explorer": Extra(("explore",), ("dash",)),
-        "plots": Extra(("predict --plot FILE.png",), ("kaleido",)),
+        "plots": Extra(("predict --set plot=FILE.png",), ("kaleido",)),
         "import": Extra(("calibrate import aiconfigurator",), ("pyarrow",)),
         "parquet": Extra(("sweep --save FILE.parquet",), ("pyarrow",)),
         "dask": Extra(("sweep --dask",), ("dask", "distributed")),

@@ -88,7 +88,7 @@ _SETTINGS, _VARIANTS, _OTHERS = "Other figures, by name", "Variants to show", "O
 # what the page has in the place of a flag
 _TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.items()} | {
     "--no-p2p": _NO_P2P,
-    "--ignore-memory": _IGNORE_MEMORY,
+    "--set ignore_memory=true": _IGNORE_MEMORY,
     "--set": _SETTINGS,
     "--variant": _VARIANTS,
 }

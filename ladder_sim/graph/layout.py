@@ -151,7 +151,7 @@ class _Builder:
         if self.split and wiring.reduces and not wiring.is_shared:
             raise UsageError(
                 f"variant '{wiring.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
-                hint="choose another variant, or leave out --sp, sequence-parallel and gemm-overlap",
+                hint="choose another variant, or leave out sp, sequence-parallel and gemm-overlap",
             )
         self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)

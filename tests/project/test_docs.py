@@ -28,7 +28,7 @@ def test_the_pages_show_every_command() -> None:
         "serve",
         "capacity",
         "validate",
-        "quality",
+        "list",
         "versus",
         "trace",
     }
