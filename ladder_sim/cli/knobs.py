@@ -65,9 +65,7 @@ _TABLE = (
         "Random spread of kernel times, e.g. 0.05, or 'measured'; every rank is simulated.",
     ),
     Knob("seed", (*_PREDICTED, *_LOADED), int, 0, "Seed of the random numbers."),
-    Knob(
-        "burstiness", _LOADED, float, 1.0, "Variation of times between requests: 1 is a Poisson process, less bursts."
-    ),
+    Knob("burstiness", _LOADED, float, 1.0, "Regularity of arrivals: 1 is a Poisson process, less comes in bursts."),
     Knob("prefix", _LOADED, int, 0, "Tokens that all prompts begin with, in addition to their own."),
     Knob(
         "router", _LOADED, str, "round-robin", "How replicas share requests: round-robin, least-loaded, prefix-aware."

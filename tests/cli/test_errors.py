@@ -452,7 +452,18 @@ def test_jitter_seed_or_engine_that_is_none(arguments: tuple[str, ...], parts: t
 
 
 # that start processes or servers, or write files
-_OTHER_COMMANDS = {"run", "crosscheck", "explore", "calibrate", "doctor", "capture", "import", "export"}
+_OTHER_COMMANDS = {
+    "run",
+    "train",
+    "adapt",
+    "crosscheck",
+    "explore",
+    "calibrate",
+    "doctor",
+    "capture",
+    "import",
+    "export",
+}
 _OTHER_OPTIONS = {"--save", "--save-trace", "--plot", "--workers", "--dask", "--resume", "--debug"}
 # some that an option may take, and some that none does
 WORDS = (

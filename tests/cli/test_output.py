@@ -375,7 +375,7 @@ def test_jitter_adds_figures_to_json_and_csv() -> None:
 @pytest.mark.parametrize("flags", [(), ("--set", "jitter=0.05"), ("--stack", "vllm", "--batch", "16")])
 def test_engines_print_the_same_figures(flags: tuple[str, ...]) -> None:
     command = ("predict", "--model", "8b", *flags, "--json")
-    fast, des = (read_json(run(*command, "--engine", engine)) for engine in ("fast", "des"))
+    fast, des = (read_json(run(*command, "--set", f"engine={engine}")) for engine in ("fast", "des"))
     assert list(fast["variants"]) == list(des["variants"]) == FOUR
     for name in FOUR:
         assert fast["variants"][name] == pytest.approx(des["variants"][name], rel=1e-9)
