@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 # commands with options that the runtime reads: its commands, each with what it is for
 _RUNTIME: Mapping[str, Mapping[str, str]] = {
-    "run": {"complete": "With `--prompt`", "bench": "With `--bench`"},
-    "train": {"train": ""},
-    "adapt": {"adapt": ""},
+    "run": {"bench": "With `--bench`", "complete": "With `--prompt` or `--tokens`"},
 }
 _SECTIONS = {
     "model": "Model",

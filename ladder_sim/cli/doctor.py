@@ -38,8 +38,8 @@ class Extra(NamedTuple):
 EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
         "runtime": Extra(
-            ("run", "train", "adapt", "trace capture", "calibrate run", "calibrate check", "calibrate evidence"),
-            ("torch", "safetensors", "tokenizers", "jinja2"),
+            ("run", "trace capture", "calibrate run", "calibrate check", "calibrate evidence"),
+            ("torch", "safetensors", "tokenizers"),
         ),
         "explorer": Extra(("explore",), ("dash",)),
         "plots": Extra(("predict --set plot=FILE.png",), ("kaleido",)),

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 # by the command's name or the flag; a flag that one command has lost, another may still have
 GONE: Mapping[str, str] = {
     "crosscheck": "write `ladder-sim calibrate check`, with the same options",
+    "train": "examples/train/train.py --scratch trains on transformers' Trainer, with any number of GPUs",
+    "adapt": "examples/train/train.py adapts a checkpoint, on transformers' Trainer; --teacher distils",
     "show": "`ladder-sim list NAME` shows a model, cluster or stack; `list NAME --toml` prints its file",
     "quality": "`ladder-sim list quality` shows published quality; `ladder-sim versus` says what adapting costs",
     "--arrivals": "write --set arrivals=lockstep",

@@ -22,7 +22,6 @@ from ladder_sim.cli.run import run
 from ladder_sim.cli.serve import capacity, serve
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
-from ladder_sim.cli.train import adapt, train
 from ladder_sim.cli.validate import validate
 from ladder_sim.cli.versus import versus
 from ladder_sim.errors import (
@@ -57,8 +56,6 @@ app.command()(serve)
 app.command()(capacity)
 app.command()(explore)
 app.command(context_settings=PASSED_ON)(run)
-app.command(context_settings=PASSED_ON)(train)
-app.command(context_settings=PASSED_ON)(adapt)
 app.add_typer(trace, name="trace")
 app.command()(validate)
 app.command("list")(list_)
