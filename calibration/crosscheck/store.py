@@ -15,7 +15,7 @@ from ladder_sim.system.files import read_text
 from ladder_sim.system.schema import Schema
 
 # 3: predictions are from a profile, whose file holds what `calibration` did
-SCHEMA = Schema(version=3, oldest=2, stale="run `ladder-sim crosscheck` again")
+SCHEMA = Schema(version=3, oldest=2, stale="run `ladder-sim calibrate check` again")
 _WHAT = "a result that `crosscheck --json` wrote"
 
 # shown in a terminal: no escape sequences
