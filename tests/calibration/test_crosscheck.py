@@ -514,7 +514,7 @@ def test_the_simulators_command_line_passes_everything_on(tmp_path: Path) -> Non
     flags = ("--set=model.layers=2", "--set=model.vocab=512", "--tp=2", "--prompt=8", "--gen=2", "--rounds=2")
     out, page = tmp_path / "result.json", tmp_path / "page.html"
     output = (f"--save={out}", f"--html={page}", "--variant=standard,ladder", "--variant=upper-bound")
-    ran = process("crosscheck", "--model=1b", "--backend=gloo", *flags, *output)
+    ran = process("calibrate", "check", "--model=1b", "--backend=gloo", *flags, *output)
     assert ran.code == 0, ran.err
     assert {row["variant"] for row in json.loads(out.read_text())["rows"]} == {"standard", "ladder", "upper-bound"}
     assert page.exists()
