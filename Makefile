@@ -3,6 +3,7 @@
 # make test          the whole test suite, about a quarter of an hour on two cores
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
+# make loop          examples/loop.py: run, time, simulate, predict and check on two CPU cores, three minutes
 # make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
@@ -23,7 +24,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test docs verify-exact gpu-evidence browser system-deps dist clean
+.PHONY: predict check test docs verify-exact gpu-evidence loop browser system-deps dist clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -46,6 +47,9 @@ verify-exact: $(VENV)/.test-installed
 	$(BIN)/ladder-sim validate --level protocol-b --max-error 2.5
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/traces.py
+
+loop: $(VENV)/.runtime-installed
+	$(BIN)/python -m examples.loop
 
 gpu-evidence: $(VENV)/.runtime-installed
 	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(EVIDENCE_ARGS)

@@ -11,6 +11,7 @@
     |   `-- MemoryFitError    3: the model does not fit the GPU
     |-- MissingDependencyError 4: an optional package or a device is absent
     |   `-- MissingPackageError 4: a package that an extra of ladder-sim installs
+    |-- BoundError            1: a prediction is not as near to measurements as it must be
     |-- DeadlockError         1: a program whose tasks wait for each other
     `-- RankError             1: a rank of a real run died or hangs
 
@@ -175,6 +176,10 @@ class MissingPackageError(MissingDependencyError):
     def __init__(self, need: str, *, extra: str = "runtime", otherwise: str = "") -> None:
         hint = install_command(extra) + (f", or {otherwise}" if otherwise else "")
         super().__init__(f"{need}, which is not installed", hint=hint)
+
+
+class BoundError(LadderSimError):
+    """A prediction is further from measurements than its bound, or they cannot tell; every such row is named."""
 
 
 class DeadlockError(LadderSimError):

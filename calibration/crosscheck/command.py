@@ -1,17 +1,18 @@
 """`crosscheck`: predict every wiring from measurements of this machine, run them all, and compare."""
 
 import argparse
-import importlib.util
 import json
 import math
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.errors import MissingPackageError, UsageError
+from calibration.measure.command import require_torch
+from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.cluster import THIS_MACHINE
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder, write_file
@@ -62,15 +63,14 @@ def add_to(commands: Any) -> None:
     add("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
     add("--timeout", type=read_time, default="120s", help="time that ranks wait (default %(default)s)")
     add("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
-    add("--calibration", type=Path, metavar="FILE", help="use the calibration of an earlier result's JSON")
+    add("--profile", type=Path, metavar="FILE", help="predict from a profile of such passes instead of measuring one")
     add = check.add_argument_group("output").add_argument
     add("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier result's JSON")
     add("--json", action="store_true", help="one JSON object")
     add("--save", type=Path, metavar="FILE", help="write to a .json or .txt file instead of stdout")
     add("--html", type=Path, metavar="FILE", help="write a page with plots as well")
     add("--gate", action="store_true", help="exit with 1 if an error exceeds its bound")
-    # in which rank 0 leaves the result for the process that started the ranks
-    add("--result", type=Path, help=argparse.SUPPRESS)
+    add("--out", type=Path, metavar="FILE", help="write the profile that predictions are from, for `predict`")
     check.set_defaults(run=_run)
 
 
@@ -83,54 +83,51 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError(f"--save '{options.save}': must end in .json or .txt", hint="or add --json")
     check_folder("--html", options.html)
     check_folder("--save", options.save)
+    check_folder("--out", options.out)
     if (options.model is None) == (options.earlier is None):
         raise UsageError(
             "give either --model or --from", hint="--model 1b measures, --from FILE shows an earlier result"
         )
     from calibration.crosscheck.store import read_result
 
-    result = read_result(options.earlier) if options.earlier else _measure(options)
-    if isinstance(result, int):
-        return result
-    if options.result:
-        write_file(options.result, json.dumps(result))
-        return 0
-    return _show(result, options)
+    if options.earlier:
+        return _show(read_result(options.earlier), options)
+    return _measure(options)
 
 
-def _measure(options: argparse.Namespace) -> dict[str, Any] | int:
-    """The result; an exit code if ranks failed, or if this is a rank that has nothing to show."""
-    if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("real forward passes need torch")
-    import torch
+def _measure(options: argparse.Namespace) -> int:
+    require_torch()
+    from calibration.crosscheck.run import cross_check
+    from calibration.passes.observe import Experiment
+    from runtime.comm.rendezvous import CommConfig
 
-    from calibration.crosscheck.measure import Experiment
-    from calibration.crosscheck.run import cross_check, own_scenario
-    from runtime.comm.launch import launch
-    from runtime.comm.rendezvous import CommConfig, Place
-
+    variants = tuple(options.variant or VARIANTS)
+    scenario = Scenario.of(
+        model=options.model,
+        cluster=THIS_MACHINE,
+        stack=options.stack,
+        tp=whole(options.tp, "--tp", 2, 1024),
+        overrides=settings(options.set),
+        **{name: getattr(options, name) for name in WORKLOAD},
+    )
     experiment = Experiment(
-        scenario=own_scenario(
-            options.model,
-            options.stack,
-            tp=whole(options.tp, "--tp", 2, 1024),
-            overrides=settings(options.set),
-            **{name: getattr(options, name) for name in WORKLOAD},
-        ),
-        variants=tuple(options.variant or VARIANTS),
+        scenario=scenario,
+        variants=variants,
+        runs=variants,
         shares=tuple(_share(text) for text in options.share or SHARES),
         rounds=whole(options.rounds, "--rounds", 2, 100_000),
         threads=whole(options.threads, "--threads", 1, 1024),
+        links=CommConfig(backend=options.backend, timeout_s=options.timeout),
+        profile=load_profile(options.profile) if options.profile else None,
     )
-    if options.backend == "gloo" and "RANK" not in os.environ:
-        with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
-            file = Path(folder, "result.json")
-            code = launch([*options.argv, f"--result={file}"], options.tp, "calibration")
-            return code or json.loads(file.read_text("utf-8"))
-    torch.set_num_threads(options.threads)
-    links = CommConfig(backend=options.backend, timeout_s=options.timeout)
-    result = cross_check(experiment, links, options.calibration)
-    return result if Place.from_environment().rank == 0 else 0
+    checked = cross_check(experiment)
+    if checked is None:
+        return 0
+    result, profile = checked
+    if options.out:
+        save_profile(profile, options.out)
+        print(f"written: {options.out}", file=sys.stderr)
+    return _show(result, options)
 
 
 def _share(text: str) -> float:

@@ -1,18 +1,15 @@
-"""Compares predictions with measurements; intervals of the measured medians are by bootstrap."""
+"""Compares predictions with requests on every link, and judges their errors by bounds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from calibration.passes.fit import on_link, times_of
+from calibration.passes.observations import Observations, Run, steps
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.validation.runs import Compared, compare_requests
 
-from calibration.crosscheck.observations import Observations, Run
-from calibration.crosscheck.predict import Calibration
-from ladder_sim.des.shared import Floats
-
-# resamples of the rounds
-DRAWS = 2000
-# of the resampled medians: 95 %
-INTERVAL = (0.025, 0.975)
+# what a result calls quantities
+NAMES = {"ttft_s": "prefill", "tpot_s": "decode", "request_s": "request", "speedup": "speedup"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,83 +21,28 @@ class Bounds:
     speedup: float
     """Of the speedup of every variant but the upper bound."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One quantity of one run."""
-
-    link: str
-    """Name of the interconnect."""
-    variant: str
-    """As `Run` names it."""
-    quantity: str
-    """"prefill", "decode" or "request", seconds; "speedup" of the request over standard."""
-    predicted: float
-    """By the simulator."""
-    measured: float
-    """Median over the rounds."""
-    low: float
-    """Lower end of the 95 % interval of that median."""
-    high: float
-    """Its upper end."""
-    bound: float | None
-    """Largest error allowed; None: not judged, or calibrated on."""
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.predicted / self.measured - 1.0
-
-    @property
-    def exceeds_bound(self) -> bool:
-        """Whether the error exceeds its bound for every value in the measured interval."""
-        if self.bound is None:
-            return False
-        return not (self.predicted / self.high - 1.0 <= self.bound and self.predicted / self.low - 1.0 >= -self.bound)
+    def of(self, row: Compared) -> float | None:
+        """The bound of a row; None: it is not judged."""
+        if row.quantity == "request_s" or (row.quantity == "speedup" and row.variant == "upper-bound"):
+            return None
+        return self.speedup if row.quantity == "speedup" else self.latency
 
 
-def compare(observed: Observations, calibration: Calibration, variants: Sequence[str], bounds: Bounds) -> list[Row]:
-    """Compare every quantity of every run; speedups are over standard of the same round."""
-    return [
-        row
-        for link in observed.links
-        for variant in variants
-        if Run(link, variant) in observed.requests
-        for row in _rows(Run(link, variant), observed, calibration, bounds)
-    ]
+def compare(
+    observed: Observations, profile: CalibrationProfile, variants: Sequence[str], bounds: Bounds
+) -> Iterator[tuple[str, Compared, float | None]]:
+    """Compare every quantity of every run: link, row, and its bound; None: it is not judged, or was fitted to.
 
-
-def _rows(run: Run, observed: Observations, calibration: Calibration, bounds: Bounds) -> Iterator[Row]:
-    measured, predicted = np.array(observed.requests[run]), calibration.predict(run)
-    samples = {"prefill": measured[:, 0], "decode": measured[:, 1], "request": measured.sum(axis=1)}
-    values = {"prefill": predicted.prefill_s, "decode": predicted.decode_s, "request": sum(predicted)}
-    standard = Run(run.link, "standard")
-    calibrated_on = run == standard and run.link == observed.calibration_link
-    judged = {} if calibrated_on else {"prefill": bounds.latency, "decode": bounds.latency}
-    if standard in observed.requests and run != standard:
-        samples["speedup"] = np.array(observed.requests[standard]).sum(axis=1) / samples["request"]
-        values["speedup"] = sum(calibration.predict(standard)) / sum(predicted)
-        if run.variant != "upper-bound":
-            judged["speedup"] = bounds.speedup
-    for quantity, sample in samples.items():
-        if values[quantity] == 0.0:
-            # a single new token has no decode
-            continue
-        low, high = bootstrap(sample)
-        yield Row(
-            link=run.link,
-            variant=run.variant,
-            quantity=quantity,
-            predicted=values[quantity],
-            measured=float(np.median(sample)),
-            low=low,
-            high=high,
-            bound=judged.get(quantity),
-        )
-
-
-def bootstrap(sample: Floats) -> tuple[float, float]:
-    """95 % interval of a sample's median; deterministic."""
-    chosen = np.random.default_rng(0).integers(len(sample), size=(DRAWS, len(sample)))
-    low, high = np.quantile(np.median(np.asarray(sample)[chosen], axis=1), INTERVAL)
-    return float(low), float(high)
+    Decode is that of all steps together.
+    """
+    for link in observed.links:
+        on = on_link(profile, observed.emulated.get(link))
+        requests = {
+            variant: observed.requests[Run(link, variant)]
+            for variant in variants
+            if Run(link, variant) in observed.requests
+        }
+        predicted = {variant: times_of(observed.scenario, variant, on) for variant in requests}
+        for row in compare_requests(requests, predicted, min(1, len(steps(observed.scenario, "decode")))):
+            fitted = link == observed.calibration_link and row.variant == "standard"
+            yield link, row, None if fitted else bounds.of(row)

@@ -1,84 +1,62 @@
 """One cross-check from start to end: what runs, what is compared, and the result as JSON."""
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
+from datetime import date
 from typing import Any
 
-from calibration.crosscheck.compare import Bounds, compare
-from calibration.crosscheck.measure import Experiment, measure
-from calibration.crosscheck.observations import name_of, scenario_of
-from calibration.crosscheck.predict import Calibration
-from calibration.crosscheck.store import SCHEMA, calibration_fields, reuse
-from ladder_sim.errors import UsageError
-from ladder_sim.specs import catalog
-from ladder_sim.specs.scenario import Scenario
-from runtime.comm.base import Alone, Communicator
-from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, connect
+from calibration.crosscheck.compare import NAMES, Bounds, compare
+from calibration.crosscheck.store import SCHEMA
+from calibration.passes.fit import profile_of
+from calibration.passes.observations import name_of, scenario_of
+from calibration.passes.observe import Experiment, observe
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.table_parts import in_place_entry
+from ladder_sim.validation.runs import check_same
 from runtime.environment import environment
 
 # by backend; the latencies of an emulated link are known exactly
 BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}
 
 
-def own_scenario(
-    model: str, stack: str, *, tp: int, batch: int, prompt: int, gen: int, overrides: Mapping[str, str]
-) -> Scenario:
-    """What runs on this machine: the stack's kernels and fusions, without its costs, which are measured."""
-    if prompt < 2:
-        raise UsageError(
-            f"prompt is {prompt}: must be 2 or more", hint="prefill and decode are distinguished by their message sizes"
-        )
-    engine = catalog.stack(stack)
-    free: Any = {field.name: 0.0 for field in dataclasses.fields(engine) if field.name.endswith("_s")}
-    machine = dataclasses.replace(
-        # a scenario needs a cluster; recorded costs read none of its figures
-        catalog.cluster("h100-sxm"),
-        name="this-machine",
-        gpus_per_node=tp,
-        rank_skew=0.0,
-        profile="",
-    )
-    return Scenario.of(
-        model=model,
-        cluster=machine,
-        stack=dataclasses.replace(engine, cuda_graphs=True, prefill_cuda_graphs=True, profile="", **free),
-        tp=tp,
-        batch=batch,
-        prompt=prompt,
-        gen=gen,
-        overrides=overrides,
-    )
+def cross_check(experiment: Experiment) -> tuple[dict[str, Any], CalibrationProfile] | None:
+    """Measure, predict and compare; returns the result as JSON, and the profile behind it.
 
-
-def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None = None) -> dict[str, Any]:
-    """Measure, predict and compare; returns the result as JSON, the same on every rank.
-
-    The calibration of an `earlier` result is used instead of a new one.
+    None on all ranks but the first, where torchrun began them.
     """
-    # speedups are over standard, and a real link is calibrated on it
-    named = (name_of(scenario_of(experiment.scenario, variant)) for variant in experiment.variants)
+    # speedups are over standard, and a profile is fitted to it
+    named = (name_of(scenario_of(experiment.scenario, variant)) for variant in experiment.runs)
     variants = tuple(dict.fromkeys(("standard", *named)))
-    experiment = dataclasses.replace(experiment, variants=variants)
-    machine, run = environment(), _run_fields(experiment, links)
-    tp = experiment.scenario.plan.tp
-    known = reuse(earlier, experiment.scenario, run, machine) if earlier else None
-    comm: Communicator = Alone(tp) if links.backend == "emulate" else connect(links, Degrees(tp))
-    curves = {name: curves["all_reduce"] for name, curves in known.links.items()} if known else None
-    observed = measure(experiment, comm, curves)
-    calibration = known or Calibration.of(observed)
-    rows = compare(observed, calibration, variants, BOUNDS[links.backend])
-    return SCHEMA.marked(
-        run={**run, "rounds": experiment.rounds},
-        environment={**machine, "load": observed.load},
-        calibration=calibration_fields(calibration),
-        rows=[{**dataclasses.asdict(row), "error": row.error, "beyond": row.exceeds_bound} for row in rows],
+    experiment = dataclasses.replace(experiment, variants=variants, runs=variants)
+    if experiment.profile:
+        check_same(experiment.profile, experiment.environment(), f"'{experiment.profile.name}'")
+    observed = observe(experiment)
+    if observed is None:
+        return None
+    profile = experiment.profile or profile_of(observed, created=date.today().isoformat())
+    backend = experiment.links.backend
+    in_place = in_place_entry(profile.in_place) if profile.in_place else {}
+    result = SCHEMA.marked(
+        run={**_run_fields(experiment), "rounds": experiment.rounds},
+        environment={**environment(), "load": observed.load},
+        fitted={"kernels": len(in_place["kernels"]), "waits": in_place["waits"]},
+        rows=[
+            {
+                "link": link,
+                "variant": row.variant,
+                "quantity": NAMES[row.quantity],
+                **{name: getattr(row, name) for name in ("predicted", "measured", "low", "high")},
+                "bound": bound,
+                "error": row.error,
+                "beyond": bound is not None and row.exceeds(bound),
+            }
+            for link, row, bound in compare(observed, profile, variants, BOUNDS[backend])
+        ],
     )
+    return result, profile
 
 
-def _run_fields(experiment: Experiment, links: CommConfig) -> dict[str, Any]:
-    """Everything that costs depend on."""
+def _run_fields(experiment: Experiment) -> dict[str, Any]:
+    """What ran."""
     scenario, work = experiment.scenario, experiment.scenario.workload
     return {
         "model": scenario.model.name,
@@ -90,7 +68,7 @@ def _run_fields(experiment: Experiment, links: CommConfig) -> dict[str, Any]:
         "batch": work.batch,
         "prompt": work.prompt,
         "gen": work.gen,
-        "backend": links.backend,
+        "backend": experiment.links.backend,
         "threads": experiment.threads,
-        "shares": list(experiment.shares) if links.backend == "emulate" else [],
+        "shares": list(experiment.shares) if experiment.links.backend == "emulate" else [],
     }

@@ -16,21 +16,29 @@ from calibration.measure.plan import Plan
 from calibration.measure.points import ops_of
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
+from ladder_sim.system.files import check_folder
 from ladder_sim.system.progress import StatusLine
 from runtime.comm.launch import launch
 
 if TYPE_CHECKING:
     from calibration.measure.ranks import Ranks
 
+# workload of passes that a CPU runs within seconds
+PASSES = {"batch": 1, "prompt": 64, "gen": 8}
 _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_to(commands: Any) -> None:
     """Add the command to a parser's."""
-    run = commands.add_parser("run", help="measure ops on this machine into a samples file")
-    run.add_argument("--samples", type=Path, required=True, help="file to write, or to continue")
+    run = commands.add_parser("run", help="measure ops on this machine into a samples file, or passes into a profile")
+    into = run.add_mutually_exclusive_group(required=True)
+    into.add_argument("--samples", type=Path, help="file to write, or to continue")
+    into.add_argument("--out", type=Path, help="profile to write, of real passes on a CPU: of --ranks, over gloo")
     run.add_argument("--model", action="append", required=True, help="model whose shards are measured; repeatable")
     run.add_argument("--tp", action="append", type=int, help="tensor-parallel degrees of the shards; repeatable")
     run.add_argument("--budget", default="10m", help="time to spend, e.g. 90s, 10m (default %(default)s)")
@@ -38,6 +46,16 @@ def add_to(commands: Any) -> None:
     run.add_argument(
         "--overlap", action="store_true", help="also measure kernels while SMs are held next to them; on CPUs threads"
     )
+    passes = run.add_argument_group("passes, with --out")
+    passes.add_argument(
+        "--variant", action="extend", type=_words, help="wirings that are timed (default standard,ladder)"
+    )
+    for name in ("batch", "prompt", "gen"):
+        passes.add_argument(
+            f"--{name}", type=int, default=PASSES[name], help=f"{ARGUMENTS[name].help} Default: %(default)s."
+        )
+    passes.add_argument("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
+    passes.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack")
     run.add_argument("--most", type=float, default=math.inf, help="limit on tokens, context, and KB moved or sent")
     run.set_defaults(run=_run)
 
@@ -78,7 +96,36 @@ def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
     return problems
 
 
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _measure_passes(options: argparse.Namespace) -> int:
+    """Write a profile of real passes."""
+    # imported here: samples need no simulator
+    from calibration.passes.measure import measure
+    from ladder_sim.costs.profile_file import save_profile
+    from ladder_sim.specs.scenario import Scenario
+
+    check_folder("--out", options.out)
+    if len(options.model) > 1:
+        raise UsageError("--out: a profile of passes is of one --model", hint="write one for each model")
+    scenario = Scenario.of(
+        model=options.model[0],
+        cluster=THIS_MACHINE,
+        stack=options.stack,
+        tp=whole(options.ranks, "--ranks", 2, 1024),
+        overrides=settings(options.set),
+        **{name: getattr(options, name) for name in PASSES},
+    )
+    save_profile(measure(scenario, options.variant or ("standard", "ladder")), options.out)
+    print(options.out)
+    return 0
+
+
 def _run(options: argparse.Namespace) -> int:
+    if options.out:
+        return _measure_passes(options)
     spend_s = budget_s(options.budget)
     if not options.most > 0.0:
         raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")

@@ -15,7 +15,7 @@ import typer
 from ladder_sim.cli.output import PANEL, chosen_format, show, write
 from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.model import HF_NAMES, ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Parts, override_parts, settings
 from ladder_sim.specs.stack import StackSpec
@@ -23,18 +23,6 @@ from ladder_sim.specs.workload import Workload
 from ladder_sim.system import processes
 from ladder_sim.units import format_seconds
 
-# settings of a model that a config.json can carry to the runtime
-_HF_KEYS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "intermediate": "intermediate_size",
-    "vocab": "vocab_size",
-    "gated_mlp": "gated_mlp",
-    "tied_embeddings": "tie_word_embeddings",
-}
 # fields of a stack that are options of the runtime by the same name
 _ENGINE = (
     *("attention", "prefill_logits", "sharded_lm_head", "sharded_embedding"),
@@ -152,15 +140,15 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
             raise UsageError(
                 f"--set {key}: a real run uses this machine's hardware", hint="set fields of model or stack"
             )
-        read = _HF_KEYS if section == "model" else (*_ENGINE, *_LAUNCHES)
+        read = HF_NAMES if section == "model" else (*_ENGINE, *_LAUNCHES)
         if name not in read:
             raise UnknownNameError("setting of a real run", key, [f"{section}.{field}" for field in read])
     before = catalog.model(model)
     parts = Parts(before, catalog.cluster("h100-sxm"), catalog.stack(stack), Workload())
     after = override_parts(parts, changes)
-    changed = {name: getattr(after.model, name) for name in _HF_KEYS}
+    changed = {name: getattr(after.model, name) for name in HF_NAMES}
     config = catalog.model_config(model) | {
-        _HF_KEYS[name]: value for name, value in changed.items() if value != getattr(before, name)
+        HF_NAMES[name]: value for name, value in changed.items() if value != getattr(before, name)
     }
     return after.model, after.stack, config
 

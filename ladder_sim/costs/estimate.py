@@ -31,6 +31,8 @@ class Estimate:
     """1 for a collective that engines issue among their kernels if nothing overlaps it."""
     demand: Demand = NOTHING
     """What it takes of the GPU while it runs."""
+    wake_s: Number = 0.0
+    """Of a collective: time from its end until a kernel that has waited for it runs on, seconds."""
 
     def at_duty(self, duty: Number) -> "Estimate":
         """The same where tensor cores are busy for a share of the time that this one was priced for."""

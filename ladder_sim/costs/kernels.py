@@ -36,6 +36,7 @@ from ladder_sim.costs.roofline import (
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
+from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.graph.shapes import (
     AttentionShape,
@@ -62,6 +63,11 @@ KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transf
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
 CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
 
+# the same of an op in real passes: medians of two runs of one program differ by as much on a shared machine
+IN_PLACE_ERROR = 0.1
+# demand of a kernel of a CPU: it uses the whole processor and all memory bandwidth
+WHOLE_PROCESSOR = Demand(spare=0.0, memory=1.0)
+
 # traffic that add and norm add for each byte of an all-reduce of which they are part, where every rank normalises every
 # token: the residual is read, and two tensors are written instead of one. It is half of a norm's own; the floor of a
 # small kernel stays: with the start-up of collectives that servings of engines without fusion show, 357 servings of
@@ -87,6 +93,11 @@ class KernelCosts:
     def __init__(
         self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware | None = None
     ) -> None:
+        if profile and profile.in_place and scenario.cluster.name != profile.cluster_name:
+            raise ProfileError(
+                f"profile '{profile.name}' holds times of real passes on one machine, not of '{scenario.cluster.name}'",
+                hint=f"predict --cluster {profile.cluster_name}",
+            )
         # figures behind the times
         self.hardware = hardware or Hardware.of(scenario, profile)
         # measured tables
@@ -126,6 +137,9 @@ class KernelCosts:
         lookups: dict[tuple[Kind, TableOf], list[int]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
         for number, op in enumerate(ops):
+            if in_place := self._in_place(op):
+                estimates[number] = in_place
+                continue
             key = table_key(op.shape)
             if key is None or (key[0] in SMALL_WITHOUT_TABLE and self._table(*key)[0] is None):
                 estimates[number] = self._untabled(op.kind, op.shape)
@@ -135,6 +149,24 @@ class KernelCosts:
             shapes = [cast(TabledShape, ops[number].shape) for number in numbers]
             estimates.update(zip(numbers, self._tabled(*key, shapes), strict=True))
         return [estimates[number] for number in range(len(ops))]
+
+    def _in_place(self, op: Op) -> Estimate | None:
+        """The time of an op in real passes; None: there are no such passes, or a GEMM that a table of theirs holds."""
+        times = self.profile.in_place if self.profile else None
+        if times is None:
+            return None
+        if isinstance(op.shape, CollectiveShape):
+            seconds, in_range, wait = times.collective(op.kind, op.shape)
+            demand = Demand(held_sms=wait.core_share * self._sms, slowdown=wait.slowed, link=1.0)
+            source: Source = "measured" if in_range else "fitted"
+            error = max(IN_PLACE_ERROR, COLLECTIVE_ERROR[source])
+            return Estimate(seconds=seconds, error=error, source=source, demand=demand, wake_s=wait.wake_s)
+        known_s = times.kernel_s(op)
+        if known_s is not None:
+            return Estimate(seconds=known_s, error=IN_PLACE_ERROR, source="measured", demand=WHOLE_PROCESSOR)
+        if not isinstance(op.shape, GemmShape) or self._table("gemm", op.shape.format)[0] is None:
+            raise times.unmeasured(op.kind)
+        return None
 
     def _tabled(self, kind: Kind, table_of: TableOf, shapes: Sequence[TabledShape]) -> Iterable[Estimate]:
         columns = [coordinates(shape) for shape in shapes]
@@ -250,9 +282,9 @@ class KernelCosts:
             slowed_s=slowed_s * factor,
             error=self._kernel_error[source],
             source=source,
-            demand=kernel_demand(
-                shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)
-            ),
+            demand=WHOLE_PROCESSOR
+            if self.profile and self.profile.in_place
+            else kernel_demand(shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)),
         )
 
     def _least_s(self, shape: Shape) -> Number:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
 from ladder_sim.costs.experts import ANY_LAYER, experts_table
+from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.roofline import GEMM_FORMATS, Experts, Gpu, Kind
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
@@ -239,6 +240,8 @@ class CalibrationProfile:
     overheads: Mapping[str, float] = field(default_factory=dict)
     """Measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name,
     as the skew of ranks does of the cluster's; jitter; other names are for information; empty: none."""
+    in_place: InPlace | None = None
+    """Times of ops where they stand in real passes, which take the place of tables and curves; None: there are none."""
     base: str = ""
     """Shipped profile that tables and curves come from where this one has none of its own; empty: all are its own."""
     stack_fit: StackFit | None = None

@@ -27,10 +27,13 @@ from ladder_sim.costs.table_parts import (
     CurvePart,
     ExpertsTablePart,
     FormatName,
+    InPlacePart,
     Ranks,
     TablePart,
     curve,
     entry,
+    in_place,
+    in_place_entry,
     table,
 )
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
@@ -54,7 +57,7 @@ _WHAT = "a profile, which `ladder-sim calibrate fit` makes of samples"
 _SHIPPED = Path(__file__).parent / "profiles"
 _SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
 # entries that are left out where there is nothing in them
-_OPTIONAL = ("stack_fit", "sampling", "experts")
+_OPTIONAL = ("stack_fit", "sampling", "experts", "in_place")
 # entries of a derived profile that add to its base's
 _SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_decode", "collectives")
 # files of schema version 1: the entry, and its two scales
@@ -110,6 +113,7 @@ class ProfileDocument(Part):
     experts: list[ExpertsTablePart] = Field(default_factory=list)
     overlap: dict[str, Share] = Field(default_factory=dict)
     overheads: dict[str, Share] = Field(default_factory=dict)
+    in_place: InPlacePart | None = None
     stack_fit: StackFit | None = None
 
 
@@ -149,7 +153,8 @@ def encode(profile: CalibrationProfile) -> bytes:
     """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
     form = DerivedDocument if profile.base else ProfileDocument
     experts = [{**key._asdict(), **entry(each)} for key, each in profile.experts.items()]
-    own = SCHEMA.marked(gpu=profile.cluster_name, experts=experts)
+    in_passes = in_place_entry(profile.in_place) if profile.in_place else None
+    own = SCHEMA.marked(gpu=profile.cluster_name, experts=experts, in_place=in_passes)
     entries = {name: own[name] if name in own else entry(getattr(profile, name)) for name in form.model_fields}
     if is_shipped(profile.base):
         base = load_profile(profile.base)
@@ -208,6 +213,7 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
             part.key: table(part, "moe", part.key, reference, f"experts[{number}]")
             for number, part in enumerate(parsed.experts)
         },
+        in_place=in_place(parsed.in_place) if parsed.in_place else None,
         stack_fit=_checked(parsed.stack_fit) if parsed.stack_fit else None,
     )
 

@@ -2,18 +2,22 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
+from ladder_sim.costs.in_place import InPlace, Wait
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import Positive
 from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind, TableOf, roofline_s, table_shape
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
+from ladder_sim.graph.shapes import Shape
 from ladder_sim.specs.imbalance import Imbalance
 
+# shapes by name, as files hold them
+SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
 # `ladder_sim.specs.workload.Format.name`
 FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
@@ -56,6 +60,63 @@ class CurvePart(Part):
     bytes: Annotated[list[Positive], Field(min_length=1)]
     seconds: Annotated[list[Positive], Field(min_length=1)]
     left_out: dict[str, ErrorStats] = Field(default_factory=dict)
+
+
+class KernelPart(Part, extra="allow"):
+    """A kernel of real passes: an `OpKey` with the sizes that its shape has, and its time."""
+
+    __pydantic_extra__: dict[str, str | bool | int | float] = Field(init=False)
+    kind: str
+    shape: str
+    seconds: Positive
+
+
+class WaitPart(Part):
+    """A `Wait` for messages of one size."""
+
+    bytes: Positive
+    core_share: Annotated[float, Field(ge=0, le=1)]
+    slowed: Annotated[float, Field(ge=0)]
+    wake_s: Annotated[float, Field(ge=0)]
+
+
+class InPlacePart(Part):
+    """An `InPlace`."""
+
+    element_bytes: Positive
+    kernels: Annotated[list[KernelPart], Field(min_length=1)]
+    collectives: dict[str, CurvePart]
+    waits: list[WaitPart]
+
+
+def in_place(part: InPlacePart) -> InPlace:
+    """Make times of real passes of their entries."""
+    kernels = {}
+    for number, kernel in enumerate(part.kernels):
+        try:
+            shape = SHAPES[kernel.shape](**kernel.model_extra or {})
+        except (KeyError, TypeError):
+            raise BrokenRuleError(f"in_place.kernels[{number}] has not the sizes of a kernel") from None
+        kernels[kernel.kind, shape] = kernel.seconds
+    return InPlace(
+        element_bytes=part.element_bytes,
+        kernels=kernels,
+        collectives={kind: curve(each, f"in_place.collectives.{kind}") for kind, each in part.collectives.items()},
+        waits={each.bytes: Wait(each.core_share, each.slowed, each.wake_s) for each in part.waits},
+    )
+
+
+def in_place_entry(times: InPlace) -> Any:
+    """Times of real passes as JSON."""
+    return {
+        "element_bytes": times.element_bytes,
+        "kernels": [
+            {"kind": kind, "shape": type(shape).__name__, **entry(shape), "seconds": seconds}
+            for (kind, shape), seconds in times.kernels.items()
+        ],
+        "collectives": entry(times.collectives),
+        "waits": [{"bytes": size, **wait._asdict()} for size, wait in times.waits.items()],
+    }
 
 
 def table(part: TablePart, kind: Kind, table_of: TableOf, reference: Gpu, where: str) -> RatioTable:

@@ -65,7 +65,7 @@ class SingleQueue:
     def run_next_to(self, kernel: Cost, front_s: float, start_s: float) -> float:
         if self._start_s < start_s:
             self._run_alone(front_s, start_s)
-        duration_s, _, demand = cast(tuple[float, float, Demand], kernel)
+        duration_s, _, demand = cast(tuple[float, float, Demand], kernel[:3])
         now_s, left_s = start_s, duration_s
         while self.open:
             begin_s = self._start_s
@@ -106,7 +106,7 @@ class SingleQueue:
             self._close(begin_s + min(to_s - begin_s, self._left_s))
 
     def _begin(self, index: int, cost: Cost, own_ready_s: float) -> None:
-        duration_s, lead_s, demand = cast(tuple[float, float, Demand], cost)
+        duration_s, lead_s, demand = cast(tuple[float, float, Demand], cost[:3])
         self._index, self._decided = index, False
         self._left_s, self._spent_s = duration_s, SPENT * duration_s
         self._ready_s = own_ready_s if own_ready_s > self._closed_s else self._closed_s

@@ -45,6 +45,8 @@ class Task(NamedTuple):
     """The resources of its GPU that it uses."""
     group: int = NO_GROUP
     """Tasks of a group start together when the last is ready: the ranks of a collective."""
+    wake_s: Number = 0.0
+    """Time from its end until a task of another stream that has waited for it is ready, seconds."""
 
 
 class Cost(NamedTuple):
@@ -53,6 +55,7 @@ class Cost(NamedTuple):
     duration_s: Number
     lead_s: Number = 0.0
     demand: Demand = NOTHING
+    wake_s: Number = 0.0
 
 
 class Row(NamedTuple):
@@ -125,16 +128,18 @@ class Tasks(Sequence[Task]):
     def of(cls, rows: Iterable[Task]) -> Self:
         """From rows, each of a kind of its own."""
         columns: Any = list(zip(*rows, strict=True)) or [()] * len(Task._fields)
-        names, streams, durations_s, after, leads_s, demands, groups = columns
+        names, streams, durations_s, after, leads_s, demands, groups, wakes_s = columns
         kinds = range(len(names))
         outline = Outline(names=names, streams=streams, after=after, kinds=kinds, groups=groups)
-        return cls(outline, list(map(Cost, durations_s, leads_s, demands)))
+        return cls(outline, list(map(Cost, durations_s, leads_s, demands, wakes_s)))
 
     @cached_property
     def _rows(self) -> Sequence[Task]:
         own, costs = self.outline, [self.costs[kind] for kind in self.outline.kinds]
-        durations_s, leads_s, demands = ([cost[column] for cost in costs] for column in range(len(Cost._fields)))
-        return list(map(Task, own.names, own.streams, durations_s, own.after, leads_s, demands, own.groups))
+        durations_s, leads_s, demands, wakes_s = (
+            [cost[column] for cost in costs] for column in range(len(Cost._fields))
+        )
+        return list(map(Task, own.names, own.streams, durations_s, own.after, leads_s, demands, own.groups, wakes_s))
 
     def __len__(self) -> int:
         return len(self.outline.streams)
@@ -179,8 +184,8 @@ class Program:
         """The same tasks in some of the configurations that their arrays hold."""
         demands = {cost.demand: cost.demand.of(chosen) for cost in self.costs}
         costs = [
-            Cost(values_of(duration_s, chosen), values_of(lead_s, chosen), demands[demand])
-            for duration_s, lead_s, demand in self.costs
+            Cost(values_of(duration_s, chosen), values_of(lead_s, chosen), demands[demand], values_of(wake_s, chosen))
+            for duration_s, lead_s, demand, wake_s in self.costs
         ]
         return replace(self, tasks=Tasks(self.outline, costs))
 

@@ -52,6 +52,8 @@ def scan(program: Program) -> TaskTimes:
     varies, compute, comm = _streams(program)
     times: TaskTimes = ([0.0] * len(streams), [0.0] * len(streams), [0.0] * len(streams))
     readies_s, starts_s, ends_s = times
+    # how much later than the end of a task of each kind those of other streams notice it
+    wakes_s, kinds = [cost.wake_s for cost in costs], outline.kinds
     # end of each stream's last task
     fronts_s: list[Number] = [0.0] * len(program.streams)
 
@@ -61,11 +63,11 @@ def scan(program: Program) -> TaskTimes:
     is_open = queue.open
     for index in evaluation_order(program, compute, comm):
         stream, kind, awaited = rows[index]
-        duration_s, lead_s, _ = cost = costs[kind]
+        duration_s, lead_s, _, _ = cost = costs[kind]
         if stream == comm:
             ready_s: Any = 0.0
             for before in awaited:
-                ready_s = latest(ready_s, ends_s[before])
+                ready_s = latest(ready_s, ends_s[before] + wakes_s[kinds[before]])
             queue.issue(index, cost, ready_s)
             continue
         # tasks before it on its stream have ended at front_s
@@ -75,7 +77,7 @@ def scan(program: Program) -> TaskTimes:
                 if stream != compute:
                     raise ValueError(CANNOT_SHARE)
                 queue.close_through(before, front_s)
-            ready_s = latest(ready_s, ends_s[before])
+            ready_s = latest(ready_s, ends_s[before] + wakes_s[kinds[before]])
         readies_s[index] = ready_s
         if members and groups[index] != NO_GROUP:
             # members of a group are next to each other in the order, after all that any of them waits for
@@ -100,14 +102,14 @@ def scan(program: Program) -> TaskTimes:
 
 def _streams(program: Program) -> tuple[bool, int, int]:
     """Whether a number is an array; the compute stream and the communication stream, -1 where nothing is shared."""
-    varies = np.ndarray in {type(number) for cost in program.costs for number in cost[:2]}
+    varies = np.ndarray in {type(number) for cost in program.costs for number in (*cost[:2], cost.wake_s)}
     if program.device is None:
         return varies, -1, -1
     comm: set[int] = set()
     compute: set[int] = set()
     known = program.device.traits
-    for stream, (_, _, demand) in zip(program.outline.kind_streams, program.costs, strict=True):
-        traits = known.get(demand) or program.device.traits_of(demand)
+    for stream, cost in zip(program.outline.kind_streams, program.costs, strict=True):
+        traits = known.get(cost.demand) or program.device.traits_of(cost.demand)
         varies = varies or traits.varies
         if traits.uses_shared:
             (comm if traits.is_collective else compute).add(stream)

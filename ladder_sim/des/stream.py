@@ -49,6 +49,9 @@ def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Events:
         for before in waits[index]:
             if not ended[before].processed:
                 yield ended[before]
+            noticed_s = float(end[before] + tasks[before].wake_s)
+            if noticed_s > environment.now:
+                yield timeout(noticed_s - environment.now)
         ready[index] = now_s = environment.now
         if task.group == NO_GROUP and (gpu is None or not task.demand.uses_shared):
             start[index] = float(now_s + task.lead_s)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ class Timeline:
     program: Program
     """What ran."""
     ready_s: NDArray[np.float64]
-    """First in its queue, all dependencies met."""
+    """First in its queue, all dependencies met and their ends noticed."""
     start_s: NDArray[np.float64]
     """First instruction: ready, lead over, all members of its group ready."""
     end_s: NDArray[np.float64]
@@ -43,17 +44,19 @@ class Timeline:
         if not len(self.end_s):
             return []
         tasks, members, end_s = self.program.tasks, self.program.outline.members, self.end_s.tolist()
-        before_on_stream: dict[int, int] = {}
+        before_on_stream: dict[int, tuple[int]] = {}
         for queue in self.program.queues():
-            before_on_stream.update(zip(queue[1:], queue, strict=False))
+            before_on_stream.update((late, (early,)) for early, late in pairwise(queue))
         path = [end_s.index(max(end_s))]
         while True:
             latest = path[-1]
             if tasks[latest].group != NO_GROUP:
                 latest = max(members[tasks[latest].group], key=lambda i: float(self.ready_s[i] + tasks[i].lead_s))
-            candidates = [*tasks[latest].after]
-            if latest in before_on_stream:
-                candidates.append(before_on_stream[latest])
-            if not candidates:
+            own = tasks[latest].stream
+            noticed_s = {
+                before: end_s[before] + (0.0 if tasks[before].stream == own else float(tasks[before].wake_s))
+                for before in (*tasks[latest].after, *before_on_stream.get(latest, ()))
+            }
+            if not noticed_s:
                 return path[::-1]
-            path.append(max(candidates, key=end_s.__getitem__))
+            path.append(max(noticed_s, key=noticed_s.__getitem__))

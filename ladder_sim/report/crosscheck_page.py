@@ -4,7 +4,7 @@ from html import escape
 
 from ladder_sim.report.figures.crosscheck import error_figure
 from ladder_sim.report.figures.page import figure_html, page
-from ladder_sim.report.tables.crosscheck import COLUMNS, Result, calibrated_on, rows_of, title, verdict
+from ladder_sim.report.tables.crosscheck import COLUMNS, Result, fitted_to, rows_of, title, verdict
 
 
 def crosscheck_page(result: Result) -> str:
@@ -22,6 +22,6 @@ def crosscheck_page(result: Result) -> str:
         "<h1>Predicted and measured on one machine</h1>\n"
         f"<p>{escape(title(result)).replace(chr(10), '<br>')}</p>\n<p><b>{escape(verdict(result))}</b></p>\n"
         f"{figure_html(error_figure(result))}\n<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
-        f"<p>{escape(calibrated_on(result))}</p>"
+        f"<p>{escape(fitted_to(result))}</p>"
     )
     return page("Cross-check", body, style)

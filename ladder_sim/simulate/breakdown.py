@@ -118,6 +118,8 @@ class Breakdown:
         comm_s = hidden_s = slowed_s = 0.0
         ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
         launches = len(end) - len(schedule.ops)
+        # end of the last task so far of each stream, if it is on the critical path
+        ended: dict[int, float] = {}
         for index, op in enumerate(schedule.ops[:launches]):
             if index in critical:
                 limits_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
@@ -132,9 +134,12 @@ class Breakdown:
                 slowed_s += times * (span_s - float(task.duration_s))
             if index in critical:
                 limits_s[limits[like]] += times * span_s
-                limits_s["waits"] += times * (start[index] - ready[index])
+                before_s = [end[before] for before in task.after if before in critical]
+                noticed_s = ready[index] - max([*before_s, ended.get(task.stream, 0.0)])
+                limits_s["waits"] += times * (start[index] - ready[index] + noticed_s)
                 errors_s[_ERROR_KINDS.get(op.kind, op.kind)] += times * estimate.error * span_s
                 sources_s[estimate.source, op.kind] += times * span_s
+            ended[task.stream] = end[index] if index in critical else 0.0
         return cls(
             busy_s=dict(busy_s),
             limits_s=dict(limits_s),

@@ -279,7 +279,10 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
     layout = schedule.layout
     durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
     demands = [NOTHING if layout.uncontended else estimate.demand for estimate in estimates]
-    costs = [Cost(durations_s[like], leads_s[lead], demands[like]) for like, lead in schedule.order.spans]
+    costs = [
+        Cost(durations_s[like], leads_s[lead], demands[like], estimates[like].wake_s)
+        for like, lead in schedule.order.spans
+    ]
     free = isinstance(launch_s, float) and launch_s == 0.0
     launches = 0 if free else len(layout.names) if schedule.eager else 1
     costs += [Cost(launch_s)] if launches else []

@@ -31,7 +31,7 @@ from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
-from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule_pass
+from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
 from ladder_sim.simulate.prices import Prices, price
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
@@ -321,6 +321,9 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
     Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
     """
     durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
+    for lead in leads_s:
+        if lead.stream == COMPUTE and lead.waits and lead.collective >= 0:
+            leads_s[lead] = leads_s[lead] + estimates[lead.collective].wake_s
     if not schedule.eager:
         held_s = sum((count * leads_s[lead] for (_, lead), count in schedule.order.spans.items()), start=launch_s)
         return sum((count * durations_s[like] for (like, _), count in schedule.order.spans.items()), start=held_s)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.answers import answer, same_size
-from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
+from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
@@ -88,6 +88,8 @@ def model_id(name: str) -> str:
 def cluster(name_or_path: str) -> ClusterSpec:
     """Return a cluster by catalog id, or from the path of a TOML file in the catalog's form.
 
+    "this-machine" has no datasheet: a profile of real passes prices it.
+
     Raises
     ------
     UnknownNameError
@@ -100,6 +102,8 @@ def cluster(name_or_path: str) -> ClusterSpec:
     >>> cluster("h100-sxm").gpus_per_node
     8
     """
+    if name_or_path.strip().lower() == THIS_MACHINE:
+        return this_machine()
     spec: ClusterSpec = _find("cluster", name_or_path)
     return spec
 

@@ -1,7 +1,7 @@
 """GPUs and the links between them."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ladder_sim.specs.allreduce_floor import floor_of_hops
@@ -111,3 +111,40 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         check_fields(self, f"cluster '{nonempty(self.name, 'cluster name')}'")
+
+
+# the machine that a profile of real passes was measured on
+THIS_MACHINE = "this-machine"
+
+
+def this_machine() -> ClusterSpec:
+    """Return the cluster without a datasheet, which a profile of real passes alone prices.
+
+    Its figures only shape the rooflines along which a GEMM is interpolated between measured ones: about those of a
+    server CPU's core (AVX-512: 2 fused multiply-adds of 16 floats at 2 GHz; a share of its memory channels). The
+    processor is divided into thousandths, of which messages take some from kernels. Memory is not checked.
+    """
+    source = "about a core of a server CPU; a profile's times replace it"
+    gpu = GpuSpec(
+        name="this machine",
+        bf16_flops=128e9,
+        fp8_flops=128e9,
+        fp4_flops=128e9,
+        hbm_bytes=1e15,
+        hbm_bandwidth_Bps=16e9,
+        sms=1000,
+        kernel_s=1e-5,
+        source=source,
+    )
+    link = LinkTier(name="intra", fabric="gloo", bandwidth_Bps=1e9, allreduce_floor_s=1e-4, source=source)
+    return ClusterSpec(
+        name=THIS_MACHINE,
+        gpu=gpu,
+        intra=link,
+        inter=replace(link, name="inter"),
+        host=replace(link, name="host"),
+        # ranks share the cores of one machine
+        gpus_per_node=1024,
+        rank_skew=0.0,
+        source=source,
+    )

@@ -14,6 +14,19 @@ from ladder_sim.specs.values import choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
 
+# fields of a dense model, and their names in a config.json
+HF_NAMES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+    "gated_mlp": "gated_mlp",
+    "tied_embeddings": "tie_word_embeddings",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
@@ -195,6 +208,21 @@ class ModelSpec:
             If a field is missing or breaks a rule, or the model has layers of a kind that cannot be simulated.
         """
         return cls(name=name, source=source, **shape_from_hf(config, source=source))
+
+    def hf_config(self) -> dict[str, object]:
+        """Return a config.json of this shape, as real forward passes read it.
+
+        Raises
+        ------
+        SpecError
+            The model is not a dense decoder of Llama's kind.
+        """
+        config = {key: getattr(self, name) for name, key in HF_NAMES.items()}
+        config |= {"model_type": "llama", "max_position_embeddings": self.max_positions}
+        again = type(self).from_hf(config, name=self.name, source=self.source)
+        if again != self:
+            raise SpecError(f"model '{self.name}' has parts that Llama's layers have not", hint="bench a dense model")
+        return config
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

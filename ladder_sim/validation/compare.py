@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, overload
 
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, StackFit
@@ -14,6 +14,7 @@ from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.validation.dataset import DEFAULT_DATASET, Configuration, Dataset, Measurement, read_dataset
+from ladder_sim.validation.runs import MeasuredRuns, RunCheck, validate_runs
 from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group
 
 Level = Literal["roofline", "microbench", "protocol-a", "protocol-b", "profile"]
@@ -126,27 +127,42 @@ class GroupSummary:
     tokens_per_s: ErrorStats | None
 
 
-@typed()
+@overload
 def validate(
     dataset: str | Dataset = DEFAULT_DATASET,
     level: Level | Literal["all"] = ALL_LEVELS,
     *,
     profile: str | CalibrationProfile | None = None,
-) -> ComparisonsByLevel:
+) -> ComparisonsByLevel: ...
+@overload
+def validate(
+    dataset: MeasuredRuns, *, profile: str | CalibrationProfile, held_back: Sequence[str] = ()
+) -> RunCheck: ...
+@typed(unless={"dataset"})
+def validate(
+    dataset: str | Dataset | MeasuredRuns = DEFAULT_DATASET,
+    level: Level | Literal["all"] = ALL_LEVELS,
+    *,
+    profile: str | CalibrationProfile | None = None,
+    held_back: Sequence[str] = (),
+) -> ComparisonsByLevel | RunCheck:
     """Compare measured runs of static batches with predictions.
 
     Parameters
     ----------
     dataset
-        CSV file of runs, or a data set of the package; see `ladder_sim.validation.dataset`.
+        CSV file of runs, or a data set of the package; see `ladder_sim.validation.dataset`. Or requests that ran on
+        this machine, as `runtime.runs.bench` returns them: they need a profile of real passes on it.
     level
         Evidence behind the predictions: one of `LEVELS`, or all of them.
     profile
         Predict from this profile instead: a name, a path, or a loaded one.
+    held_back
+        Of requests on this machine: wirings that must be among them, and that the profile must not have timed.
 
     Returns
     -------
-    dict
+    dict, or RunCheck of requests on this machine
         By level, a comparison of each run, in the order of the data set. With a profile there is one level,
         ``"profile"``.
 
@@ -162,6 +178,12 @@ def validate(
     >>> len(runs), f"{error_stats(ladder).mean_error:.1%}"
     (70, '3.3%')
     """
+    if not isinstance(dataset, str | Dataset):
+        if not isinstance(dataset, MeasuredRuns):
+            raise UsageError(f"dataset is {dataset!r}: must be text, a Dataset or runs", hint="give a CSV file's path")
+        if profile is None:
+            raise UsageError("requests on a machine need its profile", hint="profile=measure(scenario)")
+        return validate_runs(dataset, profile, held_back)
     data = read_dataset(dataset) if isinstance(dataset, str) else dataset
     if level not in (*LEVELS, ALL_LEVELS):
         raise UnknownNameError("level", level, (*LEVELS, ALL_LEVELS))

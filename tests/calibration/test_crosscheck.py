@@ -16,21 +16,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibration.__main__ import main
-from calibration.crosscheck.compare import Row, bootstrap
-from calibration.crosscheck.measure import Experiment
-from calibration.crosscheck.observations import Observations, Run, Times, message_bytes, ops_of, steps
-from calibration.crosscheck.predict import Calibration
-from calibration.crosscheck.run import cross_check, own_scenario
-from calibration.crosscheck.store import read_result, reuse
-from calibration.crosscheck.testbed import model_config
-from calibration.crosscheck.timers import OverlapTime
+from calibration.crosscheck.run import cross_check
+from calibration.crosscheck.store import read_result
+from calibration.passes.fit import profile_of, times_of
+from calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
+from calibration.passes.observe import Experiment
+from calibration.passes.testbed import model_config
+from calibration.passes.timers import OverlapTime
+from ladder_sim import predict
+from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display import console
 from ladder_sim.errors import ProfileError, UsageError, install_command
 from ladder_sim.report.crosscheck_page import crosscheck_page
 from ladder_sim.report.tables.crosscheck import crosscheck_report
 from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.runs import Compared, bootstrap
 from runtime.comm.rendezvous import CommConfig
+from runtime.runs import Times
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.schemas import check
@@ -50,20 +56,51 @@ OTHERS = (
     "ladder+token-split:2",
 )
 SMALL = {"model.layers": "4", "model.vocab": "512"}
+# bytes of the messages of a decode step and of a prompt of 16 tokens
+SIZES = (6144.0, 98304.0)
+
+
+EMULATED = CommConfig(backend="emulate")
+
+
+def own_scenario(model: str, stack: str, **how: Any) -> Scenario:
+    return Scenario.of(model=model, stack=stack, cluster="this-machine", **how)
+
+
+def small(scenario: Scenario, variants: tuple[str, ...], **how: Any) -> Experiment:
+    own = {"shares": (0.4,), "rounds": 2, "links": EMULATED, **how}
+    return Experiment(scenario=scenario, variants=variants, runs=variants, **own)
 
 
 def experiment() -> Experiment:
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=4, overrides=SMALL)
-    return Experiment(scenario=scenario, variants=VARIANTS, shares=(0.4,), rounds=9, threads=1)
+    return small(scenario, VARIANTS, rounds=9)
+
+
+def checked(experiment: Experiment) -> dict[str, Any]:
+    made = cross_check(experiment)
+    assert made
+    return made[0]
 
 
 @pytest.fixture(scope="module")
-def result() -> Any:
+def both() -> Any:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    measured = cross_check(experiment(), CommConfig(backend="emulate"))
+    measured = cross_check(experiment())
     torch.set_num_threads(threads)
-    return json.loads(json.dumps(measured))
+    assert measured
+    return json.loads(json.dumps(measured[0])), measured[1]
+
+
+@pytest.fixture(scope="module")
+def result(both: Any) -> Any:
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def profile(both: Any) -> CalibrationProfile:
+    own: CalibrationProfile = both[1]
+    return own
 
 
 def test_every_variant_is_predicted_and_measured(result: Any) -> None:
@@ -84,10 +121,7 @@ def test_other_wirings_and_techniques_are_predicted_and_measured() -> None:
     """Parts of a batch of 32 take turns in a decode step."""
     few = SMALL | {"model.layers": "2"}
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=32, prompt=4, gen=3, overrides=few)
-    rows = cross_check(
-        Experiment(scenario=scenario, variants=OTHERS, shares=(0.4,), rounds=2, threads=1),
-        CommConfig(backend="emulate"),
-    )["rows"]
+    rows = checked(small(scenario, OTHERS))["rows"]
     assert {row["variant"] for row in rows} == {"standard", *OTHERS}
     predicted = {(row["variant"], row["quantity"]): row["predicted"] for row in rows if row["link"] == "40%"}
     # shorter GEMMs, twice as many messages, of which all but the last are under the other part
@@ -96,9 +130,8 @@ def test_other_wirings_and_techniques_are_predicted_and_measured() -> None:
 
 
 def test_techniques_that_real_passes_have_not_are_refused() -> None:
-    other = replace(experiment(), variants=("standard+fused-norm",))
     with pytest.raises(UsageError, match="technique 'fused-norm' cannot run in real passes"):
-        cross_check(other, CommConfig(backend="emulate"))
+        cross_check(replace(experiment(), runs=("standard+fused-norm",)))
 
 
 LATENT = {
@@ -128,8 +161,7 @@ def test_experts_and_latent_attention_are_predicted_and_measured(tmp_path: Path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LATENT))
     scenario = own_scenario(str(file), "gpt-fast", tp=4, batch=1, prompt=8, gen=3, overrides={})
-    small = Experiment(scenario=scenario, variants=("parallel", "ladder"), shares=(0.4,), rounds=2, threads=1)
-    rows = cross_check(small, CommConfig(backend="emulate"))["rows"]
+    rows = checked(small(scenario, ("parallel", "ladder")))["rows"]
     assert {row["variant"] for row in rows} == {"standard", "parallel", "ladder"}
     assert all(row["predicted"] > 0 for row in rows)
 
@@ -158,20 +190,21 @@ def test_norms_behind_blocks_and_over_all_heads_are_predicted_and_measured(stack
         messages = [message_bytes(op) for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
         assert set(messages) == {tokens * 2 * 4, tokens * 64 * 4}
         assert messages.count(tokens * 2 * 4) == 2
-    small = Experiment(scenario=scenario, variants=("ladder", "upper-bound"), shares=(0.4,), rounds=2, threads=1)
-    result = cross_check(small, CommConfig(backend="emulate"))
+    result, profile = cross_check(small(scenario, ("ladder", "upper-bound"))) or ({}, None)
     assert {row["variant"] for row in result["rows"]} == {"standard", "ladder", "upper-bound"}
     assert all(row["predicted"] > 0 for row in result["rows"])
-    sent = result["calibration"]["links"]["40%"]["all_reduce"]
+    assert profile
+    assert profile.in_place
+    sent = profile.in_place.collectives["all_reduce"]
     # messages of a pass take equally long
-    assert [sent["bytes"], sent["seconds"]] == [[8, 64, 256, 2048], 2 * sent["seconds"][:2]]
+    seconds = sent.seconds.tolist()
+    assert [sent.size_bytes.tolist(), seconds] == [[8, 64, 256, 2048], 2 * seconds[:2]]
 
 
 def test_parts_that_the_runtime_has_not_are_refused() -> None:
     scenario = own_scenario("gpt-oss-20b", "gpt-fast", tp=4, batch=1, prompt=8, gen=3, overrides={"model.layers": "2"})
-    unknown = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
     with pytest.raises(UsageError, match="gpt-oss-20b has attention sinks, which real passes here do not run"):
-        cross_check(unknown, CommConfig(backend="emulate"))
+        cross_check(small(scenario, ("ladder",)))
 
 
 def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
@@ -222,11 +255,8 @@ def test_the_gate_fails_if_an_error_exceeds_its_bound(result: Any, tmp_path: Pat
     ("predicted", "exceeds"), [(1.0, False), (1.15, False), (1.25, True), (0.86, False), (0.75, True)]
 )
 def test_only_an_error_that_noise_does_not_explain_exceeds_its_bound(predicted: float, exceeds: bool) -> None:
-    row = Row(
-        link="x", variant="ladder", quantity="decode", predicted=predicted, measured=1.0, low=0.95, high=1.05, bound=0.1
-    )
-    assert row.exceeds_bound is exceeds
-    assert not replace(row, bound=None).exceeds_bound
+    row = Compared(variant="ladder", quantity="tpot_s", predicted=predicted, measured=1.0, low=0.95, high=1.05)
+    assert row.exceeds(0.1) is exceeds
 
 
 def test_the_bootstrap_holds_the_median() -> None:
@@ -259,71 +289,91 @@ def planted(*, kernel_s: float = 1e-3, message_s: float = 0.5e-3, resume_s: floa
     return observed
 
 
+def fitted(observed: Observations) -> CalibrationProfile:
+    return profile_of(observed, created="2026-11-26")
+
+
+def in_place(observed: Observations) -> InPlace:
+    times = fitted(observed).in_place
+    assert times
+    return times
+
+
 def test_what_a_wait_costs_is_found_and_does_not_slow_the_link() -> None:
-    calibration = Calibration.of(planted(resume_s=50e-6))
-    assert calibration.resume_s == pytest.approx({"prefill": 50e-6, "decode": 50e-6}, rel=1e-3)
+    waits = in_place(planted(resume_s=50e-6)).waits
+    assert {size: wait.wake_s for size, wait in waits.items()} == pytest.approx(dict.fromkeys(SIZES, 50e-6), rel=1e-3)
     # messages far longer than the blocks: ladder takes as long as the link, however late the computation goes on
-    even, late = (Calibration.of(planted(message_s=20e-3, resume_s=resume_s)) for resume_s in (0.0, 1e-3))
-    run = Run("slow", "ladder")
-    assert late.predict(run).prefill_s == pytest.approx(even.predict(run).prefill_s, abs=2.5e-3)
-    assert late.predict(Run("slow", "standard")).prefill_s == pytest.approx(
-        even.predict(Run("slow", "standard")).prefill_s + 8e-3, rel=1e-3
-    )
+    observed = planted(message_s=20e-3)
+    even, late = (fitted(planted(message_s=20e-3, resume_s=resume_s)) for resume_s in (0.0, 1e-3))
+    before, after = (times_of(observed.scenario, "ladder", profile).prefill_s for profile in (even, late))
+    assert after == pytest.approx(before, abs=2.5e-3)
+    before, after = (times_of(observed.scenario, "standard", profile).prefill_s for profile in (even, late))
+    assert after == pytest.approx(before + 8e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("message_s", [0.5e-3, 20e-3])
+def test_the_critical_path_adds_up_with_the_time_to_wake_up(message_s: float) -> None:
+    """Regression: both engines agree, and a pass's time is what its critical path was made of."""
+    observed = planted(message_s=message_s, resume_s=1e-3)
+    for engine in ("fast", "des"):
+        answer = predict(observed.scenario, ["standard", "ladder"], profile=fitted(observed), engine=engine)
+        for prediction in answer.values():
+            parts_s = prediction.request.breakdown.limits_s
+            assert sum(parts_s.values()) == pytest.approx(prediction.request_s)
+            assert prediction.request_s == pytest.approx(
+                sum(times_of(observed.scenario, prediction.variant, fitted(observed)))
+            )
+
+
+def over_gloo(observed: Observations, **how: Any) -> Observations:
+    """The same over a real link, on which a message takes 5 ms alone."""
+    real = replace(observed, emulated={}, links=("gloo",), calibration_link="gloo", **how)
+    for size in SIZES:
+        real.collectives["all_reduce", size].append(5e-3)
+    real.collectives["broadcast", 8.0].append(1e-3)
+    real.requests[Run("gloo", "standard")] = real.requests.pop(Run("slow", "standard"))
+    return real
 
 
 def test_a_message_and_a_computation_at_the_same_time_slow_each_other() -> None:
     """Alone a message takes 5 ms, during kernels 7.5 ms, and they lose 40 % of their core to it."""
-    observed = replace(planted(message_s=5e-3), emulated={}, links=("gloo",), calibration_link="gloo")
-    for (kind, size), seconds in {("all_reduce", 6144): 5e-3, ("all_reduce", 98304): 5e-3}.items():
-        observed.collectives[kind, float(size)].append(seconds)
-    observed.collectives["broadcast", 8.0].append(1e-9)
-    for size in (6144.0, 98304.0):
-        observed.overlaps[size].append(OverlapTime(message_s=7.5e-3, lost_s=3e-3))
-    observed.requests[Run("gloo", "standard")] = observed.requests.pop(Run("slow", "standard"))
-    apart = Calibration.of(replace(observed, overlaps={size: [OverlapTime(5e-3, 0.0)] for size in observed.overlaps}))
-    together = Calibration.of(observed)
-    assert [round(overlap.slowed, 3) for overlap in together.overlaps.values()] == [0.5, 0.5]
-    assert [round(overlap.core_share, 3) for overlap in together.overlaps.values()] == [0.4, 0.4]
-    standard, ladder = Run("gloo", "standard"), Run("gloo", "ladder")
-    assert together.predict(standard) == pytest.approx(apart.predict(standard), rel=1e-3)
+    observed = over_gloo(planted(message_s=5e-3))
+    apart = fitted(replace(observed, overlaps={size: [OverlapTime(5e-3, 0.0)] for size in SIZES}))
+    together = fitted(replace(observed, overlaps={size: [OverlapTime(7.5e-3, 3e-3)] for size in SIZES}))
+    assert together.in_place
+    assert [round(wait.slowed, 3) for wait in together.in_place.waits.values()] == [0.5, 0.5]
+    assert [round(wait.core_share, 3) for wait in together.in_place.waits.values()] == [0.4, 0.4]
+    scenario = observed.scenario
+    assert times_of(scenario, "standard", together) == pytest.approx(times_of(scenario, "standard", apart), rel=1e-3)
     # ladder's blocks of 4 and 5 kernels of 1 ms hide their messages of 5 ms; slowed, 8 of 7.5 ms follow each other
-    kernels_s = 1e-3 * sum(op.stream == "compute" for op in ops_of(observed.scenario, "ladder", "prefill"))
-    assert apart.predict(ladder).prefill_s == pytest.approx(kernels_s, abs=6e-3)
-    assert together.predict(ladder).prefill_s == pytest.approx(kernels_s + 8 * 3e-3, abs=8e-3)
+    kernels_s = 1e-3 * sum(op.stream == "compute" for op in ops_of(scenario, "ladder", "prefill"))
+    assert times_of(scenario, "ladder", apart).prefill_s == pytest.approx(kernels_s, abs=6e-3)
+    assert times_of(scenario, "ladder", together).prefill_s == pytest.approx(kernels_s + 8 * 3e-3, abs=8e-3)
 
 
 def test_a_message_takes_time_however_noisy_the_machine() -> None:
     """Regression: a standard that noise made faster than its kernels gave messages a negative time."""
-    observed = replace(planted(message_s=5e-3), emulated={}, links=("gloo",), calibration_link="gloo")
-    for size in (6144.0, 98304.0):
-        observed.collectives["all_reduce", size].append(5e-3)
-    observed.collectives["broadcast", 8.0].append(1e-9)
-    for size in (6144.0, 98304.0):
-        observed.overlaps[size].append(OverlapTime(5e-3, 0.0))
-    observed.requests[Run("gloo", "standard")].append(Times(1e-3, 1e-3))
-    calibration = Calibration.of(observed)
-    assert calibration.links["gloo"]["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])
+    observed = over_gloo(planted(message_s=5e-3))
+    observed.requests[Run("gloo", "standard")] = [Times(1e-3, 1e-3)]
+    assert in_place(observed).collectives["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])
 
 
 def test_a_link_is_faster_by_the_same_share_for_every_message_of_a_phase() -> None:
     """Regression: partial's messages of half the size took twice as long as whole ones."""
-    observed = replace(planted(message_s=5e-3, resume_s=-2e-3), emulated={}, links=("gloo",), calibration_link="gloo")
-    for size in (3072.0, 6144.0, 49152.0, 98304.0):
-        observed.collectives["all_reduce", size].append(5e-3)
-    observed.collectives["broadcast", 8.0].append(1e-3)
-    for variant in ("standard", "partial:50"):
-        observed.requests[Run("gloo", variant)] = observed.requests[Run("slow", "standard")]
-    links = Calibration.of(observed).links["gloo"]
-    assert links["all_reduce"].seconds.tolist() == pytest.approx([3e-3] * 4)
-    assert links["broadcast"].seconds.tolist() == [1e-3]
+    observed = over_gloo(planted(message_s=5e-3, resume_s=-2e-3))
+    for size in SIZES:
+        observed.collectives["all_reduce", size / 2].append(5e-3)
+    observed.requests[Run("gloo", "partial:50")] = observed.requests[Run("gloo", "standard")]
+    collectives = in_place(observed).collectives
+    assert collectives["all_reduce"].seconds.tolist() == pytest.approx([3e-3] * 4)
+    assert collectives["broadcast"].seconds.tolist() == [1e-3]
 
 
 def test_an_answer_of_one_token_has_no_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     few = SMALL | {"model.layers": "2"}
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=few)
-    short = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
     screen = progress_of(monkeypatch)
-    rows = cross_check(short, CommConfig(backend="emulate"))["rows"]
+    rows = checked(small(scenario, ("ladder",)))["rows"]
     # two rounds of two wirings, and of what predictions are calibrated on
     assert re.search(r"100 %, (\d+) of \1 measurements", screen.getvalue())
     # standard always runs
@@ -345,39 +395,31 @@ def test_ranks_that_refuse_keep_their_exit_code() -> None:
         assert part in done.stderr
 
 
-def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
-    file = tmp_path / "earlier.json"
-    file.write_text(json.dumps(result))
-    again = cross_check(
-        replace(experiment(), variants=("standard", "ladder"), rounds=2), CommConfig(backend="emulate"), file
-    )
-    assert again["calibration"] == result["calibration"]
-    predicted = {(row["link"], row["variant"], row["quantity"]): row["predicted"] for row in result["rows"]}
-    assert len(again["rows"]) == 7
-    for row in again["rows"]:
-        assert row["predicted"] == pytest.approx(predicted[row["link"], row["variant"], row["quantity"]])
+def test_a_profile_can_be_used_again(profile: CalibrationProfile, tmp_path: Path) -> None:
+    """Also on other links: they follow from the profile's upper bound."""
+    file = tmp_path / "mine.json.gz"
+    save_profile(profile, file)
+    again = load_profile(file)
+    rows = checked(replace(experiment(), runs=("standard", "ladder"), rounds=2, profile=again))["rows"]
+    assert len(rows) == 7
+    assert {row["link"] for row in rows} == {"40%"}
+    scenario = experiment().scenario
+    assert times_of(scenario, "ladder", again) == pytest.approx(times_of(scenario, "ladder", profile))
 
 
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"run": {"tp": 4}}, "another machine: tp 4 instead of 8"),
-        ({"environment": {"cpu": "abacus"}}, "another machine: cpu abacus"),
-        ({"calibration": {"kernels": [{"kind": "gemm"}]}}, r"lacks 'calibration.kernels\[0\].shape'"),
-        ({"calibration": {"kernels": [{"kind": "gemm", "shape": "x", "seconds": 1.0}]}}, "not the sizes of a kernel"),
-        ({"calibration": {"resume_s": {"prefill": float("nan"), "decode": 0.0}}}, "resume_s.prefill is nan; must be"),
-        ({"calibration": {"links": {"40%": {"all_reduce": {"bytes": [1.0], "seconds": [-1.0]}}}}}, "above 0"),
-        ({"calibration": {"links": {"40%": {"all_reduce": {"bytes": [2, 1], "seconds": [1, 1]}}}}}, "must increase"),
-        ({"calibration": {"links": {"40%": {}}}}, "lacks 'all_reduce'"),
+        ({"tp": "4"}, "measured on TP 4; these runs: TP 8"),
+        ({"cpu": "abacus", "tp": "4"}, "measured on abacus, TP 4; these runs: "),
     ],
 )
-def test_a_calibration_of_other_runs_or_another_machine_is_refused(
-    result: Any, tmp_path: Path, change: dict[str, Any], part: str
+def test_a_profile_of_other_runs_or_another_machine_is_refused(
+    profile: CalibrationProfile, change: dict[str, str], part: str
 ) -> None:
-    file = tmp_path / "earlier.json"
-    file.write_text(json.dumps({**result, **{key: {**result[key], **value} for key, value in change.items()}}))
+    other = replace(profile, environment={**profile.environment, **change})
     with pytest.raises(ProfileError, match=part):
-        cross_check(experiment(), CommConfig(backend="emulate"), file)
+        cross_check(replace(experiment(), profile=other))
 
 
 @given(st.data())
@@ -398,30 +440,32 @@ def test_any_damage_to_a_result_is_seen(result: Any, tmp_path: Path, data: st.Da
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_damage_to_a_calibration_is_seen(result: Any, tmp_path: Path, data: st.DataObject) -> None:
+def test_any_damage_to_a_profile_of_passes_is_seen(
+    profile: CalibrationProfile, tmp_path: Path, data: st.DataObject
+) -> None:
     """It is refused, or predicts a time."""
-    file, scenario = tmp_path / "result.json", experiment().scenario
-    changed = data.draw(damaged(result["calibration"]))
-    file.write_bytes(json.dumps({**result, "calibration": None}).encode().replace(b"null", changed, 1))
+    file = tmp_path / "mine.json"
+    save_profile(profile, file)
+    document = json.loads(file.read_text("utf-8"))
+    changed = data.draw(damaged(document["in_place"]))
+    file.write_bytes(
+        json.dumps({**document, "in_place": None}).encode().replace(b'"in_place": null', b'"in_place": ' + changed, 1)
+    )
     try:
-        calibration = reuse(file, scenario, {"tp": 8}, result["environment"])
-        times = calibration.predict(Run("40%", "ladder"))
+        times = times_of(experiment().scenario, "ladder", load_profile(file))
     except ProfileError as error:
         assert error.hint  # noqa: PT017
         return
     assert 0 < sum(times) < float("inf")
 
 
-def test_what_was_not_recorded_is_named() -> None:
-    calibration = Calibration.of(planted())
-    links = {"slow": {"all_reduce": calibration.links["slow"]["all_reduce"]}}
-    for change, part in (
-        ({"kernels": {}}, "no recorded embedding"),
-        ({"links": links}, "no recorded broadcast"),
-        ({"links": {}}, "no link 'slow'"),
-    ):
+def test_what_no_pass_ran_is_named() -> None:
+    profile = fitted(planted())
+    times = profile.in_place
+    assert times
+    for change, part in (({"kernels": {}}, "ran no embedding"), ({"collectives": {}}, "ran no broadcast")):
         with pytest.raises(ProfileError, match=part):
-            replace(calibration, **change).predict(Run("slow", "upper-bound"))  # type: ignore[arg-type]
+            times_of(planted().scenario, "upper-bound", replace(profile, in_place=replace(times, **change)))  # type: ignore[arg-type]
 
 
 def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
@@ -441,6 +485,7 @@ def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
         (("--model", "1b", "--save", "nowhere/x.json"), "no such folder"),
         (("--model", "1b", "--share", "0.2,1.5"), "--share '1.5': must be between 0 and 1"),
         (("--model", "1b", "--rounds", "1"), "--rounds is 1"),
+        (("--model", "1b", "--out", "nowhere/x.json.gz"), "no such folder"),
     ],
 )
 def test_what_the_command_line_refuses(
@@ -469,7 +514,7 @@ def test_the_simulators_command_line_passes_everything_on(tmp_path: Path) -> Non
     flags = ("--set=model.layers=2", "--set=model.vocab=512", "--tp=2", "--prompt=8", "--gen=2", "--rounds=2")
     out, page = tmp_path / "result.json", tmp_path / "page.html"
     output = (f"--save={out}", f"--html={page}", "--variant=standard,ladder", "--variant=upper-bound")
-    ran = process("crosscheck", "--model=1b", "--backend=gloo", *flags, *output)
+    ran = process("calibrate", "check", "--model=1b", "--backend=gloo", *flags, *output)
     assert ran.code == 0, ran.err
     assert {row["variant"] for row in json.loads(out.read_text())["rows"]} == {"standard", "ladder", "upper-bound"}
     assert page.exists()

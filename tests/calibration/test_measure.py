@@ -18,9 +18,6 @@ import pytest
 import torch
 
 from calibration.__main__ import main
-from calibration.crosscheck.observations import scenario_of
-from calibration.crosscheck.run import own_scenario
-from calibration.crosscheck.testbed import Testbed
 from calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
 from calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
 from calibration.measure.collectives import UNSUPPORTED, collective
@@ -33,6 +30,8 @@ from calibration.measure.ops import measure
 from calibration.measure.overlap import OverlapMeasurement
 from calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
 from calibration.measure.ranks import Ranks
+from calibration.passes.observations import scenario_of
+from calibration.passes.testbed import Testbed
 from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.costs.roofline import Experts, coordinates, table_key
 from ladder_sim.errors import LadderSimError, UsageError
@@ -441,7 +440,7 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
 
 def test_kernels_add_up_to_their_pass() -> None:
     small = {"model.layers": "2", "model.vocab": "512"}
-    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=8, gen=3, overrides=small)
+    scenario = Scenario.of(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
     testbed = Testbed(scenario, Alone(8))
     testbed.compute_only()
     for fused in (True, False):

@@ -124,3 +124,16 @@ def test_hidden_and_exposed_by_hand() -> None:
     assert overlap_s((timeline.start_s[1], timeline.end_s[1]), compute) == 3.0
     assert timeline.critical_path() == [0, 1, 3]
     assert timeline.makespan_s == 8.5
+
+
+def test_the_critical_path_leads_over_the_message_that_is_noticed_last() -> None:
+    """The kernel before it ends later, but needs nobody to wake up."""
+    tasks = (
+        Task(name="first", stream=0, duration_s=1.0),
+        Task(name="message", stream=1, duration_s=2.0, after=(0,), wake_s=3.0),
+        Task(name="second", stream=0, duration_s=4.0),
+        Task(name="third", stream=0, duration_s=1.0, after=(1,)),
+    )
+    timeline = run(Program(tasks=tasks, streams=(Stream(name="compute"), Stream(name="comm"))))
+    assert timeline.ready_s.tolist() == [0.0, 1.0, 1.0, 6.0]
+    assert timeline.critical_path() == [0, 1, 3]

@@ -146,6 +146,7 @@ def sharing_programs(draw: st.DrawFn, *, maximum_tasks: int = 14, host: bool = F
                 after=(*(launches + before for before in sorted(after)), *([number] if launches else [])),
                 lead_s=draw(SECONDS) if draw(st.booleans()) else 0.0,
                 demand=draw(kinds[stream]),
+                wake_s=draw(SECONDS) if stream == collectives and draw(st.booleans()) else 0.0,
             )
         )
     return Program(tasks=tuple(tasks), streams=streams, device=Device(sms=SMS))

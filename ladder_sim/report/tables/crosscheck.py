@@ -48,19 +48,20 @@ def verdict(result: Result) -> str:
     )
 
 
-def calibrated_on(result: Result) -> str:
-    """What the predictions were calibrated on."""
-    calibration = result["calibration"]
-    resume = ", ".join(f"{format_seconds(seconds)} in {phase}" for phase, seconds in calibration["resume_s"].items())
-    overlaps = "".join(
-        f" During a computation an all-reduce of {format_bytes(overlap['bytes'])} takes {overlap['slowed']:.0%} "
-        f"longer, and {overlap['core_share']:.0%} of the computation's core."
-        for overlap in calibration["beside"]
+def fitted_to(result: Result) -> str:
+    """What the profile behind the predictions was fitted to."""
+    fitted = result.get("fitted")
+    if fitted is None:
+        return "Rows without a bound are not judged."
+    waits = "".join(
+        f" A computation that waited for a message of {format_bytes(wait['bytes'])} resumes "
+        f"{format_seconds(wait['wake_s'])} after its end; during a computation the message takes {wait['slowed']:.0%} "
+        f"longer, and {wait['core_share']:.0%} of the computation's core."
+        for wait in fitted["waits"]
     )
     return (
-        f"Calibrated on {len(calibration['kernels'])} kernels of passes without communication, timed in place, and on "
-        f"standard on one link: a computation that waited for a message resumes {resume} after its end.{overlaps} Rows "
-        "without a bound are not judged."
+        f"Fitted to {fitted['kernels']} kernels of passes without communication, timed in place, and to standard on "
+        f"one link.{waits} Rows without a bound are not judged."
     )
 
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from calibration.crosscheck.observations import PHASES, Times, scenario_of
-from calibration.crosscheck.timers import OverlapTime, message, time_kernels, time_overlap
-from ladder_sim.costs.recorded import OpKey
+from calibration.passes.observations import PHASES, scenario_of
+from calibration.passes.timers import OverlapTime, message, time_kernels, time_overlap
+from ladder_sim.costs.in_place import OpKey
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase
@@ -24,6 +24,7 @@ from runtime.comm.base import Alone, Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.kinds import Experts, Latent
 from runtime.model.wiring import Wiring, lay_out
+from runtime.runs import Times
 
 # what CPUs compute in
 DTYPE = torch.float32

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibration.crosscheck.observations import ELEMENT_BYTES
-from ladder_sim.costs.recorded import OpKey
+from calibration.passes.observations import ELEMENT_BYTES
+from ladder_sim.costs.in_place import OpKey
 from ladder_sim.graph.build import StepGraph
 from runtime.comm.base import DONE, Communicator
 from runtime.model.kernels import observed

@@ -1,16 +1,21 @@
-"""Measures a cross-check: calibration and predicted runs take turns, so that drift affects both equally."""
+"""Observes passes: what a profile is fitted to and requests take turns, so that drift affects both equally."""
 
 import os
+import pickle
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 
-from calibration.crosscheck.observations import (
+from calibration.passes.fit import times_of
+from calibration.passes.observations import (
     PHASES,
     Observations,
     Run,
@@ -21,18 +26,26 @@ from calibration.crosscheck.observations import (
     scenario_of,
     steps,
 )
-from calibration.crosscheck.testbed import Testbed
-from calibration.crosscheck.timers import time_collective
+from calibration.passes.testbed import Testbed
+from calibration.passes.timers import time_collective
+from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.costs.recorded import OpKey
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import RankError, UsageError
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.progress import Progress
-from runtime.comm.base import Communicator
+from runtime.comm.base import Alone, Communicator
 from runtime.comm.emulate import EmulatedLink
+from runtime.comm.launch import launch
+from runtime.comm.process_group import Degrees
+from runtime.comm.rendezvous import CommConfig, connect
 from runtime.comm.table import LatencyTable
+from runtime.environment import environment
+from runtime.runs import facts, require_ranks
 
-# the emulated link that standard is calibrated on, and the part of standard's time that messages take on it
+# the emulated link whose requests of standard a profile is fitted to, and the part of standard's time that messages
+# take on it
 CALIBRATION_LINK, CALIBRATION_SHARE = "calibration", 0.35
 REAL_LINK = "gloo"
 # per round, of the two kinds of request that every prediction is based on
@@ -48,44 +61,89 @@ Kernels = Set[tuple[Phase, OpKey]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is measured."""
+    """What is observed."""
 
     scenario: Scenario
     """Model, workload, stack and tensor-parallel degree."""
     variants: tuple[str, ...]
-    """To predict and to run, as `Run` names them."""
-    shares: tuple[float, ...]
+    """Whose kernels and messages are timed, as `Run` names them."""
+    runs: tuple[str, ...]
+    """Whose requests run."""
+    shares: tuple[float, ...] = ()
     """Emulated links: parts of standard's time that messages take."""
     rounds: int
-    """Requests of each variant on each link."""
-    threads: int
+    """Requests of each of `runs` on each link."""
+    threads: int = 1
     """CPU threads of each rank."""
+    links: CommConfig
+    """Backend, "emulate" or "gloo"."""
+    profile: CalibrationProfile | None = None
+    """Measured before on this machine, instead of anew."""
+
+    def __post_init__(self) -> None:
+        if self.scenario.workload.prompt < 2:
+            raise UsageError(
+                f"prompt is {self.scenario.workload.prompt}: must be 2 or more",
+                hint="prefill and decode are distinguished by their message sizes",
+            )
+
+    def environment(self) -> dict[str, str]:
+        """The machine, and everything of what runs that times depend on."""
+        backend, machine = self.links.backend, environment()
+        own = facts(self.scenario, machine, backend=backend, dtype="fp32", threads=self.threads)
+        return own | {"variants": ",".join(self.variants)}
 
 
-def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curve] | None = None) -> Observations:
-    """Run every variant on every link, and what predictions are calibrated on, in turns.
+def observe(experiment: Experiment) -> Observations | None:
+    """Run passes on ranks of this machine, and time them; None on all ranks but the first, where torchrun began them.
 
-    Links are emulated for a single rank. With `known`, the all-reduce of every link in an earlier calibration, only the
-    predicted runs are measured.
+    Raises
+    ------
+    MissingPackageError, InfeasibleError, RankError
+        As `runtime.runs.bench`.
     """
+    tp, links = experiment.scenario.plan.tp, experiment.links
+    if links.backend == "emulate":
+        return _observe(experiment, Alone(tp))
+    if "RANK" in os.environ:
+        comm = connect(links, Degrees(tp))
+        observed = _observe(experiment, comm)
+        return observed if comm.rank == 0 else None
+    require_ranks(tp)
+    with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
+        file = Path(folder, "experiment")
+        file.write_bytes(pickle.dumps(experiment))
+        if code := launch([str(file)], tp, "calibration.passes.rank"):
+            raise RankError(f"a rank ended with exit code {code}")
+        seen: Observations = pickle.loads(file.read_bytes())
+    return seen
+
+
+def _observe(experiment: Experiment, comm: Communicator) -> Observations:
+    """Run every variant on every link, and what a profile is fitted to, in turns.
+
+    Links are emulated for a single rank. With a profile, only the requests are measured.
+    """
+    torch.set_num_threads(experiment.threads)
     testbed = Testbed(experiment.scenario, comm)
     emulated: Mapping[str, Curve] = {}
     links: dict[str, Communicator] = {REAL_LINK: comm}
     if comm.name != REAL_LINK:
-        emulated = known or _emulated_links(testbed, experiment.shares)
+        emulated = _emulated_links(testbed, experiment)
         links = {name: EmulatedLink(comm.size, _latencies(curve)) for name, curve in emulated.items()}
     observed = Observations(
         scenario=experiment.scenario,
         links=tuple(links),
         calibration_link=CALIBRATION_LINK if emulated else REAL_LINK,
         emulated=emulated,
+        environment=experiment.environment(),
     )
-    runs = [Run(link, variant) for link in links for variant in experiment.variants if link != CALIBRATION_LINK]
+    runs = [Run(link, variant) for link in links for variant in experiment.runs if link != CALIBRATION_LINK]
     tasks: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
-    if known is None:
+    if experiment.profile is None:
         tasks += _calibration_tasks(observed, testbed, links, experiment.variants)
     # warm up
-    for variant in experiment.variants:
+    for variant in experiment.runs:
         testbed.request(variant, next(iter(links.values())))
     shuffle = random.Random(0).shuffle
     done = count(1)
@@ -159,14 +217,18 @@ def _collectives(observed: Observations, testbed: Testbed, variants: Sequence[st
             observed.overlaps[size_bytes].append(testbed.overlap(phase, size_bytes, seconds))
 
 
-def _emulated_links(testbed: Testbed, shares: Sequence[float]) -> dict[str, Curve]:
+def _emulated_links(testbed: Testbed, experiment: Experiment) -> dict[str, Curve]:
     """Links on which messages take these shares of standard's time, in prefill and decode alike."""
-    # warm up
-    testbed.compute_only()
-    times = [testbed.compute_only() for _ in range(ESTIMATES)]
-    prefill_s, decode_s = (median(column) for column in zip(*times, strict=True))
+    named = {CALIBRATION_LINK: CALIBRATION_SHARE, **{f"{share:.0%}": share for share in experiment.shares}}
+    if experiment.profile is None:
+        # warm up
+        testbed.compute_only()
+        times = [testbed.compute_only() for _ in range(ESTIMATES)]
+        prefill_s, decode_s = (median(column) for column in zip(*times, strict=True))
+    else:
+        del named[CALIBRATION_LINK]
+        prefill_s, decode_s = times_of(experiment.scenario, "upper-bound", experiment.profile)
     pass_s: dict[Phase, float] = {"prefill": prefill_s, "decode": decode_s / max(1, testbed.scenario.workload.gen - 1)}
-    named = {CALIBRATION_LINK: CALIBRATION_SHARE, **{f"{share:.0%}": share for share in shares}}
     return {name: _all_reduce(testbed.scenario, pass_s, share) for name, share in named.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a cross-check measures: to calibrate on, and to compare predictions with."""
+"""What passes on this machine show: to fit a profile to, and to compare predictions with."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
+from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.costs.recorded import OpKey
 from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import Op, Phase
@@ -15,19 +15,11 @@ from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import Techniques
+from runtime.runs import Times
 
 # of the float32 activations that CPUs compute with
 ELEMENT_BYTES = 4.0
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
-
-
-class Times(NamedTuple):
-    """Seconds of one request."""
-
-    prefill_s: float
-    """Until the first new token."""
-    decode_s: float
-    """All later ones."""
 
 
 class Run(NamedTuple):
@@ -48,7 +40,7 @@ class Observations:
     links: tuple[str, ...]
     """Names of the interconnects."""
     calibration_link: str
-    """The one whose requests of standard are calibrated on."""
+    """The one whose requests of standard a profile is fitted to."""
     emulated: Mapping[str, Curve]
     """Emulated links: seconds of an all-reduce by message bytes."""
     requests: dict[Run, list[Times]] = field(default_factory=lambda: defaultdict(list))
@@ -65,6 +57,8 @@ class Observations:
     """On a real link, by message bytes: seconds of an all-reduce during a pass, and how much longer the pass takes."""
     load: list[float] = field(default_factory=list)
     """Load average of the machine after each round."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Machine, versions, and everything of what ran that times depend on."""
 
     def request(self, run: Run) -> Times:
         """Median request of a run."""

@@ -1,0 +1,278 @@
+"""Predictions against requests that ran on a machine, of which a profile was measured: `validate` of runs."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.des.shared import Floats
+from ladder_sim.errors import BoundError, ProfileError, UsageError
+from ladder_sim.graph.variants import canonical_names
+from ladder_sim.prediction import predict
+from ladder_sim.specs.scenario import Scenario
+
+# resamples of the requests
+DRAWS = 2000
+# of the resampled medians: 95 %
+INTERVAL = (0.025, 0.975)
+# what of the environment of a profile of real passes may differ from that of runs: wirings that were timed
+VARIANTS = "variants"
+# quantities of `RunCheck.require`, and what messages call them
+QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request", "speedup": "speedup"}
+
+
+@runtime_checkable
+class MeasuredRuns(Protocol):
+    """Requests by wiring, as `runtime.runs.bench` returns them: seconds of prefill and of all decode steps."""
+
+    scenario: Scenario
+    """What ran."""
+    environment: Mapping[str, str]
+    """Everything that times depend on, by the names in a profile's environment."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def __getitem__(self, variant: str, /) -> Sequence[tuple[float, float]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One quantity of one wiring."""
+
+    variant: str
+    """Residual wiring, maybe with techniques."""
+    quantity: str
+    """One of `QUANTITIES`; seconds, or a request's speedup over standard."""
+    predicted: float
+    """By the simulator."""
+    measured: float
+    """Median over the requests; of a speedup over pairs with standard of the same round."""
+    low: float
+    """Lower end of the 95 % interval of that median."""
+    high: float
+    """Upper end of that interval."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1.0
+
+    def exceeds(self, bound: float) -> bool:
+        """Whether the error is larger than a bound for every value in the measured interval."""
+        return not (self.predicted / self.high - 1.0 <= bound and self.predicted / self.low - 1.0 >= -bound)
+
+    def undecided(self, bound: float) -> bool:
+        """Whether the measured interval is too wide to hold an error against a bound."""
+        return not self.exceeds(bound) and max(self.high / self.measured, self.measured / self.low) - 1.0 > bound
+
+
+def compare_requests(
+    requests: Mapping[str, Sequence[tuple[float, float]]], predicted: Mapping[str, tuple[float, float]], steps: int
+) -> list[Compared]:
+    """Compare every quantity of every wiring; requests of one round are at the same place in each list.
+
+    Parameters
+    ----------
+    requests, predicted
+        By wiring, seconds of prefill and of all decode steps.
+    steps
+        Decode steps over which their time is averaged; 0: there are none.
+    """
+    rows = []
+    standard = np.array(requests["standard"]) if "standard" in requests else None
+    for variant, samples in requests.items():
+        measured, (prefill_s, decode_s) = np.array(samples), predicted[variant]
+        columns: dict[str, tuple[float, Floats]] = {"ttft_s": (prefill_s, measured[:, 0])}
+        if steps:
+            columns["tpot_s"] = decode_s / steps, measured[:, 1] / steps
+        columns["request_s"] = prefill_s + decode_s, measured.sum(axis=1)
+        if standard is not None and variant != "standard":
+            columns["speedup"] = (
+                sum(predicted["standard"]) / (prefill_s + decode_s),
+                standard.sum(axis=1) / measured.sum(axis=1),
+            )
+        for quantity, (value, sample) in columns.items():
+            low, high = bootstrap(sample)
+            middle = float(np.median(sample))
+            rows.append(
+                Compared(variant=variant, quantity=quantity, predicted=value, measured=middle, low=low, high=high)
+            )
+    return rows
+
+
+def bootstrap(sample: Floats) -> tuple[float, float]:
+    """95 % interval of a sample's median; deterministic."""
+    chosen = np.random.default_rng(0).integers(len(sample), size=(DRAWS, len(sample)))
+    low, high = np.quantile(np.median(np.asarray(sample)[chosen], axis=1), INTERVAL)
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheck:
+    """Predictions next to runs of the same machine; prints as a table."""
+
+    title: str
+    """What ran where."""
+    rows: tuple[Compared, ...]
+    """By wiring and quantity."""
+    timed: tuple[str, ...]
+    """Wirings whose passes were timed for the profile; the others are held back."""
+    missing: tuple[str, ...]
+    """Wirings that should have run."""
+
+    def row(self, variant: str, quantity: str) -> Compared | None:
+        """The comparison of a quantity of a wiring; None: standard's speedup, or TPOT of a single token."""
+        return next((row for row in self.rows if (row.variant, row.quantity) == (variant, quantity)), None)
+
+    def require(self, **bounds: float) -> None:
+        """Raise unless every error is within its bound, and every measurement is sharp enough to say so.
+
+        Parameters
+        ----------
+        **bounds
+            Largest error allowed by quantity, one of `QUANTITIES`, as a share. Speedup of the upper bound, of which the
+            runtime has no such request, is not judged.
+
+        Raises
+        ------
+        BoundError
+            An error is beyond its bound, a measurement is undecided, or a wiring did not run.
+        UsageError
+            There is no such quantity.
+        """
+        for name in bounds:
+            if name not in QUANTITIES:
+                raise UsageError(f"'{name}' is not compared", hint=f"known: {', '.join(QUANTITIES)}")
+        broken = [f"{variant}: no run" for variant in self.missing]
+        for row in self.rows:
+            bound = bounds.get(row.quantity)
+            if bound is None:
+                continue
+            if row.exceeds(bound):
+                broken.append(
+                    f"{row.variant}: {QUANTITIES[row.quantity]} off by {abs(row.error):.0%}, bound {bound:.0%}"
+                )
+            elif row.undecided(bound):
+                broken.append(
+                    f"{row.variant}: measured {QUANTITIES[row.quantity]} {_interval(row)} is wider than its bound"
+                )
+        if broken:
+            raise BoundError("; ".join(broken))
+
+    def __str__(self) -> str:
+        from ladder_sim.display.console import table, to_text
+
+        variants = dict.fromkeys(row.variant for row in self.rows)
+        held_back = [variant for variant in variants if variant not in self.timed]
+        names = ("variant", *(f"{name} [ms]" for name in ("TPOT", "measured (95 %)")), "error")
+        columns = (*names, "speedup", "measured (95 %)", "error")
+        cells = []
+        for variant in variants:
+            name = f"{variant} *" if variant in held_back else variant
+            cells.append((name, *_cells(self.row(variant, "tpot_s")), *_cells(self.row(variant, "speedup"))))
+        parts = [self.title, "", to_text(table(columns, cells)).rstrip()]
+        if held_back:
+            own = {
+                quantity: [abs(row.error) for row in self.rows if row.quantity == quantity and row.variant in held_back]
+                for quantity in ("tpot_s", "speedup")
+            }
+            said = [f"of {QUANTITIES[quantity]} {np.mean(each):.1%}" for quantity, each in own.items() if each]
+            parts += ["", f"* held back, never timed for the profile: mean error {', '.join(said)}"]
+        return "\n".join(parts)
+
+
+def validate_runs(
+    runs: MeasuredRuns, profile: str | os.PathLike[str] | CalibrationProfile, held_back: Sequence[str] = ()
+) -> RunCheck:
+    """Predict runs from a profile of their machine, and compare.
+
+    Parameters
+    ----------
+    runs
+        Requests of each wiring.
+    profile
+        Times of real passes on the same machine, of the same model and workload.
+    held_back
+        Wirings that must have run, and whose passes must not have been timed for the profile.
+
+    Raises
+    ------
+    ProfileError
+        The profile is of another machine, or of other runs.
+    UsageError
+        A wiring that should be held back was timed.
+    """
+    measured = profile if isinstance(profile, CalibrationProfile) else load_profile(profile)
+    name = measured.name if isinstance(profile, CalibrationProfile) else os.fspath(profile)
+    check_same(measured, runs.environment, name)
+    timed = timed_variants(measured)
+    wanted = canonical_names(held_back) if held_back else ()
+    for variant in wanted:
+        if variant in timed:
+            raise UsageError(f"{variant}: timed for this profile, so it is not held back", hint="hold back another one")
+    scenario, steps = runs.scenario, runs.scenario.workload.gen - 1
+    requests = {variant: runs[variant] for variant in runs if len(runs[variant])}
+    answer: Mapping[str, Any] = predict(scenario, list(requests), profile=measured)
+    predicted = {
+        variant: (prediction.ttft_s, prediction.request_s - prediction.ttft_s) for variant, prediction in answer.items()
+    }
+    facts, count = runs.environment, min(map(len, requests.values()))
+    cores = facts.get("cpu_cores", "?")
+    title = (
+        f"{scenario.model.name} {facts['dtype']}, {scenario.model.layers} layers, TP {scenario.plan.tp} over "
+        f"{facts['backend']}; {facts['cpu']}, {cores} cores, torch {facts['torch']}; {count} requests each"
+    )
+    missing = [variant for variant in (*runs, *wanted) if variant not in requests]
+    return RunCheck(
+        title=title,
+        rows=tuple(compare_requests(requests, predicted, steps)),
+        timed=timed,
+        missing=tuple(dict.fromkeys(missing)),
+    )
+
+
+def timed_variants(profile: CalibrationProfile) -> tuple[str, ...]:
+    """Wirings whose passes were timed for a profile."""
+    return tuple(filter(None, profile.environment.get(VARIANTS, "").split(",")))
+
+
+def check_same(profile: CalibrationProfile, environment: Mapping[str, str], name: str) -> None:
+    """Raise ProfileError unless a profile of real passes is of the machine and of the runs of an environment.
+
+    `name` is what messages call it.
+    """
+    if profile.in_place is None:
+        raise ProfileError(
+            f"profile {name} holds no times of real passes", hint="measure them: ladder-sim calibrate run --out"
+        )
+    own = profile.environment
+    differing = [key for key in {**own, **environment} if key != VARIANTS and own.get(key) != environment.get(key)]
+    if differing:
+        before, now = (
+            ", ".join(_fact(key, facts.get(key, "none")) for key in differing) for facts in (own, environment)
+        )
+        raise ProfileError(
+            f"profile {name}: measured on {before}; these runs: {now}",
+            hint="measure again: ladder-sim calibrate run --out",
+        )
+
+
+def _fact(key: str, value: str) -> str:
+    return value if key in ("cpu", "gpu") else f"{'TP' if key == 'tp' else key.replace('_', ' ')} {value}"
+
+
+def _interval(row: Compared) -> str:
+    if row.quantity == "speedup":
+        return f"{row.low:.2f}-{row.high:.2f}"
+    return f"{1e3 * row.low:.3g}-{1e3 * row.high:.3g} ms"
+
+
+def _cells(row: Compared | None) -> tuple[str, str, str]:
+    if row is None:
+        return "-", "-", ""
+    scale, digits = (1.0, 2) if row.quantity == "speedup" else (1e3, 1)
+    values = [f"{scale * value:.{digits}f}" for value in (row.predicted, row.measured, row.low, row.high)]
+    return values[0], f"{values[1]} ({values[2]}-{values[3]})", f"{row.error:+.1%}"

@@ -1,0 +1,1 @@
+"""The whole loop on this machine: run, time, simulate, predict, check."""
