@@ -82,7 +82,7 @@ class UnknownNameError(UsageError):
         if answer:
             parts = [answer]
         elif 1 < len(longer) <= 6:
-            parts = [f"there are {', '.join(typed[each] for each in longer)}" + (";" if more else ""), more]
+            parts = [_listed(name, [typed[each] for each in longer]) + (";" if more else ""), more]
         elif near:
             parts = [f"did you mean '{typed[near]}'?", more]
         elif more and len(names) > 12:
@@ -111,6 +111,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _longer(name: str, names: Iterable[str]) -> list[str]:
     """Names that hold another: "h100" begins "h100-sxm", and "hop_latency" ends "inter.hop_latency"."""
     return [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
+
+
+def _listed(name: str, names: list[str]) -> str:
+    """Names that hold another, without it where it is the section of all.
+
+    Examples
+    --------
+    >>> _listed("inter.", ["inter.bandwidth", "inter.fabric"]), _listed("h100", ["h100-p5", "h100-sxm"])
+    ('inter has bandwidth, fabric', 'there are h100-p5, h100-sxm')
+    """
+    section = name.lower().removesuffix(".")
+    if all(each.startswith(f"{section}.") for each in names):
+        return f"{section} has {', '.join(each.removeprefix(f'{section}.') for each in names)}"
+    return f"there are {', '.join(names)}"
 
 
 def _marks(name: str) -> tuple[list[str], set[str]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from calibration.importers import package, parquet
 from calibration.importers.allreduce import all_reduce_curves, collective_curves, engine_curves
-from calibration.importers.clean import RISING, from_memory, outlier_note, static, without_excluded
+from calibration.importers.clean import FALLS, from_memory, outlier_note, static, without_excluded
 from calibration.importers.grids import Grid, Series, distinct, merge, rounded
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.collectives.algorithms import OWN
@@ -132,14 +132,15 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
     gemms = _read_gemms(files, figures)
     attention, kernels = _read_attention(files, figures["mem_bw"])
     nccl, custom = _read_collectives(files)
-    files.notes += [note for (_, dtype), many in gemms.items() if (note := outlier_note(dtype, many))]
+    tables = gemms | attention
+    files.notes += [note for (kind, dtype), many in tables.items() if (note := outlier_note(kind, dtype, many))]
     versions = sorted({series.label.split()[1] for many in nccl.values() for series in many})
     engines = ", ".join(series.label for series in gemms.get(("gemm", "bf16"), []))
     return Measurements(
         system=system,
         environment={"device": files.device, "engines": engines, "nccl": ", ".join(versions)},
         figures=figures,
-        tables=gemms | attention,
+        tables=tables,
         kernels=kernels,
         nccl=nccl,
         custom=custom,
@@ -343,4 +344,5 @@ def nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
 
 
 def _merge(kind: Kind, series: list[Series]) -> Grid:
-    return merge(AXES[kind], distinct(series), quorum=QUORUM, rising=RISING if kind == "gemm" else ())
+    rising, far = FALLS.get(kind, ((), 1.0))
+    return merge(AXES[kind], distinct(series), quorum=QUORUM, rising=rising, far=far)

@@ -6,7 +6,6 @@ long as NCCL.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def all_reduce_curves(
 def engine_curves(custom: Mapping[tuple[str, int], list[Series]], engine: str) -> tuple[str, dict[int, Curve]]:
     """Label and curves by ranks of the all-reduce that the newest version of an engine takes by itself.
 
-    It changes algorithm with the size, and ends in NCCL. No larger message takes less time.
+    It changes algorithm with the size, and ends in NCCL.
     """
     own = {ranks: many for (name, ranks), many in custom.items() if name == engine}
     # some folders of one engine hold a copy of another's rows
@@ -74,8 +73,7 @@ def engine_curves(custom: Mapping[tuple[str, int], list[Series]], engine: str) -
     for ranks, many in sorted(own.items()):
         for series in many:
             if series.label == label:
-                ordered = series.at(np.argsort(series.points[:, 0]))
-                curves[ranks] = _curve([replace(ordered, seconds=envelope(ordered.seconds, [0]))])
+                curves[ranks] = _curve([series])
     return label, curves
 
 
@@ -108,10 +106,10 @@ def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
 
 
 def _curve(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Curve:
-    """Median of the series at `sizes`, thinned, with its errors at the sizes left out."""
+    """Median of the series at `sizes`, thinned, with its errors at the sizes left out; no larger message takes less."""
     points = _median_points(series)
     chosen = np.array([size for size in points if sizes is None or size in sizes])
-    seconds = rounded(np.array([points[size] for size in chosen]))
+    seconds = rounded(envelope(np.array([points[size] for size in chosen]), [0]))
     curve = thin_curve(chosen, seconds, target=TARGET_ERROR, max_share=MAX_SHARE)
     left = ~np.isin(chosen, curve.size_bytes)
     errors = {"aggregated": ErrorStats.of(curve.seconds_at(chosen[left])[0], seconds[left])}

@@ -1,22 +1,30 @@
-"""What is done to measured GEMM times before the engines' median is taken, and why.
+"""What is done to measured times of GEMMs and attention before the engines' median is taken, and why.
 
 Engines measure the same libraries, so that a time which only one of them has is the collection's, not the kernel's.
 Measurements of something else are left out (`EXCLUSIONS`); TensorRT-LLM's fp8 times lose the quantisation of the
-activations (`static`); none is faster than memory (`from_memory`); and no time may fall far as m or n grows
-(`calibration.importers.grids.lowered`).
+activations (`static`); none is faster than memory (`from_memory`); and no time may fall far as the problem grows
+(`FALLS`, `calibration.importers.grids.lowered`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.importers.grids import FAR, Series, dense, lowered
+from calibration.importers.grids import Series, dense, lowered
 from ladder_sim.costs.lookup import RatioTable
+from ladder_sim.costs.roofline import AXES, Kind
 from ladder_sim.des.shared import Floats
 
-# a padded GEMM with more rows or columns holds the smaller one
-RISING = ("m", "n")
+# kinds of kernels: axes along which a padded problem holds the smaller one, and how many times a larger one's time a
+# time may be. All engines' GEMMs take up to 1.3 times as long where a library takes another kernel for the next size;
+# lowering them further makes servings 0.4 points worse. Attention splits its work by sequences, heads and context; what
+# takes longer at one size only (vLLM on A100: 36 us for one KV head, 12.5 for two) can be padded to the next
+FALLS: Mapping[Kind, tuple[tuple[str, ...], float]] = {
+    "gemm": (("m", "n"), 1.3),
+    "attention_prefill": (AXES["attention_prefill"], 1.04),
+    "attention_decode": (AXES["attention_decode"], 1.04),
+}
 # outliers that a note names
 NAMED = 3
 # weights of a static GEMM are read once, at most at this share of the memory's bandwidth, behind this launch
@@ -122,23 +130,24 @@ def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: 
     return replace(series, seconds=np.maximum(series.seconds, fastest_s)), [note] * bool(raised)
 
 
-def outlier_note(dtype: str, many: Sequence[Series]) -> str:
+def outlier_note(kind: Kind, dtype: str, many: Sequence[Series]) -> str:
     """How many times of several series are lowered, and which by the most; empty: none."""
+    names, (rising, far) = AXES[kind], FALLS[kind]
     cells: list[tuple[float, str]] = []
     rows = 0
     for series in many:
-        values = [np.unique(series.points[:, axis]) for axis in range(3)]
+        values = [np.unique(series.points[:, axis]) for axis in range(len(names))]
         measured_s = dense(values, series)
-        lowered_s: Floats = lowered(measured_s, (0, 1))
+        lowered_s: Floats = lowered(measured_s, [names.index(name) for name in rising], far)
         rows += int(np.isfinite(measured_s).sum())
         for at in np.argwhere(measured_s > lowered_s):
-            m, n, k = (axis[i] for axis, i in zip(values, at, strict=True))
+            point = " ".join(f"{name} {axis[i]:g}" for name, axis, i in zip(names, values, at, strict=True))
             was, now = (1e6 * float(times[tuple(at)]) for times in (measured_s, lowered_s))
-            cells.append((was / now, f"{series.label} m {m:g} n {n:g} k {k:g}, {was:.1f} to {now:.1f} us"))
+            cells.append((was / now, f"{series.label} {point}, {was:.1f} to {now:.1f} us"))
     if not cells:
         return ""
     worst = "; ".join(text for _, text in sorted(cells, reverse=True)[:NAMED])
     return (
-        f"gemm {dtype}: {len(cells)} of {rows} times lowered to that of a larger m or n, of which they were more than "
-        f"{FAR:g} times; the most: {worst}"
+        f"{kind} {dtype}: {len(cells)} of {rows} times lowered to that of a larger {' or '.join(rising)}, of which "
+        f"they were more than {far:g} times; the most: {worst}"
     )

@@ -15,8 +15,6 @@ from ladder_sim.des.shared import Floats
 
 # a point is an outlier if its neighbours and the other series differ from it by more than a factor of two
 OUTLIER_LOG = np.log(2.0)
-# times above this multiple of a larger problem's are outliers too
-FAR = 1.3
 # significant digits of a stored time: a tenth of the repeat noise
 DIGITS = 4
 
@@ -62,7 +60,9 @@ def distinct(series: Sequence[Series]) -> list[Series]:
     return kept
 
 
-def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0, rising: Sequence[str] = ()) -> Grid:
+def merge(
+    names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0, rising: Sequence[str] = (), far: float = 1.0
+) -> Grid:
     """Put series on one grid and take the median without outliers.
 
     Parameters
@@ -74,31 +74,30 @@ def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0
     quorum
         Share of the series that must have measured a point: medians over different engines at neighbouring points
         would make steps that no engine has.
-    rising
-        Axes along which no time falls far (`lowered`): each series is made so before the median is taken.
+    rising, far
+        Axes along which no time falls, and how far it may (`lowered`): each series is made so before the median is
+        taken.
     """
     values = [np.unique(np.concatenate([s.points[:, axis] for s in series])) for axis in range(len(names))]
     layers = np.stack([np.log(dense(values, s)) for s in series])
     layers[outliers(layers)] = np.nan
     layers[:, np.isfinite(layers).sum(axis=0) < quorum * len(series)] = np.nan
     along = [names.index(name) for name in rising]
-    median = np.exp(_median(np.log(lowered(np.exp(layers), [axis + 1 for axis in along]))))
+    median = np.exp(_median(np.log(lowered(np.exp(layers), [axis + 1 for axis in along], far))))
     # again: series that lack a point make steps in their median
-    return Grid(axes=dict(zip(names, values, strict=True)), seconds=lowered(median, along))
+    return Grid(axes=dict(zip(names, values, strict=True)), seconds=lowered(median, along, far))
 
 
-def lowered(seconds: Floats, axes: Sequence[int]) -> Floats:
-    """Times with those that are far above their envelope lowered to it.
-
-    Less far they fall in every engine alike, where a library takes another kernel for the next size.
+def lowered(seconds: Floats, axes: Sequence[int], far: float) -> Floats:
+    """Times with those that are more than `far` times their envelope lowered to it.
 
     Examples
     --------
-    >>> lowered(np.array([2.0, 1.8, 5.0, 2.5]), [0]).tolist()
+    >>> lowered(np.array([2.0, 1.8, 5.0, 2.5]), [0], 1.3).tolist()
     [2.0, 1.8, 2.5, 2.5]
     """
     held = envelope(seconds, axes)
-    return np.where(seconds > FAR * held, held, seconds)
+    return np.where(seconds > far * held, held, seconds)
 
 
 def envelope(values: Floats, axes: Sequence[int]) -> Floats:

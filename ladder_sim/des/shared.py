@@ -2,9 +2,10 @@
 
 Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, a kernel gets the
 rest. A kernel loses nothing until fewer SMs are left than it needs for its full speed, then its share of them; one in
-tiles also needs another wave when they no longer fit. Device memory and link bandwidth are fluid: when the tasks
-together need more than is available, all get the same fraction of their needs. A collective needs little bandwidth, but
-waits for the memory at every step: while the memory is busy it takes longer.
+tiles also needs another wave when they no longer fit. Device memory and link bandwidth are fluid. Memory bandwidth of
+which tasks need more than there is goes to the SMs that ask: a collective has its own, a kernel all. A collective also
+waits for the memory at every step: while the memory is busy it takes longer, and asks for less. All collectives get the
+same fraction of a link.
 
 A task alone always runs at rate 1. Numbers may be arrays with one element per configuration.
 """
@@ -97,9 +98,17 @@ ROUNDING = 1e-9
 
 # avoids a division by zero for tasks without length; far below the time of any kernel
 TINY_S = 1e-18
+# ... and for those without memory traffic
+TINY = 1e-18
 
 # uses nothing that is shared
 NOTHING = Demand()
+
+
+def _waits(own: Demand, tasks: Sequence[Demand]) -> Number:
+    """How many times as long a collective takes because its steps wait for the memory that other tasks use."""
+    busy = sum((task.memory for task in tasks), start=0.0) - own.memory
+    return 1.0 + own.slowdown * minimum(1.0, busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,20 +128,38 @@ class Device:
         """Speed of a task while `others` run, relative to running alone: in (0, 1]."""
         if not others:
             return 1.0
-        held_sms: Number = 0.0
-        busy: Number = 0.0
-        link = own.link
-        for other in others:
-            held_sms, busy, link = held_sms + other.held_sms, busy + other.memory, link + other.link
+        tasks = [own, *others]
         if own.is_collective:
-            rate: Number = 1.0 / (1.0 + own.slowdown * minimum(1.0, busy))
+            rate: Number = 1.0 / _waits(own, tasks)
         else:
-            rate = self._sm_rate(own, held_sms)
+            rate = self._sm_rate(own, sum(other.held_sms for other in others))
         if any_true(own.memory):
-            rate = minimum(rate, 1.0 / maximum(1.0, own.memory + busy))
+            rate = minimum(rate, self._sms_of(own) * self._memory_per_sm(tasks) / maximum(TINY, own.memory))
         if own.link:
-            rate = minimum(rate, 1.0 / max(1.0, link))
+            rate = minimum(rate, 1.0 / max(1.0, sum(task.link for task in tasks)))
         return rate
+
+    def _memory_per_sm(self, tasks: Sequence[Demand]) -> Number:
+        """Share of the memory's bandwidth that an SM of every task can have where they need more than there is.
+
+        Weighted max-min fairness: who needs less than that leaves the rest to the others.
+        """
+        needs = [task.memory / _waits(task, tasks) if task.is_collective else task.memory for task in tasks]
+        sms = [self._sms_of(task) for task in tasks]
+        per_sm: Number = 1.0 / sum(sms, start=0.0)
+        # each round finds at least one task more that has all it needs
+        for _ in tasks[1:]:
+            left: Number = 1.0
+            asking: Number = 0.0
+            for need, own_sms in zip(needs, sms, strict=True):
+                has_all: Any = (need <= per_sm * own_sms) * 1.0
+                left, asking = left - has_all * need, asking + (1.0 - has_all) * own_sms
+            per_sm = maximum(per_sm, left / maximum(TINY, asking))
+        return per_sm
+
+    def _sms_of(self, task: Demand) -> Number:
+        """SMs that ask for memory: a kernel's are all, as its blocks come to whichever is free."""
+        return maximum(1.0, task.held_sms) if task.is_collective else float(self.sms)
 
     def traits_of(self, demand: Demand) -> Traits:
         """What a demand is; one of plain numbers is kept in `traits`."""

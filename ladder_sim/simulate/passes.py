@@ -10,6 +10,7 @@ nothing back. If the periods are not yet equal, more of them are simulated, in t
 A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
 from typing import Any, Literal
@@ -52,6 +53,8 @@ FIRST_PERIODS = 3
 MORE = 2
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
+# share of a pass by which ops of one kind must differ from another pass's to be named
+SAME = 1e-4
 
 
 class ForwardPass:
@@ -216,6 +219,23 @@ class ForwardPass:
         """Its collectives, and what each can run next to, layers left out included."""
         schedule, timeline = self.simulated
         return collectives(schedule, self.distinct(schedule), timeline)
+
+    @cached_property
+    def seconds_alone(self) -> Mapping[str, Number]:
+        """Seconds of all ops of each kind one after the other, with what holds their stream before them."""
+        schedule = self.schedule
+        durations_s, leads_s, _ = op_times(schedule, self.estimates(schedule), self.hardware)
+        seconds: dict[str, Number] = defaultdict(float)
+        for (like, lead), count in schedule.order.spans.items():
+            kind = self.distinct(schedule)[like].kind
+            seconds[kind] = seconds[kind] + count * (durations_s[like] + leads_s[lead])
+        return seconds
+
+    def differs_from(self, other: "ForwardPass") -> dict[str, float]:
+        """Seconds by which kinds of ops take longer, alone, than those of another pass; kinds that differ alone."""
+        own_s, other_s = self.seconds_alone, other.seconds_alone
+        longer_s = {kind: float(own_s.get(kind, 0.0) - other_s.get(kind, 0.0)) for kind in {**other_s, **own_s}}
+        return {kind: seconds for kind, seconds in longer_s.items() if abs(seconds) > SAME * float(other.seconds)}
 
     @cached_property
     def breakdown(self) -> Breakdown:

@@ -132,12 +132,13 @@ def test_a_task_alone_is_never_slowed(run: Run, tasks: list[tuple[Demand, float,
 
 
 @both_engines
-@given(duration_s=st.floats(1e-6, 250.0))
-def test_two_memory_bound_tasks_take_twice_as_long(run: Run, duration_s: float) -> None:
-    program = share(
-        Demand(spare=0.25, memory=1.0), Demand(held_sms=1, memory=1.0), kernel_s=duration_s, collective_s=duration_s
-    )
-    assert run(program).end_s.tolist() == pytest.approx([2 * duration_s, 2 * duration_s], rel=RTOL)
+@given(duration_s=st.floats(1e-6, 250.0), held_sms=st.integers(1, SMS // 4))
+def test_two_memory_bound_tasks_take_twice_as_long(run: Run, duration_s: float, held_sms: int) -> None:
+    """All bytes go through the memory; while both run, each SM that asks has the same bandwidth."""
+    collective = Demand(held_sms=held_sms, memory=1.0)
+    program = share(Demand(spare=0.25, memory=1.0), collective, kernel_s=duration_s, collective_s=duration_s)
+    first_s = duration_s * (SMS + held_sms) / SMS
+    assert run(program).end_s.tolist() == pytest.approx([first_s, 2 * duration_s], rel=RTOL)
 
 
 @given(st.integers(2, 7))
@@ -159,9 +160,9 @@ def test_half_the_time_together(run: Run) -> None:
     """A kernel that meets a collective halfway: rates by hand."""
     program = share(Demand(memory=0.8), Demand(held_sms=1, memory=0.4), kernel_s=6.0, collective_s=10.0, delay_s=3.0)
     timeline = run(program)
-    # together both run at 1 / 1.2: the kernel's second half takes 3.6 s, and the collective has 7 s left
+    # the kernel needs less than its SMs' part and loses nothing; the collective has half of what it needs for 3 s
     assert timeline.start_s.tolist() == [0.0, 3.0]
-    assert timeline.end_s.tolist() == pytest.approx([6.6, 13.6], rel=RTOL)
+    assert timeline.end_s.tolist() == pytest.approx([6.0, 14.5], rel=RTOL)
 
 
 @both_engines
@@ -194,10 +195,31 @@ def test_more_memory_demand_never_ends_anything_earlier(
 def test_more_held_sms_never_end_anything_earlier(
     run: Run, kernel: Demand, collective: Demand, times: tuple[float, float], more: int
 ) -> None:
-    """Of tasks that start together: a later collective may have to wait for a wave, and that spares the kernel."""
+    """Of tasks that start together: a later collective may have to wait for a wave, and that spares the kernel.
+
+    A collective that moves bytes gets more of a busy memory by more SMs; the kernel ends no earlier for it.
+    """
     before = run(timed(kernel, collective, (*times, 0.0)))
     after = run(timed(kernel, changed(collective, held_sms=collective.held_sms + more), (*times, 0.0)))
-    assert (after.end_s >= before.end_s * (1 - RTOL)).all()
+    ends = after.end_s >= before.end_s * (1 - RTOL)
+    assert ends[0]
+    assert ends[1] or collective.memory > 0.0
+
+
+@both_engines
+@given(kernel=KERNELS, collective=COLLECTIVES, times=st.tuples(SECONDS, SECONDS), shorter=st.floats(0.01, 1.0))
+def test_a_faster_collective_takes_no_more_from_a_kernel(
+    run: Run, kernel: Demand, collective: Demand, times: tuple[float, float], shorter: float
+) -> None:
+    """It moves as many bytes in less time: what it asks for rises, what it gets of a busy memory is its SMs' part."""
+    assume(float(collective.memory) > 0.0)
+    faster = changed(collective, memory=min(1.0, float(collective.memory) / shorter))
+    kernel_s, collective_s = times
+    before, after = (
+        run(share(kernel, each, kernel_s=kernel_s, collective_s=collective_s * collective.memory / each.memory))
+        for each in (collective, faster)
+    )
+    assert (after.end_s <= before.end_s * (1 + RTOL)).all()
 
 
 def timed(kernel: Demand, collective: Demand, times: tuple[float, float, float]) -> Program:

@@ -26,6 +26,8 @@ MODELS = (*DENSE, *EXPERTS)
 DTYPES = (None, "bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
 # between two sizes of a table times are interpolated
 INTERPOLATED = 0.97
+# what tables of GEMMs, whose libraries take another kernel for the next size, may take off a step
+LEAST = 0.96
 
 
 @law(examples=60)
@@ -70,26 +72,35 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
         assert any("kernels of a decode step" in text for text in _warnings(prediction))
 
 
-@law(examples=60)
+@law(examples=300)
 @given(
     scenario=scenarios(models=DENSE),
-    size=st.sampled_from(("prompt", "batch")),
+    size=st.sampled_from(("prompt", "batch", "gen")),
     doubled=st.booleans(),
 )
-def test_times_do_not_fall_with_prompt_or_batch(scenario: Scenario, size: str, doubled: bool) -> None:
-    """Kernels of a pass over more tokens take no less in all, but by what measured tables fall."""
+def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size: str, doubled: bool) -> None:
+    """TTFT and TPOT of a static batch fall with more tokens by at most 4 %, and no further than measured kernels do.
+
+    Where an engine's rule takes another all-reduce, which may be faster (H100, vLLM, TP 2: 307 us by its own kernel
+    up to 64 MB, 254 by NCCL from there on), by what that one takes less. A prompt of one token runs the kernels of a
+    decode step.
+    """
     sizes = scenario.workload
+    assume(sizes.prompt > 1)
     more = replace(sizes, **{size: getattr(sizes, size) * 2 if doubled else getattr(sizes, size) + 1})
-    before, after = (
-        predict(each, "upper-bound", ignore_memory=True).request
-        for each in (scenario, replace(scenario, workload=more))
-    )
-    for short, long in ((before.prefill, after.prefill), (before.decode, after.decode)):
-        assert short is not None
-        assert long is not None
-        now_s = _measured_s(long)
-        fallen_s = sum(max(0.0, seconds - now_s.get(kind, 0.0)) for kind, seconds in _measured_s(short).items())
-        assert long.seconds > 0.999 * short.seconds - fallen_s
+    for variant in ("standard", "upper-bound"):
+        before, after = (
+            predict(each, variant, ignore_memory=True) for each in (scenario, replace(scenario, workload=more))
+        )
+        first, longer = before.request, after.request
+        for name, short, long in (("ttft_s", first.prefill, longer.prefill), ("tpot_s", first.decode, longer.decode)):
+            assert short is not None
+            assert long is not None
+            if _algorithms(short) == _algorithms(long):
+                assert getattr(after, name) > LEAST * getattr(before, name), name
+            now_s = _measured_s(long)
+            fallen_s = sum(max(0.0, seconds - now_s.get(kind, 0.0)) for kind, seconds in _measured_s(short).items())
+            assert long.seconds > 0.999 * short.seconds - fallen_s
 
 
 @law(examples=60)
@@ -114,6 +125,11 @@ def _ops(step: ForwardPass) -> Iterator[tuple[Op, Estimate, int]]:
     """Ops of a pass that differ, and how often each runs."""
     for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True):
         yield *step.prices[number], count
+
+
+def _algorithms(step: ForwardPass) -> set[str]:
+    """Algorithms of its collectives."""
+    return {estimate.algorithm for _, estimate, _ in _ops(step) if estimate.algorithm}
 
 
 def _measured_s(step: ForwardPass) -> dict[str, float]:

@@ -200,6 +200,16 @@ def test_an_explanation_names_the_all_reduces(
     assert {name for row in rows for name in re.findall(r"B, ([a-z][a-z-]+)", row)} == names
 
 
+def test_an_explanation_names_the_ops_that_differ() -> None:
+    """vLLM fuses standard's all-reduces with norms; ladder has both apart, parallel one norm a layer."""
+    predicted = predict(Scenario.of(model="70b", stack="vllm", batch=16), ["standard", "ladder", "parallel"])
+    text = to_text(explanation(predicted.values()))
+    lines = re.findall(r"^ops that differ from standard's, alone: (.*)$", text, re.MULTILINE)
+    _, ladder, _, parallel = ({op.split()[0] for op in line.split(", ")} for line in lines)
+    assert ladder == {"all_reduce_norm", "all_reduce", "norm", "add"}
+    assert parallel == {"all_reduce_norm", "gemm", "add"}
+
+
 def test_every_kernel_of_experts_and_latent_attention_says_where_its_time_comes_from() -> None:
     plan = {"tp": 1, "attention_dp": 8, "ep": 8, "overrides": {"stack.dispatch": "deepep-auto"}}
     scenario = Scenario.of(model="deepseek-v3", cluster="h200-sxm", stack="sglang", concurrency=64, **plan)  # type: ignore[arg-type]

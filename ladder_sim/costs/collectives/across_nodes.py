@@ -26,6 +26,9 @@ from ladder_sim.graph.shapes import Group
 from ladder_sim.specs.allreduce_floor import TREE_LL
 from ladder_sim.specs.scenario import Scenario
 
+# a message that fills the links inside a node; every measured curve is at its full rate there
+LARGE_BYTES = 2.0**30
+
 
 class AcrossNodes:
     """NCCL's collectives of one group of a scenario's ranks, by formulas and the fabric's measured all-reduces.
@@ -56,7 +59,7 @@ class AcrossNodes:
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """As `ladder_sim.costs.collectives.network.Network.times`."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        low_latency_s = _low_latency_s(kind, message, self._hardware.intra, self._ranks)
+        low_latency_s = self._low_latency_s(_stages(kind), message, self._hardware.intra, self._ranks)
         ways = self._ways(kind, message, node_wire_s, low_latency_s, nvlink=self._cluster.intra.full_nvlink)
         if not self._p2p:
             ways = self._without_p2p(kind, message, node_wire_s, fastest_way(ways).seconds)
@@ -109,7 +112,7 @@ class AcrossNodes:
         ideals_s = across_nodes_s(
             sizes,
             self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
-            _low_latency_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
+            self._low_latency_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
             nodes=fabric.nodes,
             ranks_per_node=ranks,
             allreduce_floor_s=measured_on.inter.allreduce_floor_s,
@@ -192,20 +195,22 @@ class AcrossNodes:
         ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
+    def _low_latency_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
+        """What NCCL's low-latency protocol sends from GPU to GPU inside a node takes on their links, seconds.
+
+        At their line rate, or the rate that NCCL reaches inside a node with the largest messages if that is lower.
+        """
+        line_s = ALGORITHMS[kind, "nccl"].port_traffic(ranks, False) * message / tier.bandwidth_Bps
+        reached_s = self._node_wire_s(kind, np.array([LARGE_BYTES]), tier, ranks) / LARGE_BYTES * message
+        wire_s: Floats = LL_BYTES * np.maximum(line_s, reached_s)
+        return wire_s
+
     def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
         """The stages inside a node through host memory, with their floor."""
         if self._ranks == 1:
             return np.zeros_like(message)
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
         return through_host_s(_stages(kind), message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
-
-
-def _low_latency_s(kind: CollectiveKind, message: Floats, tier: Link, ranks: int) -> Floats:
-    """What NCCL's low-latency protocol sends from GPU to GPU inside a node takes on their links, seconds."""
-    wire_s: Floats = (
-        LL_BYTES * ALGORITHMS[_stages(kind), "nccl"].port_traffic(ranks, False) * message / tier.bandwidth_Bps
-    )
-    return wire_s
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:

@@ -26,23 +26,38 @@ _STEPS: Mapping[Phase, str] = {
 
 def explanation(predictions: Iterable[Prediction]) -> RenderableType:
     """What times of requests in flight are made of, the ops of each kind of step, and the memory of one GPU."""
-    return Group(*(part for prediction in predictions for part in _explanation(prediction)))
+    first, *others = predictions
+    return Group(
+        *_explanation(first, None), *(part for prediction in others for part in _explanation(prediction, first))
+    )
 
 
-def _explanation(prediction: Prediction) -> list[RenderableType]:
+def _explanation(prediction: Prediction, first: Prediction | None) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(), Text(_load_text(prediction))] if prediction.load else []
-    for step in (prediction.request.prefill, prediction.request.decode):
+    for phase in ("prefill", "decode"):
+        step = getattr(prediction.request, phase)
         if step is not None:
             name = _STEPS[step.schedule.kernels.rank.phase]
             title = f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}"
             parts += [Text(), _op_table(title, step)]
             if step.collectives:
                 parts += [Text(), _collectives_table(step.collectives)]
+            if first is not None:
+                parts += [Text(_difference_text(first.variant, step.differs_from(getattr(first.request, phase))))]
     memory = prediction.memory
     held = ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in memory.part_bytes.items())
     total = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
     parts.append(Text(f"memory per GPU: {total} ({held})"))
     return parts
+
+
+def _difference_text(first: str, longer_s: Mapping[str, float]) -> str:
+    """Which ops a wiring has more or less of than the first one: all that free links would leave between them."""
+    if not longer_s:
+        return f"ops as {first}'s"
+    ordered = sorted(longer_s.items(), key=lambda item: -abs(item[1]))
+    differences = (f"{kind} {'+' if seconds > 0.0 else '-'}{format_seconds(abs(seconds))}" for kind, seconds in ordered)
+    return f"ops that differ from {first}'s, alone: {', '.join(differences)}"
 
 
 def _load_text(prediction: Prediction) -> str:
