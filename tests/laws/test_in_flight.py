@@ -11,7 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
-from ladder_sim.closed_loop.step import FEW_STEPS, ServedRequest, simulate_requests
+from ladder_sim.closed_loop.loop import ServedRequest
+from ladder_sim.closed_loop.requests import FEW_STEPS
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import Lengths, Service, Traffic
