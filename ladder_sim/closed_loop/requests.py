@@ -177,5 +177,7 @@ class Requests:
         if np.all(self.prompt == 1):
             # a prompt of one token is one more request that decodes
             return self._decode(stack, batch + prompts)
+        # a prompt alone has as many rows as tokens, one of which the graph of such a step takes for one that decodes
+        chunk = maximum(chunk - (batch == 1) / prompts, 1)
         sizes = {"prompts": prompts, "chunk": chunk, "prompt": self.prompt, "gen": self.gen}
         return "mixed", Sizes.mixed(stack, self._context, batch=batch, duty=duty, **sizes)
