@@ -67,7 +67,8 @@ class Loop:
 
     def _host_s(self, decoding: Number) -> Number:
         """CPU time of a step."""
-        return self.stack.host_request_s * decoding / self._at_once + self.stack.host_rank_s * self.load.tp
+        host_s: Number = self.stack.host_request_s * decoding / self._at_once + self.stack.host_rank_s * self.load.tp
+        return host_s
 
     def _share(self, decoding: Number) -> Number:
         """How far a number of requests is on the way from few to most."""
