@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ladder_sim.closed_loop.load import Load
-from ladder_sim.closed_loop.step import ServedRequest
+from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.memory import MemoryUse

@@ -200,6 +200,25 @@ class Versus:
         elif ladder and ladder.retrained and ladder is not best_retrained:
             yield f"Ladder gives {ladder.gain.text}."
 
+        if self.earlier:
+            first, bound = self.earlier[0], self.options[BOUND]
+            yield (
+                f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
+                "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
+            )
+
+    @property
+    def earlier(self) -> list[Option]:
+        """Exact options without retraining whose first tokens come earlier than without communication, earliest first.
+
+        Requests in flight alone have them: a slower decode sends fewer prompts.
+        """
+        bound = self.options.get(BOUND)
+        if bound is None or self.scenario.workload.concurrency is None:
+            return []
+        earlier = [each for each in _exact(self.own) if each.ttft_gain > SEEN * bound.ttft_gain]
+        return sorted(earlier, key=lambda each: -each.ttft_gain)
+
     def _tied(self, option: Option, others: Sequence[Option]) -> str:
         names = [each.name for each in self.tied(option, others)]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

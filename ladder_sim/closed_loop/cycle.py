@@ -35,10 +35,12 @@ class FrontEnd(NamedTuple):
     seconds: Number = 0.0
     steps: Number = 0.0
     """More of it, in times per further token."""
+    prompt_s: Number = 0.0
+    """More of it for a prompt of the mean length, in proportion to a prompt's length."""
 
-    def outside_s(self, tpot_s: Number) -> Number:
-        """Time of a request outside of the engine."""
-        return self.seconds + self.steps * tpot_s
+    def outside_s(self, tpot_s: Number, length: float = 1.0) -> Number:
+        """Time of a request outside of the engine, whose prompt is `length` times as long as the mean."""
+        return self.seconds + self.steps * tpot_s + self.prompt_s * length
 
 
 NO_FRONT_END = FrontEnd()

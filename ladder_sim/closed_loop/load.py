@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from ladder_sim.closed_loop.step import ServedRequest
+from ladder_sim.closed_loop.loop import ServedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,20 @@
 """How sure the times of requests under load are."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from ladder_sim.closed_loop.engine import SPREAD
 from ladder_sim.confidence import Confidence
 from ladder_sim.confidence.widths import Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.replicas.outcome import Outcome
+from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_seconds
@@ -44,6 +47,38 @@ def confidence_of(
     requests = scenario.plan.dp * scenario.plan.steps_at_once * max(1, round(each))
     load = replace(scenario.workload, batch=1, concurrency=requests, prompt=max(1, prompt), gen=max(1, gen))
     return predict(replace(scenario, workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
+
+
+def in_step_note(
+    scenario: Scenario,
+    requests: Iterable[Request],
+    concurrency: int,
+    variant: str,
+    *,
+    profile: str | CalibrationProfile | None,
+) -> str:
+    """Say what the same load takes with lengths that differ, as a sentence; empty unless requests are of one length.
+
+    Clients whose requests are of one length begin together and stay together. `predict --concurrency` is for lengths
+    that are spread by `SPREAD` either way.
+    """
+    if not isinstance(requests, Traffic) or requests.rate or requests.prefix or concurrency < 2:
+        return ""
+    if (requests.prompt.kind, requests.gen.kind) != ("fixed", "fixed"):
+        return ""
+    load = replace(
+        scenario.workload,
+        batch=1,
+        concurrency=max(concurrency, scenario.plan.groups),
+        prompt=round(requests.prompt.mean),
+        gen=round(requests.gen.mean),
+    )
+    alike = predict(replace(scenario, workload=load), variant, profile=profile, ignore_memory=True)
+    further = "" if alike.tpot_s is None else f", TPOT of {format_seconds(alike.tpot_s)}"
+    return (
+        f"requests of one length stay in step with one another: with lengths {SPREAD:.0%} either way, which predict "
+        f"--concurrency is for, {variant} has a mean TTFT of {format_seconds(alike.ttft_s)}{further}"
+    )
 
 
 def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[str, Widths]:

@@ -19,7 +19,7 @@ from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.widths import Widths
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.confidence import confidence_of, interval_note, widths_of
+from ladder_sim.serve.confidence import confidence_of, in_step_note, interval_note, widths_of
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service, check_options
 from ladder_sim.serve.replicas.outcome import Outcome
@@ -98,6 +98,8 @@ class Estimates:
     """Of a running engine, if times of steps are its."""
     confidence: Confidence = field(repr=False)
     """Of the steady load that comes closest."""
+    in_step: str = ""
+    """What the load takes with lengths that differ, if requests are of one length and stay in step; else empty."""
 
     @property
     def first(self) -> str:
@@ -114,8 +116,8 @@ class Estimates:
         """What the reader should know, one sentence each."""
         widths = {name: each.widths for name, each in self.variants.items()}
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
-        unbroken = filter(None, [self.variants[self.first].outcome.caution])
-        return (*overloads, *unbroken, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
+        others = filter(None, [self.variants[self.first].outcome.caution, self.in_step])
+        return (*overloads, *others, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
 
 
 def estimate(
@@ -207,7 +209,15 @@ def estimate(
             stable_slower=bool(slow["stable"]),
             promise=promise,
         )
-    return Estimates(variants=estimates, seeds=len(loads), steps=service.steps, confidence=confidence)
+    # of what predictions of requests in flight do not know there is none
+    known = not (service.steps or service.prefill or service.spec.speculation)
+    return Estimates(
+        variants=estimates,
+        seeds=len(loads),
+        steps=service.steps,
+        confidence=confidence,
+        in_step=in_step_note(scenario, requests, concurrency, names[0], profile=service.profile) if known else "",
+    )
 
 
 def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ladder_sim.closed_loop.step import ServedRequest, simulate_request
+from ladder_sim.closed_loop.loop import ServedRequest
+from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import NOTHING

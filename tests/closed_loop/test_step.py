@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict, sweep
-from ladder_sim.closed_loop.step import ServedRequest, simulate_requests
+from ladder_sim.closed_loop.loop import ServedRequest
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.prediction import resolve_profile

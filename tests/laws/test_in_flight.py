@@ -1,6 +1,5 @@
 """Laws of requests kept in flight: what their times are made of, and that one load has one answer."""
 
-import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,12 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario, predict
-from ladder_sim.closed_loop.step import FEW_STEPS, ServedRequest, simulate_requests
+from ladder_sim import Prediction, Scenario, predict
+from ladder_sim.closed_loop.cycle import ROUNDS
+from ladder_sim.closed_loop.engine import SPREAD
+from ladder_sim.closed_loop.loop import ServedRequest
+from ladder_sim.closed_loop.requests import FEW_STEPS
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import Lengths, Service, Traffic
-from ladder_sim.serve.requests.request import Request
 from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, scenarios
 
@@ -87,39 +89,73 @@ def test_longer_prompts_never_make_tokens_faster(scenario: Scenario, in_flight: 
 
 
 @cache
-def service(cluster: str, tp: int, context: int) -> Service:
+def service(stack: str, cluster: str, tp: int, context: int) -> Service:
     """With times of steps for loads of so many tokens."""
-    scenario = Scenario.of(model="8b", cluster=cluster, tp=tp, stack="vllm", concurrency=1)
+    scenario = Scenario.of(model="8b", cluster=cluster, tp=tp, stack=stack, concurrency=1)
     return Service(scenario=scenario, context=context)
+
+
+def predicted_and_served(served: Service, in_flight: int, prompt: int, gen: int) -> tuple[Prediction, float, float]:
+    """A prediction, and TTFT and TPOT of requests served one by one.
+
+    Their lengths are spread as where predictions serve step by step. All clients begin at once.
+    """
+    scenario = loaded(served.scenario, concurrency=in_flight, prompt=prompt, gen=gen)
+    # with room for the longest
+    assume(in_flight * (1.0 + SPREAD) <= kv_requests(scenario, prompt, gen))
+    prompts, answers = (
+        Lengths.parse(f"uniform:{max(1, round((1.0 - SPREAD) * mean))}:{round((1.0 + SPREAD) * mean)}")
+        for mean in (prompt, gen)
+    )
+    requests = round(max(ROUNDS * in_flight, 200))
+    traffic = Traffic(prompt=prompts, gen=answers, concurrency=in_flight, requests=requests)
+    done = served.run("standard", traffic, concurrency=in_flight).answers
+    tpot_s = sum(each.last_s - each.first_s for each in done) / sum(each.request.gen - 1 for each in done)
+    return predict(scenario, "standard"), sum(each.ttft_s for each in done) / len(done), tpot_s
+
+
+SERVERS = st.tuples(st.sampled_from(["vllm", "sglang", "trtllm"]), st.sampled_from([("h100-sxm", 4), ("l40s-pcie", 1)]))
+
+
+@law(examples=12)
+@given(
+    SERVERS,
+    st.sampled_from([1, 2, 4, 8, 16, 32]),
+    st.sampled_from([16, 128, 512, 1024, 2048, 4096, 8192, 16384]),
+    st.sampled_from([2, 3, 4, 8, 16, 34, 64, 100]),
+)
+def test_short_answers_are_predicted_as_they_are_served(
+    on: tuple[str, tuple[str, int]], in_flight: int, prompt: int, gen: int
+) -> None:
+    """Times of requests with answers up to 101 tokens are within 10 % of those served one by one, by every engine.
+
+    So are their parts, TTFT and further tokens, each by as much of the request; and TPOT, of 8 tokens or more.
+    """
+    stack, (cluster, tp) = on
+    prediction, ttft_s, tpot_s = predicted_and_served(service(stack, cluster, tp, 32000), in_flight, prompt, gen)
+    request_s = ttft_s + (gen - 1) * tpot_s
+    assert prediction.request_s == pytest.approx(request_s, rel=0.1)
+    assert prediction.ttft_s == pytest.approx(ttft_s, abs=0.1 * request_s)
+    assert prediction.tpot_s is not None
+    assert (gen - 1) * prediction.tpot_s == pytest.approx((gen - 1) * tpot_s, abs=0.1 * request_s)
+    if gen >= 8:
+        assert prediction.tpot_s == pytest.approx(tpot_s, rel=0.1)
 
 
 @law(examples=8)
 @given(
-    st.sampled_from([("h100-sxm", 4), ("l40s-pcie", 1)]),
-    st.sampled_from([1, 4, 8, 16, 32]),
-    st.sampled_from([2048, 4096, 8192, 16384]),
-    st.sampled_from([4, 8, 16, 34, 64, 128]),
+    SERVERS,
+    st.sampled_from([1, 2, 4, 8, 16, 32]),
+    st.sampled_from([16, 128, 512, 1024, 2048, 4096, 8192, 16384]),
+    st.sampled_from([102, 128, 256, 512]),
 )
-def test_predicted_and_served_are_one_load(on: tuple[str, int], in_flight: int, prompt: int, gen: int) -> None:
-    """Predicted times of a token and of a request are within 10 % of those served one by one by vLLM, of long prompts.
-
-    Lengths are a fifth either way, as those of measured servings; of one length requests would stay in lockstep, as
-    they begin.
-    """
-    served = service(*on, 32000)
-    assume(in_flight * gen <= 2048)
-    scenario = loaded(served.scenario, concurrency=in_flight, prompt=prompt, gen=gen)
-    assume(in_flight <= kv_requests(scenario, prompt, gen))
-    prediction = predict(scenario, "standard")
-    draw = random.Random(0)
-    requests = []
-    for number in range(max(16 * in_flight, 600)):
-        new = draw.uniform(0.8, 1.2) * gen * (draw.random() if number < in_flight else 1.0)
-        requests.append(Request(arrival_s=0.0, prompt=round(draw.uniform(0.8, 1.2) * prompt), gen=max(2, round(new))))
-    answers = served.run("standard", requests, concurrency=in_flight).answers
-    whole = answers[in_flight:]
-    tpot_s = sum(each.last_s - each.first_s for each in whole) / sum(each.request.gen - 1 for each in whole)
-    ttft_s = sum(each.first_s - each.request.arrival_s for each in answers) / len(answers)
+def test_long_answers_are_predicted_as_they_are_served(
+    on: tuple[str, tuple[str, int]], in_flight: int, prompt: int, gen: int
+) -> None:
+    """With one prompt in eight steps at most, TPOT and times of longer answers are within 10 % of those served."""
+    stack, (cluster, tp) = on
+    assume(8 * in_flight <= gen)
+    prediction, ttft_s, tpot_s = predicted_and_served(service(stack, cluster, tp, 32000), in_flight, prompt, gen)
     assert prediction.tpot_s == pytest.approx(tpot_s, rel=0.1)
     assert prediction.request_s == pytest.approx(ttft_s + (gen - 1) * tpot_s, rel=0.1)
 
@@ -135,9 +171,9 @@ def test_a_request_that_is_alone_takes_what_is_predicted_of_one(on: tuple[str, i
 
     Prompts of one in flight follow each other, so that the GPU's power limit slows them.
     """
-    served = service(*on, 8000)
+    served = service("vllm", *on, 8000)
     alone = predict(loaded(served.scenario, concurrency=1, prompt=prompt, gen=gen), "standard")
-    traffic = Traffic(rate=0.001, requests=5, prompt=Lengths.parse(str(prompt)), gen=Lengths.parse(str(gen)))
+    traffic = Traffic(rate=1e-5, requests=5, prompt=Lengths.parse(str(prompt)), gen=Lengths.parse(str(gen)))
     outcome = served.run("standard", traffic)
     assert outcome.seconds("tpot") == pytest.approx(alone.tpot_s, rel=0.01)
     assert outcome.seconds("ttft") == pytest.approx(alone.ttft_s, rel=0.1)

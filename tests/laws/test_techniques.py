@@ -86,7 +86,10 @@ def _steps(prediction: Prediction) -> Sequence[ForwardPass]:
     scenario=scenarios(models=LARGE, stacks=("vllm", "sglang", "trtllm"), in_flight=True), techniques=technique_sets()
 )
 def test_no_technique_serves_faster_than_no_communication(scenario: Scenario, techniques: Techniques) -> None:
-    """Requests in flight are answered no faster with a technique, limits apart, than without any communication."""
+    """Requests in flight are answered no faster with a technique, limits apart, than without any communication.
+
+    First tokens come earlier only where the further ones take longer, so that fewer prompts are in the queue.
+    """
     assume("ideal-overlap" not in techniques)
     try:
         changed = replace(scenario, techniques=techniques)
@@ -98,3 +101,6 @@ def test_no_technique_serves_faster_than_no_communication(scenario: Scenario, te
         raise
     # the bound broadcasts its token, which in a small model can take longer than all-reduces among the kernels
     assert ours.request_s > 0.98 * min(each.request_s for each in free)
+    assert ours.ttft_s > 0.98 * min(each.ttft_s for each in free) or (
+        ours.tpot_s is not None and ours.tpot_s > min(each.tpot_s for each in free if each.tpot_s)
+    )

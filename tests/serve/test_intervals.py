@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.confidence import Interval
 from ladder_sim.serve import Estimates, Lengths, Promise, Service, Traffic, estimate
 from ladder_sim.serve.intervals import further_seed
 from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.units import format_seconds
 from tests.support.commands import run
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
@@ -83,6 +84,21 @@ def test_one_seed_has_the_steps_error_only() -> None:
     assert answer.seeds == 1
     assert each.figures["tpot_p50_s"].log_width == pytest.approx(each.widths.rate, rel=0.6)
     assert not any("seeds" in text for text in answer.cautions)
+
+
+def test_requests_of_one_length_in_flight_are_said_to_stay_in_step() -> None:
+    """`serve` said 536 ms to first tokens where `predict --concurrency` said 185, and neither why."""
+    alike = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("64"), "requests": 130}
+    (said,) = in_step(Traffic(concurrency=16, **alike))
+    predicted = predict(Scenario.of(model="8b", tp=2, stack="vllm", concurrency=16, prompt=1024, gen=64), "standard")
+    assert f"mean TTFT of {format_seconds(predicted.ttft_s)}, TPOT of {format_seconds(predicted.tpot_s or 0.0)}" in said
+    assert not in_step(Traffic(concurrency=16, **LOAD))
+    assert not in_step(Traffic(rate=20.0, **alike))
+
+
+def in_step(traffic: Traffic) -> list[str]:
+    answer = estimate(SCENARIO, traffic, ["standard"], seeds=1, concurrency=traffic.concurrency)
+    return [text for text in answer.cautions if "in step" in text]
 
 
 def test_a_promise_inside_an_interval_is_unsure() -> None:

@@ -9,16 +9,13 @@ from functools import partial
 import pytest
 
 from ladder_sim.serve.engine.replica import SimulatedReplica
-from ladder_sim.serve.engine.speculation import Speculation
 from tests.support.replicas import steps_and_answers
-from tests.support.vllm_cases import CASES, SPEC, TIMES, Case, arrivals, recorded, scheduled_by_vllm
+from tests.support.vllm_cases import CASES, DRAFTS, SPEC, TIMES, Case, arrivals, recorded, scheduled_by_vllm
 
 pytestmark = pytest.mark.vllm
 
 SMALL = replace(SPEC, kv_blocks=700)
 SHORT = replace(SPEC, kv_blocks=150)
-# an n-gram lookup: vLLM drives it without a second model
-DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.0)
 
 long = partial(arrivals, requests=150, prompt=(1, 4000), gen=(1, 200))
 short = partial(long, prompt=(1, 800))

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
+from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.steps.mix import Mix
 from tests.conftest import DATA, REPO
@@ -23,6 +24,8 @@ FILE = DATA / "vllm_scheduler.jsonl.gz"
 TIMES = LinearTimes(0.01, 1e-5)
 SPEC = SchedulerSpec(step_tokens=2048, step_requests=64, kv_blocks=6000)
 SMALL = replace(SPEC, kv_blocks=80)
+# an n-gram lookup: vLLM drives it without a second model
+DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.0)
 
 
 class Case(NamedTuple):
@@ -89,6 +92,21 @@ CASES = {
     "answers of one token": Case(arrivals(30, gen=(1, 1), rate=30.0), SPEC),
     "steps of fewer tokens than requests": Case(
         arrivals(31, prompt=(1, 100), rate=100.0), replace(SPEC, step_tokens=16)
+    ),
+    "drafted tokens, prompts of one token": Case(
+        arrivals(33, prompt=(1, 1), rate=100.0), replace(SPEC, step_requests=16, speculation=DRAFTS)
+    ),
+    "drafted tokens, prompts that are cached but for a token": Case(
+        arrivals(34, prompt=(193, 193), rate=20.0, **ALIKE), replace(SPEC, speculation=DRAFTS)
+    ),
+    "drafted tokens, prompts that are cached but for a token, without scheduling ahead": Case(
+        arrivals(35, prompt=(193, 193), rate=40.0, **ALIKE), replace(SPEC, speculation=DRAFTS, ahead=False)
+    ),
+    "drafted tokens, prompts in small chunks": Case(
+        arrivals(36, prompt=(1, 200), rate=40.0), replace(SPEC, step_tokens=64, speculation=DRAFTS)
+    ),
+    "drafted tokens, prompts that are cached but for a token, few blocks": Case(
+        arrivals(38, prompt=(193, 193), rate=40.0, gen=(20, 90), **ALIKE), replace(SMALL, speculation=DRAFTS)
     ),
     "blocks of 32 tokens": Case(arrivals(32, rate=30.0, **PARTS), replace(SPEC, block_tokens=32, kv_blocks=200)),
 }

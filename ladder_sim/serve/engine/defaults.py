@@ -23,10 +23,10 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # next to 14 measured servings, most with a full KV cache, room for all of them errs by 8 % in TPOT, none by
         # 13 %. Its documentation: the first token comes with the KV cache from the server that ran the prompt ("PD
         # Disaggregation")
-        "sglang": {"block_tokens": 1, "whole_answers": True, "takes_first_token": True},
+        "sglang": {"block_tokens": 1, "whole_answers": True, "takes_first_token": True, "pads_prompts": False},
         # its documentation, "TorchLlmArgs": tokens_per_block, and the overlap scheduler is on; GUARANTEED_NO_EVICT
         # keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens
-        "trtllm": {"block_tokens": 32, "whole_answers": True, "takes_first_token": True},
+        "trtllm": {"block_tokens": 32, "whole_answers": True, "takes_first_token": True, "pads_prompts": False},
     }
 )
 

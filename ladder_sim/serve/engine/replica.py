@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 import simpy
 
+from ladder_sim.closed_loop.engine import POWER_S
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.scheduler import Gap, Scheduler, SchedulerSpec, Step
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.steps.mix import Mix, MixTimes
-
-# over how long the power limit of a GPU averages, seconds: judgement; nvidia-smi reports the last second
-POWER_S = 1.0
 
 
 class StepRun(NamedTuple):

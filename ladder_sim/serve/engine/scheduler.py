@@ -54,6 +54,8 @@ class SchedulerSpec:
     """More of it for each token of its prompt."""
     speculation: Speculation | None = None
     """Requests decode drafted tokens too."""
+    pads_prompts: bool = True
+    """Where requests decode drafted tokens, the last token of a prompt has as many rows as a request that decodes."""
     hands_over: bool = False
     """It runs prompts only; their blocks are held until another replica has the KV cache."""
     takes_first_token: bool = False
@@ -207,21 +209,30 @@ class Scheduler:
             if self._make_room(prompt, self._lacks(prompt, prompt.computed + tokens)):
                 chunks.append(self._run(prompt, tokens))
                 room -= tokens
-        while self.preemptions == preemptions and room > 0 and (chunk := self._admit(room)):
+        goes_on = bool(chunks)
+        while self.preemptions == preemptions and room > 0 and (chunk := self._admit(room, goes_on=goes_on)):
             chunks.append(chunk)
-            room -= chunk.tokens
+            room -= chunk.tokens + chunk.padding
         return chunks
 
-    def _admit(self, room: int) -> "_Chunk | None":
-        """Admit the next request, if the KV cache has room for its prompt, and run as much of it as the step has."""
+    def _admit(self, room: int, *, goes_on: bool) -> "_Chunk | None":
+        """Admit the next request, if the KV cache has room for its prompt, and run as much of it as the step has.
+
+        A single token has the rows of a request that decodes, so that a CUDA graph holds the step, unless a prompt that
+        was admitted before `goes_on` in it. Without room for all of these rows the request waits.
+        """
         if not len(self.waiting) or len(self.running) >= self._most:
             return None
         answer, blocks = self.waiting.peek(), self.blocks
         cached = blocks.cached(answer)
         # of a KV cache that has come, one token is left to run
         computed = max(len(cached) * self.spec.block_tokens, answer.received - 1)
-        tokens = min(answer.prompt - computed, room)
-        kept = max(answer.prompt, computed + tokens + self._lookahead)
+        tokens, padding = min(answer.prompt - computed, room), 0
+        if self.spec.pads_prompts and answer.prompt - computed == 1 and not goes_on and (self._decoding or computed):
+            padding = self._rows - 1
+            if tokens + padding > room:
+                return None
+        kept = max(answer.prompt, computed + tokens + padding + self._lookahead)
         if self.spec.whole_answers:
             kept = answer.prompt + answer.request.gen - 1 + self.spec.spare_tokens
         if blocks.needed(kept) - len(cached) + blocks.idle(cached) > len(blocks.free):
@@ -235,16 +246,16 @@ class Scheduler:
             answer.reused += computed
         answer.admitted, self.admissions = self.admissions, self.admissions + 1
         self.running[answer] = None
-        return self._run(answer, tokens)
+        return self._run(answer, tokens, padding)
 
-    def _run(self, answer: Answer, tokens: int) -> "_Chunk":
+    def _run(self, answer: Answer, tokens: int, padding: int = 0) -> "_Chunk":
         """Run tokens of a prompt, for which there is room."""
         before = answer.computed
         answer.computed += tokens
-        answer.blocks += self.blocks.take(self._lacks(answer, answer.computed))
+        answer.blocks += self.blocks.take(self._lacks(answer, answer.computed + padding))
         self.blocks.publish(answer, 0 if answer.received else before, answer.computed)
         self._prompt = answer if answer.computed < answer.prompt else None
-        return _Chunk(answer, tokens, before)
+        return _Chunk(answer, tokens, before, padding)
 
     def _lacks(self, answer: Answer, tokens: int) -> int:
         """Blocks that a prompt lacks to run up to so many tokens."""
@@ -285,7 +296,7 @@ class Scheduler:
         answer.ends = tick
         self._ending[tick].append(answer)
 
-    def _decode(self, answer: Answer) -> bool:
+    def _decode(self, answer: Answer, padding: int) -> bool:
         """Let a request whose prompt is done decode from the next tick on; False if it has no further tokens."""
         steps = answer.request.gen - answer.produced - 1
         if not steps:
@@ -296,7 +307,7 @@ class Scheduler:
         self._base += answer.base
         if speculation := self.spec.speculation:
             gains = speculation.gains(answer.number, answer.request.gen)
-            answer.path = speculation.path(gains, answer.produced, ahead=self.spec.ahead)
+            answer.path = speculation.path(gains, answer.produced, ahead=self.spec.ahead, padding=padding)
             steps = answer.path.steps
             self._follow(answer, self._tick)
         self._ends_at(answer, self._tick + steps - 1)
@@ -383,8 +394,11 @@ class Scheduler:
             self._tick += 1
         if chunks:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
-        first = [chunk.answer for chunk in chunks if chunk.answer.computed == chunk.answer.prompt]
-        last += [answer for answer in first if not self._decode(answer)]
+            if padding := sum(chunk.padding for chunk in chunks):
+                mix = mix._replace(context=mix.context + padding, drafted=mix.drafted + padding)
+        done = [chunk for chunk in chunks if chunk.answer.computed == chunk.answer.prompt]
+        first = [chunk.answer for chunk in done]
+        last += [chunk.answer for chunk in done if not self._decode(chunk.answer, chunk.padding)]
         if not mix.decoding and not mix.prompts:
             return None
         left, self._left = self._left, []
@@ -439,3 +453,5 @@ class _Chunk(NamedTuple):
     tokens: int
     before: int
     """Tokens of the prompt before these."""
+    padding: int
+    """Rows beyond these tokens, which bring none."""

@@ -101,7 +101,7 @@ class Speculation:
         accepted: list[int] = (drawn[:, None] < np.array(self.acceptance)).sum(axis=1).tolist()
         return [1 + tokens for tokens in accepted]
 
-    def path(self, gains: list[int], produced: int, *, ahead: bool) -> Path:
+    def path(self, gains: list[int], produced: int, *, ahead: bool, padding: int = 0) -> Path:
         """The steps of a request whose prompt is done, which brought a token after those `produced` before.
 
         Parameters
@@ -114,6 +114,8 @@ class Speculation:
             A step is decided on before the result of the one before is known. So a request whose answer may be complete
             by then takes part once more in vain, unless that is certain even if all drafts are rejected (vLLM 0.32.0,
             v1/core/sched/scheduler.py).
+        padding
+            Rows of the last token of its prompt beyond one, which count as accepted until that step's result is known.
         """
         further, had, rows = len(gains) - produced - 1, [0], 1 + self.drafts
         while had[-1] < further:
@@ -127,4 +129,5 @@ class Speculation:
         if ahead:
             # those of the step that runs
             room[1:] += rows
+            room[:1] += padding
         return Path(steps, tokens - np.arange(len(had)), known, room)
