@@ -27,6 +27,7 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import OpKey
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
@@ -125,8 +126,9 @@ def _timed_alone(scenario: Scenario, variants: Sequence[str]) -> "Iterator[tuple
     fused. Then those of variants that have kernels of their own.
     """
     bound, known = scenario_of(scenario, "upper-bound"), set[tuple[Phase, OpKey]]()
-    for fuses in (True, False):
-        each = replace(bound, stack=replace(scenario.stack, fused_residual_add=fuses))
+    adds: tuple[ResidualAdd, ...] = ("fused", "apart")
+    for add in adds:
+        each = replace(bound, stack=replace(scenario.stack, residual_add=add))
         yield each, kernels_of(each)
         known |= kernels_of(each)
     for variant in variants:

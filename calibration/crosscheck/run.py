@@ -43,7 +43,7 @@ def own_scenario(
     return Scenario.of(
         model=model,
         cluster=machine,
-        stack=dataclasses.replace(engine, cuda_graphs=True, prefill_cuda_graphs=True, profile="", **free),
+        stack=dataclasses.replace(engine, cuda_graphs="all", profile="", **free),
         tp=tp,
         batch=batch,
         prompt=prompt,

@@ -216,9 +216,7 @@ def _training_stack() -> StackSpec:
         catalog.stack("vllm"),
         name="training",
         engine="",
-        version="",
         allreduce="nccl",
         prefill_logits="all",
-        fused_residual_add=False,
-        fused_ladder_add=False,
+        residual_add="apart",
     )

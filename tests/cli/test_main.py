@@ -202,8 +202,8 @@ def test_settings_of_every_kind() -> None:
 def test_the_default_of_a_setting_is_what_a_prediction_uses() -> None:
     """A fit replaces what the catalog states: setting the default by hand changes nothing."""
     settings = json.loads(run("list", "settings", "--json").out)["settings"]
-    assert settings["stack.gemv_factor"]["default"] != catalog.stack("gpt-fast").gemv_factor
-    given = f"stack.gemv_factor={settings['stack.gemv_factor']['default']!r}"
+    assert settings["stack.collective_launch"]["default"] != catalog.stack("gpt-fast").collective_launch_s
+    given = f"stack.collective_launch={settings['stack.collective_launch']['default']!r}s"
     as_it_is, by_hand = (json.loads(run("predict", *flags, "--json").out) for flags in ((), ("--set", given)))
     assert by_hand["variants"]["ladder"]["request_s"] == as_it_is["variants"]["ladder"]["request_s"]
 
@@ -212,7 +212,7 @@ def test_show_names_what_a_fit_replaces() -> None:
     """Otherwise it prints figures that no prediction uses."""
     settings = json.loads(run("list", "settings", "--json").out)["settings"]
     for name, figure, field in (
-        ("gpt-fast", "stack.gemv_factor", ""),
+        ("gpt-fast", "stack.collective_launch", "stack.collective_launch_s"),
         ("h100-sxm", "host.allreduce_floor", "host.allreduce_floor_s"),
     ):
         shown = dict(line.split(maxsplit=1) for line in run("show", name).out.splitlines())[figure]

@@ -190,7 +190,8 @@ def test_a_better_link_slows_no_step_that_waits_for_it(scenario: Scenario, data:
 def test_free_links_leave_ladder_nothing_to_gain(scenario: Scenario) -> None:
     """Where links in the node, start-ups, waits and copies cost nothing, ladder gains less than 0.1 %."""
     free = {f"{tier}.{name}": value for tier in ("intra", "host") for name, value in FREE.items()}
-    stack = dataclasses.replace(scenario.stack, collective_launch_s=0.0, stream_wait_s=0.0, allreduce_copies=0)
+    own = dataclasses.replace(scenario.stack.own_allreduce, symmetric_copies=0)
+    stack = dataclasses.replace(scenario.stack, collective_launch_s=0.0, stream_wait_s=0.0, own_allreduce=own)
     settings = dict.fromkeys(("stack.collective_launch_s", "stack.stream_wait_s"), "")
     times_s = steps(changed(dataclasses.replace(scenario, stack=stack, settings=settings), free), "standard", "ladder")
     for standard_s, ladder_s in zip(times_s["standard"], times_s["ladder"], strict=True):
