@@ -147,8 +147,9 @@ def test_show_every_figure_with_its_source(name: str) -> None:
     assert "name" in figures
     assert "source" in figures
     assert len(figures) > 10
-    # what can be set has the name that --set takes
-    shown = {figure for figure in figures if "." in figure and figure.rpartition(".")[2] not in ("name", "source")}
+    # what can be set has the name that --set takes; a file alone has the table of an engine's own all-reduces
+    dotted = {figure for figure in figures if "." in figure and not figure.startswith("own_allreduce.")}
+    shown = {figure for figure in dotted if figure.rpartition(".")[2] not in ("name", "source")}
     assert shown <= set(settable())
     assert len(shown) > 10
 
