@@ -31,6 +31,7 @@ HOLDERS: Mapping[str, Holder] = {
     "tree-ll128": "tree",
     "nvls-tree": "nvls",
 }
+
 # message for each channel of NCCL's ring, bytes: below 64 bytes for each of a channel's 512 threads NCCL drops channels
 # (by the low-latency protocol below 8 for each thread and rank); of its trees across nodes, by either low-latency
 # protocol: 8 bytes for each of 512 threads (NCCL 2.21.5, NCCL_LL_THREAD_THRESHOLD)

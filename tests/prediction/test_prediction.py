@@ -473,11 +473,6 @@ CHEAP = {"stack.collective_launch": "2.5us"}
     [
         ({}, {}),
         ({"stack": "vllm", "overrides": CHEAP}, {"parallel": "it runs two GEMMs as one"}),
-        # ladder's adds go on to fuse into norms
-        (
-            {"stack": "vllm", "overrides": {**CHEAP, "stack.fused_residual_add": "false"}},
-            {"parallel": "two GEMMs as one", "ladder": "its adds and waits differ from standard's"},
-        ),
         # norms are part of all-reduces, which ladder hides and the bound has not
         ({"stack": "vllm", "technique": "fused-norm", "overrides": CHEAP}, {}),
     ],
