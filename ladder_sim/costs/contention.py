@@ -186,6 +186,7 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
         return parameters.nvls_channels
     if holder == "deepep":
         return DEEPEP_SMS
+    maximum_sms: Number
     if holder == "blocks":
         bytes_each, maximum_sms = BLOCK_BYTES, MAX_BLOCKS
     elif holder == "tree":
