@@ -265,13 +265,18 @@ def predict(
         typer.Option(help="standard, parallel, ladder, hybrid-ladder:K or upper-bound; repeatable, commas allowed."),
     ] = None,
     stream_wait: Annotated[
-        str, typer.Option(help="Cost of waiting for another stream, for all-reduces on the compute stream.")
-    ] = "1us",
+        str | None,
+        typer.Option(
+            help="Cost of waiting for another stream, for all-reduces on the compute stream. "
+            "Default: 1us; of a predicted trace its stack's."
+        ),
+    ] = None,
     contention: Annotated[
         str | None,
         typer.Option(
             help="Cluster of the catalog whose GPU says how overlapping kernels slow each other, or none. "
-            "Default: none on GPUs; on CPUs gloo's threads take time of their rank's core."
+            "Default: none on GPUs; on CPUs gloo's threads take time of their rank's core; as predicted in a "
+            "predicted trace."
         ),
     ] = None,
     max_error: Annotated[
@@ -292,8 +297,12 @@ def predict(
     from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, launch_share, predict_variants
     from ladder_sim.units import parse_quantity
 
-    wait_s = parse_quantity(stream_wait, "s", name="--stream-wait")
+    wait_s = None if stream_wait is None else parse_quantity(stream_wait, "s", name="--stream-wait")
     run = part.load(files)
+    if run.origin is not None and contention not in (None, "none"):
+        raise UsageError(
+            f"--contention {contention}: the trace was predicted, its GPU is known", hint="leave it out, or give none"
+        )
     kept = with_gaps(run)
     replayed = baseline(kept, part.step)
     recorded = what_if.apply(choose_step(run, part.step), choose_step(kept, part.step))
@@ -305,7 +314,11 @@ def predict(
     times = {}
     if abs(replayed.error) <= limit:
         times = predict_variants(
-            recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s, contention=shared
+            recorded,
+            split_names(variant) or DEFAULT_VARIANTS,
+            stream_wait_s=wait_s,
+            contention=shared,
+            contended=contention is None,
         )
     runs = {name: time.graph for name, time in times.items()}
     if save_trace is not None and runs:
@@ -314,7 +327,7 @@ def predict(
     if json:
         write(variants_document(recorded, covered, replayed, limit, launching, times).to_json(), save)
     else:
-        show(variants_report(recorded, covered, replayed, launching, times, shared), save)
+        show(variants_report(recorded, covered, replayed, launching, times, shared, contended=contention is None), save)
     way_out = "`trace replay` shows what it leaves out, --step chooses another step"
     _check(replayed, limit, f"a dependency is missing, so that no gain can be told: {way_out}")
 
@@ -328,20 +341,26 @@ def export(
     phase: Annotated[str, typer.Option(help="prefill or decode.", rich_help_panel=_OUTPUT)] = "decode",
     plot: Plot = None,
 ) -> None:
-    """Write one predicted forward pass, all its layers, as a trace."""
+    """Write the predicted passes of a prefill, or of a further token, as a trace."""
     import dataclasses
+
+    import numpy as np
 
     from ladder_sim.graph.ops import Phase
     from ladder_sim.graph.variants import canonical
     from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto
-    from ladder_sim.traces.predicted import predicted_step
+    from ladder_sim.traces.iterations import choose_step
+    from ladder_sim.traces.predicted import predicted_run
 
     checked = cast(Phase, choice(phase, "phase", get_args(Phase)))
     scenario = dataclasses.replace(flags.scenario(), variant=canonical(variant))
-    graph = predicted_step(scenario, checked, **flags.how())
+    graph = predicted_run(scenario, checked, **flags.how())
     perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
-    _draw({scenario.variant: graph}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
+    drawn = graph
+    if graph.origin is not None and len(graph.steps) > 1:
+        drawn = choose_step(graph, graph.steps[int(np.argmax(graph.origin.weights))])
+    _draw({scenario.variant: drawn}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
 
 
 @trace.command()
