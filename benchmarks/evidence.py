@@ -304,7 +304,6 @@ def _misses() -> str:
         if float(each["tpot_mean"]) > _FAR_OFF
         or (float(each["inside"]) < _FEW_INSIDE and int(each["rows"]) >= _LEAST_ROWS)
     ]
-    training = [number_in(each["step gains"]) for each in table_of("quality.md", "What adapting costs")]
     lines += [
         f"Ladder next to all-reduces of many steps through memory: its step {_too_short()} too short on one H100 "
         "([above](#on-one-h100)).",
@@ -313,8 +312,6 @@ def _misses() -> str:
         "Tails (p95) of a server whose processes share too few cores ([load](load.md#compared-with-a-real-server)).",
         "Ladder rewired from traces on CPUs whose cores cut messages into packets: gains far too high "
         "([traces](traces.md#ask)).",
-        "What ladder gains in training: published are 5 to 7 % of plans that are not stated, predicted by plan "
-        f"{min(training):.1f} to {max(training):.1f} % ([quality](quality.md#what-adapting-costs)).",
     ]
     return (
         "## Misses\n\n"

@@ -79,7 +79,7 @@ def simulate_request(
     if workload.concurrency is None:
         return static.simulate_request(scenario, variants, costs, engine=engine, jitter=jitter)
     if jitter.sigma:
-        raise UsageError("jitter is for static batches", hint="leave out --jitter or --concurrency")
+        raise UsageError("jitter is for static batches", hint="leave out jitter or --concurrency")
     check_context(scenario.stack, workload.context)
     load = _Requests.of(scenario, concurrency=workload.concurrency, prompt=workload.prompt, gen=workload.gen)
     return _serve(scenario, variants, costs, load, engine)

@@ -182,7 +182,7 @@ def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
     shown(*command)
     alone = load([path])
     written = []
-    for flags in (("--jitter", "0.1"), ("--jitter", "0.1"), ("--jitter", "0.1", "--seed", "7")):
+    for flags in (("--set", "jitter=0.1"), ("--set", "jitter=0.1"), ("--set", "jitter=0.1", "--set", "seed=7")):
         shown(*command, *flags)
         written.append(path.read_bytes())
     graph = load([path])
@@ -201,7 +201,7 @@ def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
     assert replayed.unexplained() == []
     small = ("--set", "gpu.hbm=1GB")
     assert isinstance(run(*command, *small).exception, MemoryFitError)
-    shown(*command, *small, "--ignore-memory")
+    shown(*command, *small, "--set", "ignore_memory=true")
 
 
 def test_names_of_a_trace_do_not_move_the_cursor(tmp_path: Path) -> None:
