@@ -34,6 +34,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import RankError, UsageError
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress
 from runtime.comm.base import Alone, Communicator
 from runtime.comm.emulate import EmulatedLink
@@ -183,8 +184,9 @@ def _timed_alone(scenario: Scenario, variants: Sequence[str]) -> "Iterator[tuple
     fused. Then those of variants that have kernels of their own.
     """
     bound, known = scenario_of(scenario, "upper-bound"), set[tuple[Phase, OpKey]]()
-    for fuses in (True, False):
-        each = replace(bound, stack=replace(scenario.stack, fused_residual_add=fuses))
+    adds: tuple[ResidualAdd, ...] = ("fused", "apart")
+    for add in adds:
+        each = replace(bound, stack=replace(scenario.stack, residual_add=add))
         yield each, kernels_of(each)
         known |= kernels_of(each)
     for variant in variants:

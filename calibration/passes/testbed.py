@@ -123,7 +123,9 @@ class Testbed:
 
 
 def _engine(scenario: Scenario) -> EngineConfig:
-    return _config_of(EngineConfig, scenario.stack, techniques=scenario.techniques.chosen)
+    stack = scenario.stack
+    split = {"sharded_lm_head": stack.vocab_parallel, "sharded_embedding": stack.vocab_parallel}
+    return _config_of(EngineConfig, stack, techniques=scenario.techniques.chosen, **split)
 
 
 def model_config(spec: ModelSpec) -> ModelConfig:

@@ -245,7 +245,7 @@ def _stacks() -> Rows:
     rows = []
     for name in catalog.stack_names():
         spec = catalog.stack(name)
-        head = "sharded" if spec.sharded_lm_head else "replicated"
+        head = "sharded" if spec.vocab_parallel else "replicated"
         rows.append((name, spec.attention, spec.allreduce, head, spec.source))
     return ("stack", "attention", "all-reduce", "LM head", "source"), rows
 

@@ -23,13 +23,8 @@ from ladder_sim.specs.workload import Workload
 from ladder_sim.system import processes
 from ladder_sim.units import format_seconds
 
-# fields of a stack that are options of the runtime by the same name
-_ENGINE = (
-    *("attention", "prefill_logits", "sharded_lm_head", "sharded_embedding"),
-    *("fused_residual_add", "fused_ladder_add"),
-)
-# what it says of launches, with the option of the runtime: followed on GPUs
-_LAUNCHES = {"cuda_graphs": "cuda_graphs", "prefill_cuda_graphs": "prefill_cuda_graphs", "compiled_blocks": "compile"}
+# fields of a stack that real passes follow
+_ENGINE = ("attention", "prefill_logits", "vocab_parallel", "residual_add", "cuda_graphs")
 
 Model = Annotated[
     str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
@@ -114,8 +109,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
         file = Path(folder, "config.json")
         file.write_text(json_format.dumps(config), "utf-8")
-        own = {"model": file, **{name: getattr(engine, name) for name in _ENGINE}}
-        own |= {option: "auto" for name, option in _LAUNCHES.items() if getattr(engine, name)}
+        own = {"model": file, **_engine_options(engine)}
         variants = [f"--variant={names}" for names in variant or default_variants(Scenario.of(model=spec, tp=1))]
         result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
     result["run"] |= {"model": spec.name, "stack": engine.name}
@@ -140,7 +134,7 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
             raise UsageError(
                 f"--set {key}: a real run uses this machine's hardware", hint="set fields of model or stack"
             )
-        read = HF_NAMES if section == "model" else (*_ENGINE, *_LAUNCHES)
+        read = HF_NAMES if section == "model" else _ENGINE
         if name not in read:
             raise UnknownNameError("setting of a real run", key, [f"{section}.{field}" for field in read])
     before = catalog.model(model)
@@ -151,6 +145,23 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
         HF_NAMES[name]: value for name, value in changed.items() if value != getattr(before, name)
     }
     return after.model, after.stack, config
+
+
+def _engine_options(stack: StackSpec) -> dict[str, object]:
+    """Options of the runtime that do as a stack does; launches follow it as far as the device can."""
+    launches = {
+        "cuda_graphs": stack.cuda_graphs != "off",
+        "prefill_cuda_graphs": stack.cuda_graphs == "all",
+        "compile": stack.residual_add == "compiled",
+    }
+    return {
+        **{
+            name: getattr(stack, name)
+            for name in ("attention", "prefill_logits", "fused_residual_add", "fused_ladder_add")
+        },
+        **dict.fromkeys(("sharded_lm_head", "sharded_embedding"), stack.vocab_parallel),
+        **{name: "auto" for name, follows in launches.items() if follows},
+    }
 
 
 def _report(result: Mapping[str, Any]) -> Any:

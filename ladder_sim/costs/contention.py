@@ -32,37 +32,36 @@ HOLDERS: Mapping[str, Holder] = {
     "nvls-tree": "nvls",
 }
 
+# message for each channel of NCCL's ring, bytes: below 64 bytes for each of a channel's 512 threads NCCL drops channels
+# (by the low-latency protocol below 8 for each thread and rank); of its trees across nodes, by either low-latency
+# protocol: 8 bytes for each of 512 threads (NCCL 2.21.5, NCCL_LL_THREAD_THRESHOLD)
+RING_CHANNEL_BYTES, TREE_CHANNEL_BYTES = 32768.0, 4096.0
+# message for each thread block of one-shot and two-shot kernels, of 512 threads that move 16 bytes each, and the most
+# blocks of vLLM's custom all-reduce
+BLOCK_BYTES, MAX_BLOCKS = 8192.0, 36.0
+# thread blocks of a multimem kernel: 8 are as fast as 32 (TokenWeave artifact, figure_7.csv)
+MULTIMEM_BLOCKS = 8.0
+# SMs of DeepEP's kernels by themselves (DeepEP, deep_ep/buffer.py, Buffer.num_sms)
+DEEPEP_SMS = 20.0
+# memory traffic of kernels for experts for each byte: tokens are read once, and written once where their experts are
+DISPATCH_TRAFFIC = 2.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapParameters:
     """How collectives and kernels share a GPU; numbers, or arrays of one value per configuration."""
 
-    channel_bytes: Number = 32768.0
-    """NCCL's ring: message per channel, and each channel takes an SM; below 64 bytes for each of a channel's 512
-    threads NCCL drops channels (by the low-latency protocol below 8 for each thread and rank)."""
     max_channels: Number = 24.0
-    """NCCL's ring on NVLink at most; fitted channel counts of the published 70B rows run from 1 to 24."""
-    tree_channel_bytes: Number = 4096.0
-    """NCCL's trees across nodes, by either low-latency protocol: message per channel, 8 bytes for each of its 512
-    threads (NCCL 2.21.5, NCCL_LL_THREAD_THRESHOLD)."""
+    """Most channels, and so SMs, of NCCL's ring on NVLink; fitted channel counts of the published 70B rows run from 1
+    to 24."""
     nvls_channels: Number = 16.0
-    """NVLS at any message size, within a node and across, and the most that a tree across nodes takes (NCCL 2.21.5,
-    transport/nvls.cc, NVLS_NCHANNELS_SM90)."""
-    block_bytes: Number = 8192.0
-    """One-shot and two-shot: message per thread block of 512 threads that move 16 bytes each."""
-    max_blocks: Number = 36.0
-    """Most blocks of vLLM's custom all-reduce."""
-    multimem_blocks: Number = 8.0
-    """Thread blocks of a multimem kernel: 8 are as fast as 32 (TokenWeave artifact, figure_7.csv)."""
-    deepep_sms: float = 20.0
-    """DeepEP's kernels, by themselves (DeepEP, deep_ep/buffer.py, Buffer.num_sms)."""
+    """Channels of NVLS at any message size, within a node and across, and the most that a tree across nodes takes (NCCL
+    2.21.5, transport/nvls.cc, NVLS_NCHANNELS_SM90)."""
     ring_traffic: Number = 4.0
     """Device memory traffic of an all-reduce per message byte: sent and received about 1.75 times each, read and
     written."""
-    dispatch_traffic: float = 2.0
-    """Kernels for experts: tokens are read once, and written once where their experts are."""
     nvls_traffic: Number = 2.0
-    """The switch reduces: read once, written once."""
+    """Device memory traffic per message byte where the switch reduces: read once, written once."""
     gemv_rows: float = 1.0
     """Up to so many tokens a GEMM is a reduction that streams weights with many small blocks: a compiled one
     (gpt-fast compiles one row only) or a library's GEMV. With more it runs on a library's grid of tiles."""
@@ -182,23 +181,24 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
     """SMs that a collective keeps for itself."""
     holder = HOLDERS[algorithm]
     if holder == "multimem":
-        return parameters.multimem_blocks
+        return MULTIMEM_BLOCKS
     if holder == "nvls":
         return parameters.nvls_channels
     if holder == "deepep":
-        return parameters.deepep_sms
+        return DEEPEP_SMS
+    maximum_sms: Number
     if holder == "blocks":
-        bytes_each, maximum_sms = parameters.block_bytes, parameters.max_blocks
+        bytes_each, maximum_sms = BLOCK_BYTES, MAX_BLOCKS
     elif holder == "tree":
-        bytes_each, maximum_sms = parameters.tree_channel_bytes, parameters.nvls_channels
+        bytes_each, maximum_sms = TREE_CHANNEL_BYTES, parameters.nvls_channels
     else:
-        bytes_each, maximum_sms = parameters.channel_bytes, parameters.max_channels
+        bytes_each, maximum_sms = RING_CHANNEL_BYTES, parameters.max_channels
     return minimum(maximum_sms, maximum(1.0, np.ceil(message_bytes / bytes_each)))
 
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
     if ("dispatch", algorithm) in DISPATCHES:
-        return message_bytes * parameters.dispatch_traffic
+        return message_bytes * DISPATCH_TRAFFIC
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
     return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)

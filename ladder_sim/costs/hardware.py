@@ -19,6 +19,7 @@ from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.cluster import ClusterSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,22 +56,8 @@ class Stack:
     """Cost of waiting for the other stream, seconds."""
     eager_launch_s: Number
     """CPU time to launch one kernel without a CUDA graph, seconds."""
-    graph_launch_s: Number
-    """CPU time to launch a CUDA graph, seconds."""
     kernel_gap_s: Number
     """Idle time before each kernel beyond what the tables hold, seconds."""
-    gemv_factor: Number
-    """Time of a one-row GEMM, as a multiple of the table's."""
-    gemm_factor: Number
-    """Of a memory-bound GEMM of several rows."""
-    prompt_factor: Number
-    """Of a compute-bound GEMM and of attention over a prompt."""
-    attention_factor: Number
-    """Of decode attention's memory traffic."""
-    small_kernel_factor: Number
-    """Floor of a small kernel, as a multiple of the GPU's."""
-    sustained_share: Number
-    """Of the tensor cores' peak, over long prompts."""
     host_request_s: Number
     """CPU time that a decode step takes longer for each request in it, seconds."""
     host_rank_s: Number
@@ -83,16 +70,39 @@ class Stack:
     """What it adds for each token of the prompt, seconds."""
     quantize_s: Number
     """What quantising a GEMM's input at run time takes beyond one small kernel, seconds."""
-    batched_attention_s: Number
-    """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
+    sustained_share: Number
+    """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
+    graph_launch_s: Number = 0.0
+    """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
+    gemv_factor: Number = 1.0
+    """Time of a one-row GEMM, as a multiple of the table's."""
+    gemm_factor: Number = 1.0
+    """Time of a memory-bound GEMM of several rows, as a multiple of the table's."""
+    prompt_factor: Number = 1.0
+    """Time of a compute-bound GEMM and of attention over a prompt, as a multiple of the table's."""
+    attention_factor: Number = 1.0
+    """Time of decode attention's memory traffic, as a multiple of the table's."""
+    small_kernel_factor: Number = 1.0
+    """Floor of a small kernel, as a multiple of the GPU's."""
+    batched_attention_s: Number = 10e-6
+    """Fixed time that math attention of several sequences takes beyond one sequence's, seconds: four kernels of 2.5 us
+    (cache update, expansion and layout of heads, which one sequence fuses away)."""
 
 
-_STACK_FIGURES = tuple(field.name for field in dataclasses.fields(Stack))
-# in a profile whose times hold all that a stack adds to its kernels: a second of them, and none beyond
+_FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))
+# those that a stack's spec states; profiles alone replace the others
+_STATED = tuple(field.name for field in dataclasses.fields(Stack) if hasattr(StackSpec, field.name))
+# overheads of a profile whose times hold all that a stack adds to its kernels
 NOTHING_ADDED = {
-    **{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _STACK_FIGURES},
+    **{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES},
     RANK_SKEW: 0.0,
 }
+# prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.
+# Tables of GEMMs are cold runs, which the power limit does not slow; taken over to fp8 and to other GPUs
+SUSTAINED_SHARE = 0.61
+# most CPU time to launch one kernel of a model with experts, seconds, as from PyTorch: 211 measured servings of
+# Qwen3-235B and DeepSeek-R1 under TensorRT-LLM (serving_moe.csv) err by 13 % instead of 18 % with its own figure
+EXPERT_LAUNCH_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,14 +137,16 @@ class Hardware:
     @classmethod
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """The figures as the scenario's specs and the profile's measurements state them."""
-        stack = {name: getattr(scenario.stack, name) for name in _STACK_FIGURES}
+        stack = {name: getattr(scenario.stack, name) for name in _STATED}
         if scenario.model.experts and "stack.eager_launch_s" not in scenario.settings:
-            stack["eager_launch_s"] = scenario.stack.expert_launch_s or scenario.stack.eager_launch_s
+            stack["eager_launch_s"] = min(stack["eager_launch_s"], EXPERT_LAUNCH_S)
+        # a fit of the stack's own holds what GEMMs take over long prompts
+        stack["sustained_share"] = SUSTAINED_SHARE if scenario.stack.shares_gemms else 1.0
         measured = profile.overheads if profile else {}
-        for name, value in measured.items():
-            # measured with the tables; what was set by hand stays
-            if name in stack and f"stack.{name}" not in scenario.settings:
-                stack[name] = value
+        # measured with the tables; what was set by hand stays
+        stack |= {
+            name: measured[name] for name in _FIGURES & measured.keys() if f"stack.{name}" not in scenario.settings
+        }
         cluster = scenario.cluster
         skew_by_hand = f"cluster.{RANK_SKEW}" in scenario.settings
         return cls(

@@ -73,7 +73,10 @@ WHOLE_PROCESSOR = Demand(spare=0.0, memory=1.0)
 # small kernel stays: with the start-up of collectives that servings of engines without fusion show, 357 servings of
 # TensorRT-LLM (serving_dense.csv) demand 2.0 to 3.0 us
 FUSED_NORM_TRAFFIC = 2.0
-# the same of add and norm in a kernel of their own: output and residual are read, residual and norm written
+# rows to a multiple of which DeepGEMM's contiguous layout pads the tokens of every expert of a rank (vLLM 0.12.0,
+# fused_moe/deep_gemm_utils.py, compute_aligned_M)
+EXPERT_PADDING = 128
+# traffic of add and norm in a kernel of their own: output and residual are read, residual and norm written
 NORM_TRAFFIC = 4.0
 
 
@@ -105,8 +108,7 @@ class KernelCosts:
         self._gpu_spec = gpu = scenario.cluster.gpu
         self._sms = gpu.sms
         hopper = gpu.compute_capability == HOPPER
-        self._padding = scenario.stack.expert_padding if hopper else 0
-        self._padded_share = scenario.stack.padded_share
+        self._padded_share = scenario.stack.padded_share if hopper else 0.0
         plan = scenario.plan
         ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
         self._networks = {
@@ -172,7 +174,7 @@ class KernelCosts:
         columns = [coordinates(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
         point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
-        if self._padding and isinstance(table_of, Experts) and table_of.format == "fp8-block":
+        if self._padded_share and isinstance(table_of, Experts) and table_of.format == "fp8-block":
             return [self._kernel(shape, self._padded_s(cast(MoeShape, shape)), "fitted") for shape in shapes]
         table, own = self._table(kind, table_of)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
@@ -199,8 +201,8 @@ class KernelCosts:
     def _padded_s(self, shape: MoeShape) -> Number:
         """The time of experts each of whose tokens are padded; small kernels around the two GEMMs wait for memory."""
         experts, width = shape.experts / shape.ep, shape.width / shape.expert_tp
-        padding = self._padding
-        rows: Any = np.ceil((shape.tokens * shape.top_k / shape.ep + experts * (padding - 1)) / padding) * padding
+        rows: Any = shape.tokens * shape.top_k / shape.ep + experts * (EXPERT_PADDING - 1)
+        rows = np.ceil(rows / EXPERT_PADDING) * EXPERT_PADDING
         flops = 6.0 * rows * shape.hidden * width
         moved_bytes = rows * (2.0 * shape.hidden + 3.0 * width) * shape.output_element_bytes
         multiplied_s = flops / (self._padded_share * self.hardware.gpu.peak_flops(shape))

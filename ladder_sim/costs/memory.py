@@ -168,12 +168,23 @@ def _kept(scenario: Scenario) -> _Kept:
         free_bytes = capacity_bytes - weight_bytes(scenario) - reserve_bytes - activation_bytes
         unused_bytes = (1.0 - share) * max(0.0, free_bytes)
     else:
-        if stack.static_reserve and not share:
-            outside_bytes = stack.static_reserve.bytes_of(scenario.step_tokens, plan.tp * plan.pp, capacity_bytes)
+        if not share:
+            outside_bytes = _outside_static_bytes(scenario.step_tokens, plan.tp * plan.pp, capacity_bytes)
             share = max(0.0, 1.0 - outside_bytes / capacity_bytes)
         # activations take their part of it
         unused_bytes = (1.0 - share) * (capacity_bytes - reserve_bytes) - activation_bytes
     return _Kept(activation_bytes, reserve_bytes, unused_bytes)
+
+
+def _outside_static_bytes(tokens: int, ranks: int, capacity_bytes: float) -> float:
+    """Memory that SGLang leaves outside of its static share where no share is set, for steps of so many tokens.
+
+    Metadata and 2 MiB for each of 256 captured requests (from TP 4 on it captures 512), then a part for each token of a
+    step's budget and for each rank; 10 GiB at the least, but on small GPUs (SGLang 0.5.10, server_args.py,
+    _handle_gpu_memory_settings). Piecewise graphs, latent attention and data-parallel attention take more.
+    """
+    least_bytes = 10 * 2**30 if capacity_bytes >= 70 * 2**30 else 0
+    return float(max(least_bytes, 2**30 + 1.5 * 2**20 * tokens + 128 * 2**20 * ranks))
 
 
 def _step_activation_bytes(scenario: Scenario) -> float:

@@ -58,8 +58,8 @@ class Structure(NamedTuple):
     """And one that is joined later."""
     norms: BlockNorms
     """What blocks normalise: what they read, their outputs before they are joined, or both."""
-    sharded_embedding: bool
-    sharded_lm_head: bool
+    vocab_parallel: bool
+    """Each rank has a part of embedding and LM head."""
 
     @property
     def wiring(self) -> Wiring:
@@ -351,7 +351,7 @@ class _Builder:
 
     def _embedding(self, *, reduces: bool) -> None:
         self.residual = self._op("embedding", "embedding", ResidualOp("embedding"), [])
-        if self.structure.sharded_embedding and reduces:
+        if self.structure.vocab_parallel and reduces:
             self.residual = self._op("embedding.all_reduce", "all_reduce", ResidualOp("all_reduce"), [self.residual])
 
     def _head(self, wiring: Wiring) -> None:
@@ -365,7 +365,7 @@ class _Builder:
             joins = ()
         norm = self._norm("final", joins, -1)
         logits = self._op("lm_head", "lm_head", ResidualOp("lm_head"), [norm])
-        if self.structure.sharded_lm_head:
+        if self.structure.vocab_parallel:
             logits = self._op("lm_head.all_gather", "all_gather", ResidualOp("gather_logits"), [logits])
         token = self._op("sample", "sample", ResidualOp("sample"), [logits])
         if not wiring.reduces and self.structure.tensor_parallel:

@@ -83,8 +83,7 @@ class PassKernels:
             fused_add=stack.fused_residual_add,
             fused_ladder_add=stack.fused_ladder_add,
             norms=model.block_norms,
-            sharded_embedding=stack.sharded_embedding and sharded,
-            sharded_lm_head=stack.sharded_lm_head and sharded,
+            vocab_parallel=stack.vocab_parallel and sharded,
         )
         orders = tuple(self._block(key).structure for key in structure.block_keys)
         return rewritten(lay_out(structure._replace(blocks=orders), keep), rewrites)
@@ -177,12 +176,12 @@ class PassKernels:
         """An op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
         if name == "embedding":
-            rows = -(-model.vocab // rank.tp) if stack.sharded_embedding else model.vocab
+            rows = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
             moved = ElementwiseShape(moved_bytes=2 * rank.state_bytes)
             return _op(role, name, moved, float(rows) * model.hidden * STATE_BYTES)
         sequences = rank.batch + (1 if rank.prompt else 0)
         rows = rank.tokens if stack.prefill_logits == "all" else sequences
-        vocab = -(-model.vocab // rank.tp) if stack.sharded_lm_head else model.vocab
+        vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "lm_head":
             shape = GemmShape(
                 m=rows,

@@ -138,7 +138,7 @@ def schedule_pass(kernels: PassKernels, variant: str, keep: int, rewrites: tuple
         layout=layout,
         order=_order(layout),
         numbers=tuple(kernels.number(role) for role in layout.roles),
-        eager=not (stack.cuda_graphs if phase == "decode" else stack.prefill_cuda_graphs),
+        eager=stack.cuda_graphs == "off" or (phase != "decode" and stack.cuda_graphs != "all"),
     )
 
 

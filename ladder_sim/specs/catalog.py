@@ -17,13 +17,15 @@ from typing import Any
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.answers import answer, same_size
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
+from ladder_sim.specs.former import check_stack_keys
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
-from ladder_sim.specs.stack import AllReduceRule, StackSpec, StaticReserve
+from ladder_sim.specs.stack import AllReduceRule, GpuLimits, OwnAllReduce, StackSpec
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
 from ladder_sim.system.schema import KEY, Schema
+from ladder_sim.units import quoted
 
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
 
@@ -41,8 +43,8 @@ MODEL_ALIASES = MappingProxyType(
     }
 )
 
-# of files of clusters and stacks
-SCHEMA = Schema()
+# of files
+CLUSTER_SCHEMA, STACK_SCHEMA = Schema(), Schema(version=2)
 # ORGANISATION/MODEL; a path within this folder begins with a dot
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
@@ -152,7 +154,8 @@ def toml_text(name_or_path: str) -> str:
     folder = next((folder for folder in ("clusters", "stacks") if name in _ids(folder)), None)
     if folder is None:
         return read_text(Path(name_or_path), what="the TOML file of a cluster or stack")
-    return f"{KEY} = {SCHEMA.version}\n{_data(folder, name)}"
+    schema = CLUSTER_SCHEMA if folder == "clusters" else STACK_SCHEMA
+    return f"{KEY} = {schema.version}\n{_data(folder, name)}"
 
 
 def model_names() -> tuple[str, ...]:
@@ -244,7 +247,8 @@ def _data(folder: str, name: str) -> str:
 
 def _from_file(path: Path, kind: str) -> Any:
     file = shown_path(path)
-    table = read_toml(path, SCHEMA, what=f"the TOML file of a {kind}")
+    schema = CLUSTER_SCHEMA if kind == "cluster" else STACK_SCHEMA
+    table = read_toml(path, schema, what=f"the TOML file of a {kind}")
     if kind == "stack" or (kind != "cluster" and "gpu" not in table):
         return _read_stack(table, file, _stem(path))
     spec = _read_cluster(table, file, _stem(path))
@@ -291,23 +295,45 @@ def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None
     table.setdefault("name", name)
     versions = Versions.read(table.pop("versions", {}), file)
     if version is not None:
-        earlier = versions.before(version, stack=name)
-        table = table | earlier | {"name": f"{name}@{version}", "version": version}
-    parts: dict[str, Any] = {key: _allreduce_rules(table, key, file) for key in ("allreduce_rules", "fused_norm_rules")}
-    reserve = table.pop("static_reserve", None)
-    if isinstance(reserve, dict):
-        parts["static_reserve"] = read_table(StaticReserve, reserve, where=f"{file}: static_reserve")
-    elif reserve is not None:
-        raise SpecError(f"{file}: static_reserve must be a table", hint="sglang.toml shows the form")
-    return read_table(StackSpec, table, where=file, **parts)
+        table = _merged(table, versions.before(version, stack=name)) | {"name": f"{name}@{version}"}
+    check_stack_keys(table, file)
+    own, limits = table.pop("own_allreduce", {}), _list_of(table, "gpu_limits", file)
+    if not isinstance(own, dict):
+        raise SpecError(f"{file}: own_allreduce must be a table", hint="vllm.toml shows the form")
+    rules = {key: _allreduce_rules(own, key, f"{file}: [own_allreduce]") for key in ("rules", "fused_norm_rules")}
+    return read_table(
+        StackSpec,
+        table,
+        where=file,
+        own_allreduce=read_table(OwnAllReduce, own, where=f"{file}: [own_allreduce]", **rules),
+        gpu_limits=tuple(_gpu_limits(each, f"{file}: gpu_limits[{at}]") for at, each in enumerate(limits)),
+    )
 
 
-def _allreduce_rules(table: dict[str, Any], key: str, file: str) -> tuple[AllReduceRule, ...]:
+def _gpu_limits(table: object, where: str) -> GpuLimits:
+    if not isinstance(table, dict):
+        raise SpecError(f"{where} is {quoted(table)}: must be a table", hint="vllm.toml shows the form")
+    return read_table(GpuLimits, table, where=where)
+
+
+def _merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A table with some of its entries changed, and of a table in it some of that one's."""
+    inner = {key: table[key] | value for key, value in changes.items() if isinstance(value, dict) and key in table}
+    return table | changes | inner
+
+
+def _allreduce_rules(table: dict[str, Any], key: str, where: str) -> tuple[AllReduceRule, ...]:
     """Those of a stack, taken out of its table."""
-    rules = table.pop(key, [])
-    if not isinstance(rules, list):
-        raise SpecError(f"{file}: {key} must be a list of tables", hint="vllm.toml shows the form")
-    return tuple(AllReduceRule.read(rule, f"{file}: {key}[{at}]") for at, rule in enumerate(rules))
+    rules = _list_of(table, key, where)
+    return tuple(AllReduceRule.read(rule, f"{where}: {key}[{at}]") for at, rule in enumerate(rules))
+
+
+def _list_of(table: dict[str, Any], key: str, where: str) -> list[Any]:
+    """The tables that a table has under a key, taken out of it."""
+    tables = table.pop(key, [])
+    if not isinstance(tables, list):
+        raise SpecError(f"{where}: {key} must be a list of tables", hint="vllm.toml shows the form")
+    return tables
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from ladder_sim.specs.plan_checks import (
 )
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, AllReduceRule, StackSpec
+from ladder_sim.specs.stack import AllReduce, AllReduceRule, StackSpec
 from ladder_sim.specs.techniques import NO_TECHNIQUES, Techniques
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
@@ -33,8 +33,8 @@ from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workloa
 _MAX_NODES = 100_000
 # arguments that the specs check
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}
-# compute capabilities of the A100 and of the H100
-AMPERE, HOPPER = 8.0, 9.0
+# compute capability of the H100
+HOPPER = 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ class Scenario:
     @property
     def custom_allreduce(self) -> bool:
         """Whether all-reduce ``auto`` may take the engine's own kernels: they read the memory of peers in the node."""
-        linked = self.cluster.intra.full_nvlink or self.plan.tp <= self.stack.custom_allreduce_without_nvlink
+        linked = self.cluster.intra.full_nvlink or self.plan.tp <= self.stack.own_allreduce.gpus_without_nvlink
         return self.p2p and linked and self.group_nodes == 1
 
     @property
@@ -254,9 +254,9 @@ class Scenario:
         stack = self.stack
         if stack.allreduce == "fused-norm" and self.group_nodes == 1:
             return math.inf
-        if stack.allreduce != "auto" or not stack.fused_allreduce_norm or not self.custom_allreduce:
+        if stack.allreduce != "auto" or not self.custom_allreduce:
             return 0.0
-        rule = self.allreduce_rule(stack.fused_norm_rules)
+        rule = self.allreduce_rule(stack.own_allreduce.fused_norm_rules)
         return rule.up_to[-1][1] if rule and rule.up_to else 0.0
 
     def allreduce_rule(self, rules: Iterable[AllReduceRule]) -> AllReduceRule | None:
@@ -268,27 +268,20 @@ class Scenario:
     @property
     def step_tokens(self) -> int:
         """Most tokens of one step of the stack on this GPU under continuous batching."""
-        tokens: int = getattr(self.stack, self.field_by_gpu("step_tokens"))
-        return tokens
+        return self._step_limit("step_tokens")
 
     @property
     def step_requests(self) -> int:
         """Most requests that run at a time on this GPU under continuous batching, in each group with its attention."""
-        requests: int = getattr(self.stack, self.field_by_gpu("step_requests"))
-        return requests
+        return self._step_limit("step_requests")
 
-    def field_by_gpu(self, name: str) -> str:
-        """Return the field of the stack that holds a figure for this GPU; one set by hand holds for every GPU."""
-        gpu, own = self.cluster.gpu, name
-        if f"stack.{name}" in self.settings:
-            return name
-        if gpu.compute_capability == AMPERE:
-            own = f"ampere_{name}"
-        elif gpu.hbm_bytes >= LARGE_GPU_BYTES:
-            own = f"large_gpu_{name}"
-        elif gpu.hbm_bytes < SMALL_GPU_BYTES:
-            own = f"small_gpu_{name}"
-        return own if getattr(self.stack, own, 0) else name
+    def _step_limit(self, name: str) -> int:
+        """A limit of the stack on this GPU; one set by hand holds for every GPU."""
+        gpu, limit = self.cluster.gpu, 0
+        if f"stack.{name}" not in self.settings:
+            rules = (each for each in self.stack.gpu_limits if each.applies(gpu.compute_capability, gpu.hbm_bytes))
+            limit = getattr(next(rules, None), name, 0)
+        return limit or int(getattr(self.stack, name))
 
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""

@@ -10,6 +10,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.engine_options import EngineOption, names_of, option_names
 from ladder_sim.specs.fields import Limits, field_kinds, limits_of, meanings, settable_fields
+from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
@@ -33,7 +34,7 @@ Overrides = Mapping[str, str | float]
 # sections that are fields of ClusterSpec
 IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # fields that say what a spec is, not how it behaves
-_IDENTITY = ("name", "family", "engine", "version", "weights_dtype", "source", "note")
+_IDENTITY = ("name", "family", "engine", "weights_dtype", "source", "note")
 
 _Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)
 
@@ -227,7 +228,9 @@ def _setting(key: str) -> Setting:
 def unknown_setting(key: str, also: Sequence[str] = ()) -> UnknownNameError:
     """Return the error of a name that no setting has; `also` are other names that may be meant."""
     argument = ARGUMENTS.get(key.replace("-", "_"))
-    answer = "" if argument is None else f"it is a flag: {argument.flag}" if argument.has_flag else "it is an argument"
+    answer = instead_of(key)
+    if argument is not None:
+        answer = f"it is a flag: {argument.flag}" if argument.has_flag else "it is an argument"
     more = "`ladder-sim list settings` shows all"
     if any(known == f"intra.{key}" for known in settable()):
         more = f"intra is within a node, inter between nodes, host without peer-to-peer; {more}"

@@ -33,6 +33,9 @@ Dispatch = Literal[
     "allgather", "all-to-all", "deepep-ll", "deepep-ht", "deepep-auto", "nvlink-one-sided", "nvlink-two-sided"
 ]
 PrefillLogits = Literal["all", "last"]
+# "compiled": by torch.compile, which leaves ladder's deferred adds apart
+ResidualAdd = Literal["apart", "compiled", "fused"]
+CudaGraphs = Literal["off", "decode", "all"]
 MemoryFractionOf = Literal["total", "static", "free"]
 
 # of a measured time
@@ -40,10 +43,6 @@ Factor = Annotated[float, Limits(0, 1000.0, above=True)]
 Share = Annotated[float, Limits(0, 1)]
 Tokens = Annotated[int, Limits(0, 100_000_000)]
 Requests = Annotated[int, Limits(0, 1_000_000)]
-
-# device memory in bytes from which GPUs take fields that begin with large_gpu, and below which small_gpu: vLLM 0.32.0,
-# engine/arg_utils.py, get_batch_defaults; SGLang 0.5.10, server_args.py has 160 and 60
-LARGE_GPU_BYTES, SMALL_GPU_BYTES = 160 * 2**30, 70 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,27 +109,59 @@ _AHEAD_SINCE = {"vllm": (0, 14)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaticReserve:
-    """Memory that an engine leaves outside of its static share where no share is set, in bytes."""
+class OwnAllReduce:
+    """What all-reduce ``auto`` takes: an engine's own kernels, as far as they go."""
 
-    fixed_bytes: Bytes
-    """Metadata and captured graphs."""
-    token_bytes: Bytes
-    """For each token of a step's budget."""
-    rank_bytes: Bytes
-    """For each rank of the tensor-parallel group and each pipeline stage."""
-    least_bytes: Bytes
-    """Reserve at the least, on GPUs of 70 GiB or more."""
+    rules: tuple[AllReduceRule, ...] = ()
+    """Algorithms by size where the engine's own were not measured: the first rule that applies."""
+    fused_norm_rules: tuple[AllReduceRule, ...] = ()
+    """All-reduces fused with the add and norm behind them: the first rule that applies; others have a norm apart."""
+    # far beyond any tensor-parallel group
+    gpus_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
+    """Largest group that takes the engine's own kernels where NVLink does not join all GPUs."""
+    symmetric_copies: Annotated[int, Limits(0, 2)] = 0
+    """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory."""
     source: str = ""
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "static_reserve")
+        check_fields(self, "own_allreduce")
 
-    def bytes_of(self, tokens: int, ranks: int, capacity_bytes: float) -> float:
-        """Return the reserve of a GPU with some memory, for steps of so many tokens on so many ranks."""
-        least_bytes = 0.0 if capacity_bytes < SMALL_GPU_BYTES else self.least_bytes
-        return max(least_bytes, self.fixed_bytes + self.token_bytes * tokens + self.rank_bytes * ranks)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLimits:
+    """Limits of a step on some GPUs, where they are not the stack's."""
+
+    compute_capability: Annotated[float, Limits(0, 1000.0)] = 0.0
+    """Compute capability of the GPUs; 0: any."""
+    least_memory_bytes: Bytes = 0.0
+    """Least memory of the GPUs, bytes."""
+    below_memory_bytes: Bytes = 0.0
+    """Memory that the GPUs have less than, bytes; 0: any."""
+    step_tokens: Tokens = 0
+    """Most tokens of one step; 0: as on other GPUs."""
+    step_requests: Requests = 0
+    """Most requests that run at a time; 0: as on other GPUs."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "gpu_limits")
+
+    def __str__(self) -> str:
+        capability = f" of compute capability {self.compute_capability}" if self.compute_capability else ""
+        least = f", from {format_bytes(self.least_memory_bytes)} on" if self.least_memory_bytes else ""
+        below = f", below {format_bytes(self.below_memory_bytes)}" if self.below_memory_bytes else ""
+        limits = {"tokens": self.step_tokens, "requests": self.step_requests}
+        return (
+            f"on GPUs{capability}{least}{below}: {', '.join(f'{each} {name}' for name, each in limits.items() if each)}"
+        )
+
+    def applies(self, compute_capability: float, memory_bytes: float) -> bool:
+        """Whether they are a GPU's."""
+        below_bytes = self.below_memory_bytes or math.inf
+        return (
+            self.compute_capability in (0.0, compute_capability)
+            and self.least_memory_bytes <= memory_bytes < below_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,18 +172,15 @@ class StackSpec:
     """Catalog id."""
     attention: AttentionKernel
     """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
-    fused_residual_add: bool
-    """Blocking variants add the all-reduced block inside the next norm's kernel; `fused_allreduce_norm` needs it."""
-    fused_ladder_add: bool
-    """Ladder's deferred add happens inside the next norm's kernel."""
-    cuda_graphs: bool
-    """Decode is replayed as one CUDA graph."""
-    prefill_cuda_graphs: bool
-    """Prefill is replayed as one CUDA graph."""
-    sharded_lm_head: bool
-    """LM head split over the vocabulary, followed by an all-gather of logits; else a replica on every rank."""
-    sharded_embedding: bool
-    """Embedding split over the vocabulary, followed by an all-reduce; else a replica on every rank."""
+    residual_add: ResidualAdd
+    """Add of a block to the residual: apart, a kernel of its own; compiled, inside the next norm's kernel in blocking
+    variants, as torch.compile fuses it, with one-row GEMMs as reductions; fused, inside it in every variant, ladder's
+    too."""
+    cuda_graphs: CudaGraphs
+    """Passes that are replayed as one CUDA graph: none, decode steps, or prefills as well."""
+    vocab_parallel: bool
+    """Embedding and LM head are split over the vocabulary, with an all-reduce and an all-gather of logits; else every
+    rank has both whole."""
     prefill_logits: PrefillLogits
     """Logits of every prompt position, or of the last only."""
     allreduce: AllReduce
@@ -165,35 +193,10 @@ class StackSpec:
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
-    expert_launch_s: Seconds = 0.0
-    """CPU time to launch one kernel of a model with experts, seconds; 0: as long as of any other model."""
-    graph_launch_s: Seconds = 0.0
-    """CPU time from deciding to run a CUDA graph to its first kernel, seconds."""
     kernel_gap_s: Seconds = 0.0
     """Idle time before each kernel beyond what measured kernel times hold, seconds."""
-    gemv_factor: Factor = 1.0
-    """Time of a one-row GEMM, as a multiple of the measured one."""
-    gemm_factor: Factor = 1.0
-    """Time of a memory-bound GEMM of several rows, as a multiple of the measured one."""
-    prompt_factor: Factor = 1.0
-    """Time of a compute-bound GEMM and of attention over a prompt, as a multiple of the measured one."""
-    attention_factor: Factor = 1.0
-    """Time of decode attention's memory traffic, as a multiple of the measured one."""
-    small_kernel_factor: Factor = 1.0
-    """Floor of a small kernel, as a multiple of the GPU's."""
-    batched_attention_s: Seconds = 0.0
-    """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
-    fused_allreduce_norm: bool = False
-    """Under all-reduce ``auto``, that kernel is the all-reduce too, as far as `fused_norm_rules` go."""
-    fused_norm_rules: tuple[AllReduceRule, ...] = ()
-    """All-reduces that it fuses: the first that applies; larger ones, and those on other GPUs, have a norm apart."""
-    # far beyond any tensor-parallel group
-    custom_allreduce_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
-    """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
-    allreduce_rules: tuple[AllReduceRule, ...] = ()
-    """What all-reduce ``auto`` takes, where the engine's own was not measured: the first that applies."""
-    allreduce_copies: Annotated[int, Limits(0, 2)] = 0
-    """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory by ``auto``."""
+    own_allreduce: OwnAllReduce = OwnAllReduce()
+    """What all-reduce ``auto`` takes."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     host_rank_s: Seconds = 0.0
@@ -204,8 +207,6 @@ class StackSpec:
     """What it adds in decode steps, each as long as the request's mean time per further token."""
     frontend_token_s: Seconds = 0.0
     """What it adds for each token of the prompt, seconds."""
-    sustained_share: Factor = 1.0
-    """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
     quantize_s: Seconds = 0.0
     """What quantising the input of a GEMM at run time takes beyond one small kernel, seconds."""
     quantize_element_bytes: Annotated[float, Limits(0, 1_000)] = 3.0
@@ -215,26 +216,17 @@ class StackSpec:
     its all-to-all of each expert's, or a kernel."""
     shared_expert_stream: bool = False
     """In decode shared experts run on a stream of their own, next to the routed ones."""
-    expert_padding: Tokens = 0
-    """Rows to a multiple of which an expert's tokens are padded, of every expert of a rank, in fp8 blocks on Hopper."""
-    padded_share: Factor = 1.0
-    """Share of the tensor cores' peak at which padded experts are multiplied."""
+    padded_share: Share = 0.0
+    """Share of the tensor cores' peak at which experts in fp8 blocks are multiplied on Hopper, with each one's tokens
+    padded; 0: they are not padded."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0
     """Most tokens of one step under continuous batching, prompts' and decode's; 0: it runs static batches only."""
-    large_gpu_step_tokens: Tokens = 0
-    """Tokens of one step at most on GPUs of 160 GiB of memory or more; 0: as on others."""
-    small_gpu_step_tokens: Tokens = 0
-    """Tokens of one step at most on GPUs of less than 70 GiB; 0: as on others."""
-    ampere_step_tokens: Tokens = 0
-    """Tokens of one step at most on Ampere (compute capability 8.0); 0: as on others."""
     step_requests: Annotated[int, Limits(1, 1_000_000)] = 1024
     """Most requests that run at a time under continuous batching."""
-    small_gpu_step_requests: Requests = 0
-    """Requests that run at a time at most on GPUs of less than 70 GiB; 0: as on others."""
-    ampere_step_requests: Requests = 0
-    """Requests that run at a time at most on Ampere (compute capability 8.0); 0: as on others."""
+    gpu_limits: tuple[GpuLimits, ...] = ()
+    """Limits of a step on some GPUs: the first that apply, unless a limit is set by hand."""
     max_context: Tokens = 0
     """Tokens of the longest request that the server takes, prompt and answer; 0: the model's context."""
     prefix_cache: bool = True
@@ -242,11 +234,10 @@ class StackSpec:
     mixed_steps: bool = False
     """Prompts share a step with decode; else they go first, in steps of their own."""
     memory_fraction: Share = 1.0
-    """Share of the memory that an engine takes to serve; 0: what `static_reserve` leaves."""
+    """Share of the memory that an engine takes to serve; 0: what it leaves by default, of a static share."""
     memory_fraction_of: MemoryFractionOf = "total"
-    """Memory that the share is of: total, all of it; static, what the reserve leaves; free, what weights leave too."""
-    static_reserve: StaticReserve | None = None
-    """Memory outside of a static share where none is set; None: a share is always set."""
+    """Memory that the share is of: total, all of it; static, what `serving_reserve_bytes` leaves; free, what weights
+    and activations leave too."""
     serving_reserve_bytes: Bytes = 0.0
     """Memory of contexts, communicators, workspaces and captured graphs of an engine that serves, bytes."""
     logit_bytes: Annotated[float, Limits(0, 1_000)] = 2.0
@@ -255,12 +246,8 @@ class StackSpec:
     """Share of its answer for which a request holds KV cache on average, as the engine admits requests."""
     engine: str = ""
     """Engine whose measured attention and all-reduces price its own, e.g. "vllm"; empty: the GPU's tables alone."""
-    version: str = ""
-    """Of the engine, as given after the name; empty: the newest that is known."""
     sampling: Sampling = "greedy"
     """How the next token is chosen; without measurements of that in the profile, as fast as greedily."""
-    compiled_blocks: bool = False
-    """Whole blocks are compiled, one-row GEMMs to reductions; so `run` measures it."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
     note: str = ""
@@ -272,6 +259,21 @@ class StackSpec:
     def unversioned(self) -> str:
         """Catalog id without the version: "vllm" of "vllm@0.12"."""
         return self.name.partition("@")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the engine: "0.12" of "vllm@0.12"; empty: the newest that is known."""
+        return self.name.partition("@")[2]
+
+    @property
+    def fused_residual_add(self) -> bool:
+        """Whether blocking variants add inside the next norm's kernel."""
+        return self.residual_add != "apart"
+
+    @property
+    def fused_ladder_add(self) -> bool:
+        """Whether ladder's deferred adds happen inside the next norm's kernel."""
+        return self.residual_add == "fused"
 
     @property
     def serves(self) -> bool:
@@ -304,8 +306,8 @@ class StackSpec:
         # a flag of its own
         choice(self.allreduce, "all-reduce", get_args(AllReduce))
         check_fields(self, where)
-        if self.memory_fraction == 0.0 and (self.static_reserve is None or self.memory_fraction_of != "static"):
+        if self.memory_fraction == 0.0 and self.memory_fraction_of != "static":
             raise SpecError(
-                f"{where}: memory_fraction is 0: must be above 0, because the stack has no static_reserve",
+                f"{where}: memory_fraction is 0: must be above 0, because memory_fraction_of is not static",
                 hint="give the share of the memory, e.g. 0.9",
             )

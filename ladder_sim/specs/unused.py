@@ -1,6 +1,5 @@
 """Settings that change nothing in a scenario, and what would use them."""
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,15 +17,9 @@ class _Rule(NamedTuple):
     """Why they are not, and what uses them."""
 
 
-# figures that depend on the GPU, and the fields that hold them
-_BY_GPU = {
-    "step_tokens": ("step_tokens", "large_gpu_step_tokens", "small_gpu_step_tokens", "ampere_step_tokens"),
-    "step_requests": ("step_requests", "small_gpu_step_requests", "ampere_step_requests"),
-}
 # what continuous batching alone reads
 _IN_FLIGHT = (
-    *itertools.chain(*_BY_GPU.values()),
-    *("mixed_steps", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
+    *("step_tokens", "step_requests", "mixed_steps", "memory_fraction", "memory_fraction_of", "serving_reserve_bytes"),
     *("kv_answer_share", "max_context", "prefix_cache", "frontend_"),
 )
 _RULES = (
@@ -47,7 +40,7 @@ _RULES = (
         "every rank has the tokens of its experts; --attention-dp 2 uses it",
     ),
     _Rule(
-        ("stack.expert_launch_s", "stack.expert_padding", "stack.padded_share"),
+        ("stack.padded_share",),
         lambda scenario: scenario.model.experts > 0,
         "the model has no experts; e.g. --model qwen3-30b-a3b uses it",
     ),
@@ -60,11 +53,6 @@ _RULES = (
         ("stack.quantize_",),
         lambda scenario: FORMATS[scenario.workload.dtype].quantizes,
         "no kernel of its own quantises inputs in this precision; --dtype fp8-dynamic uses it",
-    ),
-    _Rule(
-        ("stack.fused_allreduce_norm", "stack.custom_allreduce_without_nvlink", "stack.allreduce_copies"),
-        lambda scenario: scenario.stack.allreduce == "auto",
-        "the algorithm of the all-reduce is fixed; --allreduce auto uses it",
     ),
     _Rule(
         tuple(f"stack.{name}" for name in _IN_FLIGHT),
@@ -81,7 +69,6 @@ _RULES = (
         lambda scenario: scenario.workload.concurrency is None,
         "with requests in flight stack.serving_reserve takes its place",
     ),
-    _Rule(("stack.compiled_blocks",), lambda _: False, "only real passes have it; `ladder-sim run --bench` uses it"),
 )
 
 
@@ -103,10 +90,6 @@ def unused(scenario: Scenario, name: str) -> str:
     for rule in _RULES:
         if name.startswith(rule.names) and not rule.used(scenario):
             return rule.reason
-    for figure, fields in _BY_GPU.items():
-        own = f"stack.{scenario.field_by_gpu(figure)}"
-        if name in {f"stack.{each}" for each in fields} - {own}:
-            return f"steps on {scenario.cluster.gpu.name} have the {figure.removeprefix('step_')} of {own}; set that"
     return ""
 
 

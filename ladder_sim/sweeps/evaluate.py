@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import SIZES, simulate_requests
+from ladder_sim.confidence.runs import most_alike, parts_alike, turning_points
 from ladder_sim.costs.memory import total_bytes
 from ladder_sim.errors import ProfileError, reason
 from ladder_sim.prediction import resolve_profile
@@ -16,9 +17,8 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import batching_of
 from ladder_sim.sweeps.axes import figure_of
-from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
+from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock, scenario_at
 from ladder_sim.sweeps.price import token_price
-from ladder_sim.sweeps.validated import Validated, validated
 from ladder_sim.units import format_bytes
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
@@ -28,6 +28,9 @@ PRICE = "usd_per_Mtoken"
 BATCHING_COLUMN = "batching"
 # columns of every point; the second says why a point has no figures
 MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
+
+# what was compared with end-to-end runs, by part of a scenario; None of a point that cannot run
+Validated = Mapping[str, bool] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
             raise
         except Exception as error:
             problems = [reason(error)] * block.count
-    constants, compared = _constants(block), validated(block, how.variants, how.profile)
+    constants, compared = _constants(block), _validated(block, how.variants, how.profile)
     for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}
         yield Rows(
@@ -147,6 +150,25 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Sw
         "" if fit else f"needs {format_bytes(needed)} of {format_bytes(capacity_bytes)} per GPU"
         for fit, needed in zip(fits.tolist(), memory_bytes.tolist(), strict=True)
     ]
+
+
+def _validated(block: SweepBlock, variants: Sequence[str], profile: str | None) -> Sequence[Validated]:
+    """`Confidence.validated` of each point; looked up once for all points between the ends of what runs had."""
+    if block.scenario is None:
+        return [None] * block.count
+    measured = resolve_profile(block.scenario, profile)
+    places = np.zeros(block.count, np.int64)
+    for name, values in block.columns.items():
+        ends = turning_points(name, block.scenario, measured)
+        # below, at or above each
+        place = np.searchsorted(ends, values) + np.searchsorted(ends, values, "right")
+        places = places * (2 * len(ends) + 1) + place
+    # a point of each place
+    _, rows, which = np.unique(places, return_index=True, return_inverse=True)
+    points = [{name: values[row].item() for name, values in block.columns.items()} for row in rows]
+    scenarios = [scenario_at({**block.point, **point}) for point in points]
+    answers = [parts_alike(each, measured, most_alike(each, measured), variants) for each in scenarios]
+    return [answers[each] for each in which]
 
 
 def _constants(block: SweepBlock) -> dict[str, Any]:

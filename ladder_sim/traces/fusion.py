@@ -25,7 +25,7 @@ def split_norms(graph: TraceGraph) -> TraceGraph:
     if not norms_s:
         raise UsageError(
             "the trace's all-reduces hold the norms, and no norm of its own says how long one takes",
-            hint="record without the fusion, or export it with --set stack.fused_allreduce_norm=false",
+            hint="record without the fusion, or export one of --stack vllm@0.16, which does not fuse them",
         )
     norm_s = median(norms_s)
     # those that compute with a norm's result

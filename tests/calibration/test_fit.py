@@ -2,7 +2,10 @@
 
 import gzip
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -163,19 +166,21 @@ def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_
     for table in (*profile.attention_decode["math"].values(), *profile.sampling.values(), *profile.experts.values()):
         assert table.left_out["held out"].rows >= 5
 
-    def predicted_s(kind: str, **given: Any) -> float:
+    def predicted_s(kind: str, overheads: Mapping[str, float] = MappingProxyType({}), **given: Any) -> float:
         whole: dict[str, Any] = {"model": "qwen3-30b-a3b", "tp": 8, "batch": 16, "prompt": 448, "gen": 64, **given}
         scenario = Scenario.of(**whole)
         ops = [op for op in build(scenario, "decode", 512).ops() if op.kind == kind]
-        (estimate, *_) = KernelCosts(scenario, profile).estimates(ops)
+        (estimate, *_) = KernelCosts(
+            scenario, replace(profile, overheads={**profile.overheads, **overheads})
+        ).estimates(ops)
         assert estimate.source == "measured"
         return float(estimate.seconds)
 
     # 32 query heads on 4 KV heads: a rank of four has one of these
     math = {"stack": "gpt-fast", "tp": 4}
     assert predicted_s("attention", **math) == pytest.approx(1e-5 + 1e-8 * 16 * 512)
-    twice = {"stack.attention_factor": "2", "stack.batched_attention": "1ms"}
-    assert predicted_s("attention", **math, overrides=twice) == pytest.approx(2 * (1e-5 + 1e-8 * 16 * 512))
+    twice = {"attention_factor": 2.0, "batched_attention_s": 1e-3}
+    assert predicted_s("attention", twice, **math) == pytest.approx(2 * (1e-5 + 1e-8 * 16 * 512))
     assert predicted_s("sample") == pytest.approx(2e-5 + 1e-7 * 16)
     assert predicted_s("sample", overrides={"stack.sampling": "top-p"}) == pytest.approx(2e-4 + 1e-5 * 16)
     assert predicted_s("experts") == pytest.approx(expected[1.0, 16.0])

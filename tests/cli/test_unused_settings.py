@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.unused import unused
 from tests.support.commands import run
 
 GIVEN = {"--model": "8b", "--tp": "1", "--stack": "vllm", "--variant": "ladder"}
@@ -28,9 +26,8 @@ def answer(flags: Mapping[str, str]) -> dict[str, Any]:
         ("stack.step_tokens=256", {}, {"--concurrency": "64"}),
         ("stack.memory_fraction=0.5", {}, {"--concurrency": "512"}),
         ("stack.collective_launch=50us", {}, {"--tp": "2"}),
-        ("stack.fused_allreduce_norm=false", {"--tp": "4", "--allreduce": "nccl"}, {"--allreduce": "auto"}),
         ("stack.quantize=20us", {}, {"--dtype": "fp8-dynamic"}),
-        ("stack.expert_launch=100us", {}, {"--model": "qwen3-30b-a3b"}),
+        ("stack.padded_share=0.1", {"--dtype": "fp8-block"}, {"--model": "qwen3-30b-a3b"}),
         ("stack.shared_expert_stream=false", {}, {"--model": "deepseek-v2-lite"}),
     ],
 )
@@ -45,15 +42,6 @@ def test_a_setting_that_a_scenario_does_not_use_is_warned_of(
     changed = answer({**used, "--set": setting})
     assert not any(rule in text for text in changed["warnings"])
     assert changed["variants"] != answer(used)["variants"]
-
-
-def test_of_several_figures_by_gpu_the_message_names_the_one_that_counts() -> None:
-    large = Scenario.of(model="70b", cluster="b200-sxm", stack="vllm", concurrency=8)
-    assert unused(large, "stack.step_tokens").endswith("have the tokens of stack.large_gpu_step_tokens; set that")
-    assert unused(large, "stack.large_gpu_step_tokens") == ""
-    usual = Scenario.of(model="70b", stack="vllm", concurrency=8)
-    assert unused(usual, "stack.step_tokens") == ""
-    assert "stack.step_tokens; set that" in unused(usual, "stack.large_gpu_step_tokens")
 
 
 def test_a_front_end_is_for_requests_in_flight() -> None:

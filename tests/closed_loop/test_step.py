@@ -17,6 +17,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.catalog import stack as stack_of
 from ladder_sim.specs.catalog import stack_names
 from tests.support.commands import run
+from tests.support.scenarios import with_overheads
 
 SERVING = tuple(name for name in stack_names() if stack_of(name).serves)
 STACKS = st.sampled_from(SERVING)
@@ -31,9 +32,9 @@ def scenario(**given: Any) -> Scenario:
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
 def test_one_request_in_flight_is_a_static_batch_of_one(stack: str, variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch, which prefills only once
-    cold = {"overrides": {"stack.sustained_share": 1.0}}
-    alone = predict(scenario(concurrency=1, stack=stack, **cold), variant)
-    static = predict(scenario(concurrency=None, stack=stack, **cold), variant)
+    cold = with_overheads(scenario(stack=stack), sustained_share=1.0)
+    alone = predict(scenario(concurrency=1, stack=stack), variant, profile=cold)
+    static = predict(scenario(concurrency=None, stack=stack), variant, profile=cold)
     assert alone.tpot_s is not None
     assert static.tpot_s is not None
     # a step's time is linear in its context up to the table's bends, and the CPU takes its share

@@ -161,7 +161,7 @@ def test_an_edited_file_is_another_stack_under_any_name(tmp_path: Path) -> None:
     for old, new, parts in [
         ("", "", set()),
         ('collective_launch_s = "2.5 us"', 'collective_launch_s = "50 us"', {"stack"}),
-        ("fused_ladder_add = false", "fused_ladder_add = true", {"stack"}),
+        ('residual_add = "compiled"', 'residual_add = "fused"', {"stack"}),
         ('profile = "h100-sxm-gpt-fast"', 'profile = ""', set()),
     ]:
         assert old in text

@@ -1,5 +1,6 @@
 """Times of routed experts and latent attention: measured ones, and those of layers that were not measured."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.experts import ANY_LAYER, experts_table, over, transferred
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile_file import load_profile
@@ -280,8 +282,11 @@ def test_factors_of_a_stack_are_those_of_attention_and_of_gemms() -> None:
         (token, "attention_factor"),
         (prompt, "prompt_factor"),
     ):
+        scenario = Scenario.of(model="deepseek-v3", tp=8, stack="trtllm")
+        hardware = Hardware.of(scenario)
+        doubled = dataclasses.replace(hardware, stack=dataclasses.replace(hardware.stack, **{factor: 2.0}))
         usual, twice = (
-            estimate(shape, stack="trtllm", overrides={f"stack.{name}": 2.0}).seconds
-            for name in ("collective_launch_s", factor)
+            KernelCosts(scenario, None, each).estimates([Op(name="", kind="gemm", shape=shape)])[0].seconds
+            for each in (hardware, doubled)
         )
         assert twice == pytest.approx(2.0 * usual), factor

@@ -8,6 +8,7 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.hardware import SUSTAINED_SHARE
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
@@ -23,6 +24,7 @@ from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
 from ladder_sim.simulate.prices import price
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import FORMATS
+from tests.support.scenarios import with_overheads
 
 DTYPES = ("bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
 SERVING: dict[str, Any] = {"model": "70b", "stack": "vllm", "concurrency": 64}
@@ -214,17 +216,18 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     cold, half, hot = gemm(0.0), gemm(0.5), gemm(1.0)
     assert cold < half < hot
     assert half == pytest.approx((cold + hot) / 2)
-    gpu, stack = Scenario.of(**SERVING).cluster.gpu, Scenario.of(**SERVING).stack
+    gpu = Scenario.of(**SERVING).cluster.gpu
     shape = mixed(Scenario.of(**SERVING))[0]["mlp.up"][0].shape
-    assert hot == pytest.approx(shape.flops / (stack.sustained_share * gpu.bf16_flops))
+    assert hot == pytest.approx(shape.flops / (SUSTAINED_SHARE * gpu.bf16_flops))
     assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
     # a stack that was fitted to runs does not need it
+    fitted = Scenario.of(model="70b")
     one, other = (
-        predict(Scenario.of(model="70b", overrides={"stack.sustained_share": share}), "standard").ttft_s
-        for share in (1.0, 0.61)
+        predict(fitted, "standard", profile=with_overheads(fitted, sustained_share=share)).ttft_s
+        for share in (1.0, SUSTAINED_SHARE)
     )
     assert other > 1.05 * one
-    assert predict(Scenario.of(model="70b"), "standard").ttft_s == one
+    assert predict(fitted, "standard").ttft_s == one
 
 
 @pytest.mark.parametrize(

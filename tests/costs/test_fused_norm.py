@@ -1,6 +1,8 @@
 """All-reduce, add and norm in one kernel: its time next to measurements and to the two kernels that it replaces."""
 
 import csv
+import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op, OpKind
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.specs import catalog
 from tests.conftest import DATA
 
 # hidden 8192, 16 bits
@@ -97,8 +100,10 @@ def test_it_replaces_two_kernels() -> None:
 
 @pytest.mark.parametrize("stack", ["vllm", "trtllm"])
 def test_a_token_is_faster_by_what_the_two_kernels_take_longer(stack: str) -> None:
-    fields = {"stack": stack, "batch": 16, "prompt": 512, "gen": 2, "overrides": {"stack.kernel_gap": "0us"}}
-    apart = {**fields, "overrides": {**fields["overrides"], "stack.fused_allreduce_norm": "false"}}
+    fields: dict[str, Any] = {"stack": stack, "batch": 16, "prompt": 512, "gen": 2}
+    spec = catalog.stack(stack)
+    own = dataclasses.replace(spec.own_allreduce, fused_norm_rules=())
+    apart = {**fields, "stack": dataclasses.replace(spec, own_allreduce=own)}
     fused, separate = predict(Scenario.of(**fields)), predict(Scenario.of(**apart))
     size = [16.0 * TOKEN_BYTES]
     scenario = Scenario.of(**fields)

@@ -16,7 +16,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario_warnings import scenario_warnings
-from ladder_sim.specs.stack import AllReduce, AllReduceRule
+from ladder_sim.specs.stack import AllReduce, AllReduceRule, OwnAllReduce
 from tests.conftest import DATA
 from tests.support.networks import SIZES, network, one_by_one, scenario, times
 
@@ -114,14 +114,15 @@ def test_multimem_against_its_measurements(h100: CalibrationProfile, kind: str, 
 def test_algorithms_against_their_measurements(algorithm: str, gpus: int, mean: float, copies: int) -> None:
     every = recorded("allreduce_algorithms.csv")
     rows = [row for row in every if (row["algorithm"], row["gpus"]) == (algorithm, str(gpus))]
-    stack = dataclasses.replace(
-        catalog.stack("vllm"), allreduce_rules=(AllReduceRule(up_to=((algorithm, 1e12),)),), allreduce_copies=copies
+    own = OwnAllReduce(
+        rules=(AllReduceRule(up_to=((algorithm, 1e12),)),),
+        symmetric_copies=copies,
+        gpus_without_nvlink=8 if algorithm == "pcie-one-shot" else 2,
     )
+    stack = dataclasses.replace(catalog.stack("vllm"), own_allreduce=own)
     # six ranks divide the intermediate size
     fields = {"model": "1b", "overrides": {"model.intermediate": "4608"}} if gpus == 6 else {}
     (cluster,) = {row["cluster"] for row in rows}
-    if algorithm == "pcie-one-shot":
-        stack = dataclasses.replace(stack, custom_allreduce_without_nvlink=8)
     group = network(None, cluster=cluster, tp=gpus, stack=stack, **fields)
     errors = []
     for row in rows:

@@ -241,8 +241,8 @@ def test_parts_of_the_memory_have_the_names_of_the_command_line(page: Page) -> N
 
 def test_no_warning_denies_what_requests_under_load_use(page: Page) -> None:
     """Regression: a page with a rate said that the memory of its own replicas changes nothing."""
-    static = "model=8b&tp=2&stack.memory_fraction=0.3&stack.allreduce_copies=1&inter.allreduce_floor=9us"
-    both = ["stack.memory_fraction", "stack.allreduce_copies", "inter.allreduce_floor"]
+    static = "model=8b&tp=2&stack.memory_fraction=0.3&stack.frontend=20ms&inter.allreduce_floor=9us"
+    both = ["stack.memory_fraction", "stack.frontend", "inter.allreduce_floor"]
     # gpt-fast has NCCL and no requests in flight; what takes requests under load is vLLM
     assert unused(page.views(static)["evidence"]) == both
     assert unused(page.views(f"{static}&rate=4")["evidence"]) == ["inter.allreduce_floor"]

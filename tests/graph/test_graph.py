@@ -16,6 +16,7 @@ from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape
 from ladder_sim.graph.variants import parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import ResidualAdd
 from tests.support.scenarios import VARIANTS, shallow
 from tests.support.strategies import EMBEDDING, equation
 
@@ -171,8 +172,7 @@ def test_shards_add_up(tp: int, stack: str, variant: str) -> None:
     # attention and MLP of a parallel block share one
     missing = len(parse(variant).layers(spec.layers)) if "parallel" in variant else 0
     replicated = (2 * spec.layers - missing + 1) * spec.hidden
-    replicated += 0 if scenario.stack.sharded_embedding else spec.vocab * spec.hidden
-    replicated += 0 if scenario.stack.sharded_lm_head else spec.vocab * spec.hidden
+    replicated += 0 if scenario.stack.vocab_parallel else 2 * spec.vocab * spec.hidden
     kv_copies = max(1, tp // spec.kv_heads)
     keys_and_values = spec.layers * 2 * spec.hidden * spec.kv_heads * spec.head_dim
     parameters = spec.parameters - missing * spec.hidden
@@ -407,33 +407,30 @@ def test_desync_folds_the_ranks_residual_into_what_it_reduces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "fused_residual", "fused_ladder", "adds"),
+    ("variant", "residual_add", "adds"),
     [
         # ten joins, the last one before the final norm; ladder joins two there, and a norm can take only one
-        ("standard", True, False, 0),
-        ("standard", False, True, 10),
-        ("ladder", True, False, 10),
-        ("ladder", False, True, 1),
-        ("upper-bound", True, False, 0),
+        ("standard", "compiled", 0),
+        ("standard", "apart", 10),
+        ("ladder", "compiled", 10),
+        ("ladder", "fused", 1),
+        ("upper-bound", "compiled", 0),
         # a norm adds the own part, but no sum without it; the last output joins late, in whole
-        ("delayed:2", True, False, 10),
-        ("delayed:2", True, True, 9),
-        ("delayed:2", False, True, 18),
+        ("delayed:2", "compiled", 10),
+        ("delayed:2", "fused", 9),
+        ("delayed:2", "apart", 19),
         # what attention and MLP of two layers put out is summed before
-        ("drop:2", True, False, 2),
-        ("drop:2", False, False, 12),
+        ("drop:2", "compiled", 2),
+        ("drop:2", "apart", 12),
         # the last output joins before the ranks' own channels are averaged
-        ("partial:50", True, False, 1),
+        ("partial:50", "compiled", 1),
         # one add for attention + MLP of each layer
-        ("parallel", True, False, 5),
-        ("parallel", False, False, 10),
+        ("parallel", "compiled", 5),
+        ("parallel", "apart", 10),
     ],
 )
-def test_fused_and_separate_adds(variant: str, fused_residual: bool, fused_ladder: bool, adds: int) -> None:
-    stack = dataclasses.replace(
-        catalog.stack("gpt-fast"), fused_residual_add=fused_residual, fused_ladder_add=fused_ladder
-    )
-    graph = graph_of(variant, stack=stack)
+def test_fused_and_separate_adds(variant: str, residual_add: ResidualAdd, adds: int) -> None:
+    graph = graph_of(variant, stack=dataclasses.replace(catalog.stack("gpt-fast"), residual_add=residual_add))
     assert len([op for op in graph.ops() if op.kind == "add"]) == adds
 
 
@@ -468,7 +465,7 @@ def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_no
     # it reads the partial sums and the residual, and what it writes is the next residual
     assert set(graph.predecessors("layer1.attn.all_reduce_norm")) == {"layer0.mlp.down", "layer0.mlp.all_reduce_norm"}
     assert graph.op("layer1.attn.all_reduce_norm").shape == CollectiveShape(message_bytes=4096 * 2)
-    separate = graph_of("standard", **fields, overrides={"stack.fused_allreduce_norm": "false"})
+    separate = graph_of("standard", **fields | {"stack": "vllm@0.16"})
     assert weight_bytes(graph) == weight_bytes(separate)
     assert not any(kind == "all_reduce_norm" for _, kind in norms_and_reduces(separate))
 
@@ -495,7 +492,7 @@ def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_no
         ("standard", {"tp": 1}, 0),
         # a norm of the output lies between
         ("standard", {"model": shallow(5, block_norms="both")}, 0),
-        ("standard", {"overrides": {"stack.fused_residual_add": "false"}}, 0),
+        ("standard", {"overrides": {"stack.residual_add": "apart"}}, 0),
         # 2 MiB on 4 GPUs: 256 tokens of 4096
         ("standard", {"batch": 256}, 10),
         ("standard", {"batch": 257}, 0),

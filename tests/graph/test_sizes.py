@@ -55,7 +55,7 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
         {"model": "8b", "tp": 1, "stack": "vllm"},
         {"model": "70b", "stack": "vllm", "allreduce": "auto"},
         {"model": "70b", "p2p": False},
-        {"model": "1b", "stack": "vllm", "overrides": {"stack.cuda_graphs": "false", "stack.eager_launch": "5us"}},
+        {"model": "1b", "stack": "vllm", "overrides": {"stack.cuda_graphs": "off", "stack.eager_launch": "5us"}},
     ],
     ids=str,
 )

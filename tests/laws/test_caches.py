@@ -46,7 +46,7 @@ def contents() -> Contents:
     pairs = {
         "config.json": (json.dumps(config), json.dumps({**config, "num_hidden_layers": 30})),
         "cluster.toml": (cluster, cluster.replace('"3.35 TB/s"', '"3.2 TB/s"')),
-        "stack.toml": (stack, stack.replace("cuda_graphs = true ", "cuda_graphs = false ")),
+        "stack.toml": (stack, stack.replace('cuda_graphs = "decode" ', 'cuda_graphs = "off" ')),
         "fabric.toml": (
             fabric,
             fabric.replace("time_us = [39.6, 40.03, 39.95, 40.17, 44.98", "time_us = [49, 49, 50, 50, 55"),

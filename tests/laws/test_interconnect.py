@@ -196,8 +196,9 @@ def test_a_better_link_slows_no_wiring(scenario: Scenario, data: st.DataObject) 
 def test_free_links_leave_kernels_that_differ(scenario: Scenario) -> None:
     """Where links in a node, start-ups, waits, launches and copies are free, wirings differ by the ops named."""
     free = {f"{tier}.{name}": value for tier in ("intra", "host") for name, value in FREE.items()}
-    nothing = dict.fromkeys(("collective_launch_s", "stream_wait_s", "eager_launch_s", "graph_launch_s"), 0.0)
-    stack = dataclasses.replace(scenario.stack, allreduce_copies=0, **nothing)
+    nothing = dict.fromkeys(("collective_launch_s", "stream_wait_s", "eager_launch_s"), 0.0)
+    own = dataclasses.replace(scenario.stack.own_allreduce, symmetric_copies=0)
+    stack = dataclasses.replace(scenario.stack, own_allreduce=own, **nothing)
     settings = {f"stack.{name}": "" for name in nothing}
     scenario = changed(dataclasses.replace(scenario, stack=stack, settings=settings), free)
     standard, *others = answers(scenario, "standard", "parallel", "upper-bound", *OVERLAPPING).values()

@@ -279,8 +279,7 @@ def test_ladder_lies_between_standard_and_upper_bound(scenario: Scenario, profil
         scenario.stack,
         stream_wait_s=0.0,
         collective_launch_s=0.0,
-        fused_residual_add=False,
-        fused_ladder_add=False,
+        residual_add="apart",
         # a custom kernel's all-reduce can take less than the token's broadcast, which is NCCL's in any case
         allreduce="nccl",
     )
@@ -366,8 +365,8 @@ def test_auto_is_the_fastest_algorithm_but_for_what_issuing_it_costs(
     """Of a stack without rules. Engines choose by the size of the message, not by whether its result is needed
     at once. So where two algorithms take equally long, a change of hardware can add an event wait or two, and a start,
     to every all-reduce."""
-    rules: dict[str, Any] = dict.fromkeys(("allreduce_rules", "fused_norm_rules"), ())
-    stack = dataclasses.replace(scenario.stack, **rules, stream_wait_s=wait_s)
+    own = dataclasses.replace(scenario.stack.own_allreduce, rules=(), fused_norm_rules=())
+    stack = dataclasses.replace(scenario.stack, own_allreduce=own, stream_wait_s=wait_s)
     auto, *others = (
         dataclasses.replace(scenario, stack=dataclasses.replace(stack, allreduce=algorithm))
         for algorithm in ("auto", "nccl", "one-shot", "two-shot")
@@ -385,9 +384,9 @@ def test_what_beats_the_upper_bound(scenario: Scenario, profile: str, wait_s: fl
     """Nothing but its token's broadcast, and parallel by having fewer and wider kernels.
 
     The broadcast waits for an event, which in a shallow model costs more than all-reduces that are issued among the
-    kernels. A stack that fuses only ladder's adds makes the upper bound, too, pay more kernels than ladder.
+    kernels.
     """
-    stack = dataclasses.replace(scenario.stack, stream_wait_s=wait_s, fused_residual_add=fused, fused_ladder_add=fused)
+    stack = dataclasses.replace(scenario.stack, stream_wait_s=wait_s, residual_add="fused" if fused else "apart")
     scenario = dataclasses.replace(scenario, stack=stack, p2p=p2p)
     predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
     upper, parallel = predictions["upper-bound"], predictions["parallel"]
@@ -474,11 +473,6 @@ CHEAP = {"stack.collective_launch": "2.5us"}
     [
         ({}, {}),
         ({"stack": "vllm", "overrides": CHEAP}, {"parallel": "it runs two GEMMs as one"}),
-        # ladder's adds go on to fuse into norms
-        (
-            {"stack": "vllm", "overrides": {**CHEAP, "stack.fused_residual_add": "false"}},
-            {"parallel": "two GEMMs as one", "ladder": "its adds and waits differ from standard's"},
-        ),
         # norms are part of all-reduces, which ladder hides and the bound has not
         ({"stack": "vllm", "technique": "fused-norm", "overrides": CHEAP}, {}),
     ],

@@ -10,6 +10,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.cycle import FrontEnd, lockstep, steady
 from ladder_sim.confidence.unchecked import UNCHECKED
+from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.formulas import across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR
@@ -202,15 +203,15 @@ def test_tables_of_constants_are_those_of_the_code() -> None:
         assert f"| {label} | {' | '.join(f'{100 * errors[source]:.0f} %' for source in SOURCES)} |" in page
     page, held = (REPO / "docs" / "how" / "contention.md").read_text("utf-8"), OverlapParameters()
     for label, each, most in (
-        ("NCCL's ring, also through host memory", held.channel_bytes, held.max_channels),
-        ("NCCL's trees across nodes", held.tree_channel_bytes, held.nvls_channels),
-        ("engines' other kernels", held.block_bytes, held.max_blocks),
+        ("NCCL's ring, also through host memory", contention.RING_CHANNEL_BYTES, held.max_channels),
+        ("NCCL's trees across nodes", contention.TREE_CHANNEL_BYTES, held.nvls_channels),
+        ("engines' other kernels", contention.BLOCK_BYTES, contention.MAX_BLOCKS),
     ):
         assert f"| {label} | {each / 1024:g} KiB | {most:g} |" in page
     for label, most in (
         ("NVLS, within a node and across; `nccl-symmetric`", held.nvls_channels),
-        ("`multimem`, `fused-norm`", held.multimem_blocks),
-        ("DeepEP", held.deepep_sms),
+        ("`multimem`, `fused-norm`", contention.MULTIMEM_BLOCKS),
+        ("DeepEP", contention.DEEPEP_SMS),
     ):
         assert f"| {label} | any size takes all | {most:g} |" in page
 

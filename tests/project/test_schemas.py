@@ -18,7 +18,7 @@ from ladder_sim.costs.collectives import fabrics
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.errors import LadderSimError, ProfileError, UsageError
+from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageError
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -181,15 +181,16 @@ def test_a_profile_of_0_1_is_read() -> None:
 def test_tables_of_0_1_are_read() -> None:
     with pytest.warns(FutureWarning, match=r"\]: latency_s is called allreduce_floor now"):
         cluster = catalog.cluster(str(OLD / "cluster.toml"))
-    scenario = Scenario.of(
-        model="8b",
-        cluster=cluster,
-        stack=str(OLD / "stack.toml"),
-        nodes=2,
-        overrides={"inter.fabric": str(OLD / "fabric.toml")},
-    )
+    fabric = str(OLD / "fabric.toml")
+    scenario = Scenario.of(model="8b", cluster=cluster, nodes=2, overrides={"inter.fabric": fabric})
     assert scenario.cluster.inter.allreduce_floor_s == 40e-6
-    assert (scenario.cluster.gpus_per_node, scenario.stack.attention) == (8, "flash")
+    assert scenario.cluster.gpus_per_node == 8
+
+
+def test_a_stack_of_0_1_is_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(SpecError, match=r"fused_residual_add, .*, sharded_embedding: no such field") as caught:
+        catalog.stack(str(OLD / "stack.toml"))
+    assert re.search(r'residual_add says it: "apart", .*; cuda_graphs says it: .*; vocab_parallel', caught.value.hint)
 
 
 def test_an_exported_trace_of_0_1_is_read() -> None:

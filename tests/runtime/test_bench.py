@@ -148,7 +148,7 @@ def test_two_gloo_ranks_by_the_command_line(model: Path, tmp_path: Path) -> None
     file = tmp_path / "result.json"
     arguments = ["--model", str(model), "--bench", "--tp", "2", "--variant", ",".join(VARIANTS), "--gen", str(STEPS)]
     arguments += ["--prompt", "16", "--warmups", "1", "--repeats", "2", "--backend", "gloo", "--save", str(file)]
-    ran = run("run", *arguments, "--set", "model.layers=2", "--set", "stack.prefill_cuda_graphs=true")
+    ran = run("run", *arguments, "--set", "model.layers=2", "--set", "stack.cuda_graphs=all")
     assert ran.code == 0, ran.err
     result = json.loads(file.read_text())
     # as its stack, as far as this machine can

@@ -26,6 +26,7 @@ from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel, rows_of
+from tests.support.scenarios import with_overheads
 
 
 def scenario(**given: Any) -> Scenario:
@@ -123,9 +124,10 @@ def test_drafted_tokens_are_rows_but_read_nothing() -> None:
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
 def test_an_idle_system_takes_what_predict_says(variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch
-    given = scenario(overrides={"stack.sustained_share": 1.0}, gen=2)
-    alone = predict(given, variant)
-    times = StepTimes.of(given, variant, limits=LIMITS)
+    given = scenario(gen=2)
+    cold = with_overheads(given, sustained_share=1.0)
+    alone = predict(given, variant, profile=cold)
+    times = StepTimes.of(given, variant, profile=cold, limits=LIMITS)
     assert times.seconds(prefill=[(1024, 0)]) == pytest.approx(alone.ttft_s, rel=0.02)
     assert alone.tpot_s is not None
     assert times.seconds(decode=[1025]) - times.host_request_s == pytest.approx(alone.tpot_s, rel=0.005)

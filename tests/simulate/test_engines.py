@@ -22,6 +22,7 @@ from ladder_sim.prediction import predict
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import find_setting
 from tests.conftest import REPO
 from tests.support.scenarios import VARIANTS
 
@@ -30,9 +31,9 @@ SAMPLE = 40
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 SETTINGS: tuple[dict[str, str], ...] = (
     {},
-    {"stack.cuda_graphs": "false"},
-    {"stack.cuda_graphs": "false", "stack.eager_launch": "12 us"},
-    {"stack.prefill_cuda_graphs": "true", "stack.graph_launch": "20 us", "stack.kernel_gap": "0.5 us"},
+    {"stack.cuda_graphs": "off"},
+    {"stack.cuda_graphs": "off", "stack.eager_launch": "12 us"},
+    {"stack.cuda_graphs": "all", "stack.kernel_gap": "0.5 us"},
     {"stack.stream_wait": "0", "stack.collective_launch": "0"},
 )
 
@@ -197,14 +198,15 @@ def alone(
     figures: Mapping[str, NDArray[np.float64]],
     overrides: Mapping[str, str],
 ) -> list[float]:
-    """One prediction per configuration, its figures given as by ``--set``, or in a profile's overlap section."""
+    """One prediction per configuration, its figures given as by ``--set``, or in a profile's overlap or overheads."""
     seconds = []
     for values in zip(*figures.values(), strict=True):
         names = (name if "." in name else f"cluster.{name}" for name in figures)
         own = dict(zip(names, map(float, values), strict=True))
         overlap = {name.removeprefix("overlap."): own.pop(name) for name in list(own) if name.startswith("overlap.")}
+        overheads = {name.removeprefix("stack."): own.pop(name) for name in list(own) if find_setting(name) is None}
         scenario = Scenario.of(**flags, overrides={**overrides, **own})  # type: ignore[arg-type]
-        profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap})
+        profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap}, overheads=overheads)
         kv_len = 1025 if phase == "decode" else 1024
         seconds.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)
     return seconds
@@ -213,7 +215,7 @@ def alone(
 CASES: dict[str, tuple[dict[str, object], dict[str, str]]] = {
     "gpt-fast": ({"model": "70b", "stack": "gpt-fast", "batch": 1, "variant": "ladder"}, {}),
     "two nodes": ({"model": "405b", "stack": "vllm", "nodes": 2, "batch": 4, "variant": "ladder"}, {}),
-    "eager": ({"model": "1b", "stack": "vllm", "variant": "desync:3"}, {"stack.cuda_graphs": "false"}),
+    "eager": ({"model": "1b", "stack": "vllm", "variant": "desync:3"}, {"stack.cuda_graphs": "off"}),
     "no p2p": ({"model": "8b", "stack": "gpt-fast", "p2p": False, "variant": "ladder"}, {}),
 }
 

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -19,8 +21,8 @@ from tests.support.named_costs import EVERY_LAYER
 from tests.support.scenarios import VARIANTS
 
 RTOL = 1e-9
-EAGER = {"stack.cuda_graphs": "false", "stack.prefill_cuda_graphs": "false"}
-GRAPHS = {"stack.cuda_graphs": "true", "stack.prefill_cuda_graphs": "true"}
+EAGER = {"stack.cuda_graphs": "off"}
+GRAPHS = {"stack.cuda_graphs": "all"}
 # of every shipped stack
 LAUNCH_S = 5e-6
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -35,11 +37,12 @@ def step(
     variant: str = "ladder",
     batch: int = 1,
     settings: Mapping[str, str] = GRAPHS,
+    overheads: Mapping[str, float] = MappingProxyType({}),
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
     scenario = Scenario.of(model=model, stack=stack, tp=8, variant=variant, batch=batch, overrides=settings)
-    costs = KernelCosts(scenario, load_profile("h100-sxm"))
+    costs = KernelCosts(scenario, replace(load_profile("h100-sxm"), overheads=overheads))
     return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine=engine, keep=keep)
 
 
@@ -67,15 +70,10 @@ def test_eager_is_never_faster_than_a_graph(model: str, cluster: str, batch: int
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_each_phase_has_its_own_setting(phase: Phase) -> None:
-    other, own = (
-        ("stack.prefill_cuda_graphs", "stack.cuda_graphs")
-        if phase == "decode"
-        else ("stack.cuda_graphs", "stack.prefill_cuda_graphs")
-    )
-    graph = step(phase)
-    assert step(phase, settings={**GRAPHS, other: "false"}).seconds == graph.seconds
-    eager = step(phase, settings={**GRAPHS, own: "false"})
+def test_a_graph_of_decode_leaves_prompts_eager(phase: Phase) -> None:
+    graph, eager = step(phase), step(phase, settings=EAGER)
+    decode = step(phase, settings={"stack.cuda_graphs": "decode"})
+    assert decode.seconds == (graph if phase == "decode" else eager).seconds
     assert eager.seconds > graph.seconds
     assert len(eager.timeline.end_s) == 2 * len(eager.ops)
     assert len(graph.timeline.end_s) == len(graph.ops)
@@ -109,9 +107,9 @@ def test_predictions_name_launches() -> None:
 def test_a_large_models_prefill_is_not_launch_bound(variant: str) -> None:
     """The CPU runs ahead: only the first launch is waited for."""
     # whatever a GPU waits for cools it
-    cold = {"stack.sustained_share": "1"}
+    cold = {"sustained_share": 1.0}
     graph, eager = (
-        step("prefill", model="70b", variant=variant, settings=settings | cold) for settings in (GRAPHS, EAGER)
+        step("prefill", model="70b", variant=variant, settings=settings, overheads=cold) for settings in (GRAPHS, EAGER)
     )
     assert eager.seconds == pytest.approx(graph.seconds + LAUNCH_S, rel=RTOL)
     assert eager.breakdown.limits_s["launches"] == pytest.approx(LAUNCH_S, rel=RTOL)
@@ -149,7 +147,7 @@ def test_condensing_launches_is_exact(launch_us: float, variant: str, case: tupl
 def test_a_graphs_launch_is_paid_once(variant: str) -> None:
     for phase, engine in product(PHASES, ENGINES):
         without = step(phase, variant=variant, engine=engine)
-        launched = step(phase, variant=variant, engine=engine, settings={**GRAPHS, "stack.graph_launch": "30 us"})
+        launched = step(phase, variant=variant, engine=engine, overheads={"graph_launch_s": 30e-6})
         assert launched.seconds == pytest.approx(without.seconds + 30e-6, rel=RTOL)
         assert launched.breakdown.limits_s["launches"] == pytest.approx(30e-6, rel=RTOL)
         assert without.breakdown.limits_s.get("launches", 0.0) == 0.0
@@ -157,8 +155,12 @@ def test_a_graphs_launch_is_paid_once(variant: str) -> None:
 
 def test_a_graphs_launch_is_paid_once_per_token() -> None:
     without, launched = (
-        predict(Scenario.of(model="8b", gen=17, overrides={**GRAPHS, **extra}), ["standard"])["standard"]
-        for extra in ({}, {"stack.graph_launch": "30 us"})
+        predict(
+            Scenario.of(model="8b", gen=17, overrides=GRAPHS),
+            ["standard"],
+            profile=replace(load_profile("h100-sxm"), overheads=overheads),
+        )["standard"]
+        for overheads in ({}, {"graph_launch_s": 30e-6})
     )
     assert launched.request_s - without.request_s == pytest.approx(17 * 30e-6, rel=1e-6)
     assert launched.breakdown.limits_s["launches"] == pytest.approx(17 * 30e-6, rel=1e-6)

@@ -16,7 +16,10 @@ EVERY_LAYER = 10**6
 
 def bare_stack(*, wait_s: float = 0.0, launch_s: float = 0.0, fused: bool = True) -> StackSpec:
     return dataclasses.replace(
-        catalog.stack("gpt-fast"), stream_wait_s=wait_s, collective_launch_s=launch_s, fused_ladder_add=fused
+        catalog.stack("gpt-fast"),
+        stream_wait_s=wait_s,
+        collective_launch_s=launch_s,
+        residual_add="fused" if fused else "compiled",
     )
 
 

@@ -2,8 +2,11 @@
 
 import dataclasses
 
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
 
 # every family, and parameters that fit a few layers
 VARIANTS = (
@@ -16,3 +19,10 @@ VARIANTS = (
 def shallow(layers: int, name: str = "8b", **fields: object) -> ModelSpec:
     """A catalogue model of so few layers, with other fields replaced."""
     return dataclasses.replace(catalog.model(name), layers=layers, **fields)  # type: ignore[arg-type]
+
+
+def with_overheads(scenario: Scenario, **figures: float) -> CalibrationProfile:
+    """The profile of a scenario, with figures of its stack as if they were measured with the tables."""
+    profile = resolve_profile(scenario, None)
+    assert profile is not None
+    return dataclasses.replace(profile, overheads={**profile.overheads, **figures})

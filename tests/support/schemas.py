@@ -26,7 +26,7 @@ from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.fields import field_kinds, limits_of, meanings, settable_fields
-from ladder_sim.specs.stack import AllReduce, StackSpec, StaticReserve
+from ladder_sim.specs.stack import AllReduce, GpuLimits, OwnAllReduce, StackSpec
 from ladder_sim.system.schema import KEY, Schema
 from ladder_sim.units import short_name
 from tests.conftest import REPO
@@ -92,7 +92,7 @@ def made() -> dict[str, dict[str, Any]]:
         "cluster": _of(
             "A cluster (.toml)",
             _marked(
-                catalog.SCHEMA,
+                catalog.CLUSTER_SCHEMA,
                 table(
                     ClusterSpec,
                     optional=("name",),
@@ -100,7 +100,7 @@ def made() -> dict[str, dict[str, Any]]:
                 ),
             ),
         ),
-        "stack": _of("A stack (.toml)", _marked(catalog.SCHEMA, _stack())),
+        "stack": _of("A stack (.toml)", _marked(catalog.STACK_SCHEMA, _stack())),
     }
 
 
@@ -166,7 +166,8 @@ def table(
             names.append(short_name(field.name))
         if field.default is dataclasses.MISSING and field.name not in optional:
             required.append({"anyOf": [{"required": [name]} for name in names]})
-    return {"type": "object", "properties": properties, "additionalProperties": False, "allOf": required}
+    whole = {"type": "object", "properties": properties, "additionalProperties": False}
+    return whole | ({"allOf": required} if required else {})
 
 
 def _link() -> dict[str, Any]:
@@ -204,8 +205,10 @@ def _stack() -> dict[str, Any]:
         "additionalProperties": False,
     }
     fields = table(StackSpec, optional=("name",))
-    reserve = table(StaticReserve)
-    own = {"allreduce_rules": rules, "fused_norm_rules": rules, "static_reserve": reserve, "versions": versions}
+    own_allreduce = table(OwnAllReduce)
+    own_allreduce["properties"] |= {"rules": rules, "fused_norm_rules": rules}
+    limits = {"type": "array", "items": table(GpuLimits)}
+    own = {"own_allreduce": own_allreduce, "gpu_limits": limits, "versions": versions}
     fields["properties"] |= own
     return fields
 

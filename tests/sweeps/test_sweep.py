@@ -83,7 +83,7 @@ AXES: dict[str, list[object]] = {
     "p2p": [True, False],
     "model.layers": [1, 9],
     "stack.stream_wait_s": [0.0, 1e-5],
-    "stack.cuda_graphs": [True, False],
+    "stack.cuda_graphs": ["off", "decode"],
     "intra.bandwidth_Bps": [5e10, 9e11],
     "intra.allreduce_floor_s": [1e-7, 2e-5],
     "gpu.hbm_bandwidth_Bps": [1e12, 4e12],

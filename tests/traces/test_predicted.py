@@ -29,7 +29,7 @@ from tests.support.strategies import damaged
 
 WIRINGS = ("standard", "parallel", "ladder", "upper-bound")
 FEW_LAYERS = {"model.layers": "4"}
-CPU = ("stack.graph_launch_s", "stack.eager_launch_s", "stack.host_request_s", "stack.host_rank_s")
+CPU = ("stack.eager_launch_s", "stack.host_request_s", "stack.host_rank_s")
 
 
 def reread(path: Path, scenario: Scenario, **how: Any) -> TraceGraph:

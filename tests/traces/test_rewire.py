@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim import Scenario
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des import scan
 from ladder_sim.des.shared import NOTHING
@@ -26,21 +27,20 @@ from tests.support.trace_files import COMM, COMPUTE, KERNEL_US, LAYERS, REDUCE_U
 US = 1e-6
 ALIKE = {
     # the same kernels in every wiring, all ranks at the same speed
-    "stack.fused_residual_add": "false",
-    "stack.fused_ladder_add": "false",
+    "stack.residual_add": "apart",
     "stack.allreduce": "nccl",
     "cluster.rank_skew": "0",
-    # and at the clocks that the GPU has in standard
-    "stack.sustained_share": "1",
 }
 
 
 def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
     """Our own simulation of every layer, with nothing shared: a trace does not say what was."""
     scenario = Scenario.of(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
-    schedule, program = passes.simulate(scenario, phase, 1100, KernelCosts(scenario, None)).lowered(
-        scenario.model.layers
-    )
+    hardware = Hardware.of(scenario)
+    # at the clocks that the GPU has in standard
+    hardware = replace(hardware, stack=replace(hardware.stack, sustained_share=1.0))
+    costs = KernelCosts(scenario, None, hardware)
+    schedule, program = passes.simulate(scenario, phase, 1100, costs).lowered(scenario.model.layers)
     program = replace(program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in program.tasks))
     kinds = ["launch"] * (len(program.tasks) - len(schedule.ops)) + [op.kind for op in schedule.ops]
     return from_timeline(scan.run(program), kinds)

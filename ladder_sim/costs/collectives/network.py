@@ -117,8 +117,8 @@ class Network:
         if self._choice != "auto":
             plain = kind == "all_reduce" and self._choice == "fused-norm"
             return self.alone("all_reduce", "multimem" if plain else self._choice, message_bytes)
-        stack = self._scenario.stack
-        return self._auto(stack.allreduce_rules if kind == "all_reduce" else stack.fused_norm_rules, message_bytes)
+        own = self._scenario.stack.own_allreduce
+        return self._auto(own.rules if kind == "all_reduce" else own.fused_norm_rules, message_bytes)
 
     @property
     def _holds_norm(self) -> bool:
@@ -235,7 +235,7 @@ class Network:
         """Device memory traffic of the copies that the engine makes, into symmetric memory and out of it."""
         if self._choice != "auto" or name not in ALL_REDUCE or not ALL_REDUCE[name].symmetric:
             return 0.0
-        return self._scenario.stack.allreduce_copies * COPY_TRAFFIC * message
+        return self._scenario.stack.own_allreduce.symmetric_copies * COPY_TRAFFIC * message
 
     def _nccl(self, kind: str, message: Floats) -> CollectiveTimes:
         """NCCL in one node, by the paths that it has there."""
