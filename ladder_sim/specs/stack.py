@@ -192,6 +192,9 @@ class StackSpec:
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
     allreduce_rules: tuple[AllReduceRule, ...] = ()
     """What all-reduce ``auto`` takes, where the engine's own was not measured: the first that applies."""
+    rewired_allreduce: Literal["auto", "nccl"] = "auto"
+    """Algorithm of blocks' all-reduces, where `allreduce` is ``auto``, in wirings that the engine has not itself; auto:
+    the engine's own."""
     allreduce_copies: Annotated[int, Limits(0, 2)] = 0
     """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory by ``auto``."""
     host_request_s: Seconds = 0.0
@@ -288,6 +291,11 @@ class StackSpec:
     def shares_gemms(self) -> bool:
         """No fit of its own: the GPU's tables price its GEMMs as those of every other such stack."""
         return not self.profile
+
+    @property
+    def rewired_kernel(self) -> str:
+        """Algorithm of the all-reduces that other wirings have of their own; empty: they have the engine's."""
+        return self.rewired_allreduce if self.allreduce == "auto" != self.rewired_allreduce else ""
 
     @property
     def static_cache(self) -> bool:

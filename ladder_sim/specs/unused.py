@@ -62,7 +62,10 @@ _RULES = (
         "no kernel of its own quantises inputs in this precision; --dtype fp8-dynamic uses it",
     ),
     _Rule(
-        ("stack.fused_allreduce_norm", "stack.custom_allreduce_without_nvlink", "stack.allreduce_copies"),
+        (
+            *("stack.fused_allreduce_norm", "stack.custom_allreduce_without_nvlink", "stack.allreduce_copies"),
+            "stack.rewired_allreduce",
+        ),
         lambda scenario: scenario.stack.allreduce == "auto",
         "the algorithm of the all-reduce is fixed; --allreduce auto uses it",
     ),
