@@ -25,8 +25,8 @@ def validate(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, SGLang, "
-            "AIPerf, GenAI-Perf, GuideLLM or InferenceX."
+            help="CSV file of runs or servings, a data set of the package, JSON of vllm bench serve, SGLang, AIPerf, "
+            "GenAI-Perf, GuideLLM or InferenceX, or an archive of `calibrate evidence`."
         ),
     ] = DEFAULT_DATASET,
     flags: FileFlags,
@@ -52,9 +52,15 @@ def validate(
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
+    from ladder_sim.validation.archive import is_archive
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     maximum = None if max_error is None else _fraction(max_error)
+    if is_archive(Path(dataset)):
+        if level != "all" or maximum is not None or flags.given or flags.set_ or flags.profile:
+            raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
+        _validate_archive(Path(dataset), output)
+        return
     if Path(dataset).suffix in _RESULTS:
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
@@ -81,6 +87,14 @@ def validate(
     )
     if maximum is not None:
         comparison.gate(strongest, maximum)
+
+
+def _validate_archive(path: Path, output: Output) -> None:
+    from ladder_sim.report.archive import archive_document, archive_figure, archive_report
+    from ladder_sim.validation.archive import read_archive
+
+    archive = read_archive(path)
+    output.give(lambda: archive_document(archive), lambda: archive_report(archive), lambda: archive_figure(archive))
 
 
 def _validate_loads(path: Path, flags: FileFlags, maximum: float | None, output: Output) -> None:

@@ -97,7 +97,7 @@ class Network:
             Sizes of the messages; of the gathered result for an all-gather, of all that is scattered, of all that a
             rank sends for the others.
         kernel
-            Of a dispatch or combine; bits of a quantised all-reduce; algorithm of an all-reduce that is not the stack's.
+            Of a dispatch or combine; bits of a quantised all-reduce; algorithm of one that is not the stack's.
         """
         if kind in ("dispatch", "combine"):
             return self._dispatch(kind, kernel, message_bytes)
