@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from calibration.evidence.serving import write_model
 from ladder_sim.errors import LadderSimError
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.requests.results import read_results
@@ -178,20 +179,5 @@ def output(command: Sequence[str], cwd: Path | None = None) -> str:
 
 def prepare(place: Path) -> None:
     """Write what servers start with: a model, a tokenizer by which each word is a token, and vLLM's command."""
-    folder = place / "model"
-    folder.mkdir(parents=True, exist_ok=True)
+    write_model(place / "model", _MODEL)
     shutil.copyfile(Path(__file__).parents[1] / "integrations" / "vllm" / "cpu.py", place / "vllm_cpu.py")
-    words = {"<unk>": 0, **{f"w{number}": number for number in range(1, _VOCAB)}}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
-    }
-    files = {
-        "config.json": _MODEL,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"},
-    }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content), "utf-8")

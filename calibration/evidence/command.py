@@ -24,7 +24,9 @@ DEFAULTS: Mapping[str, Any] = {
     "gen": 128,
     "dtype": "bf16",
     "repeats": 7,
+    "warmups": 2,
 }
+
 # the table of the Ladder Residual paper (arXiv 2501.06589) under gpt-fast; six requests have a 95 % interval
 PAPER: Mapping[str, Any] = {
     "stack": ("gpt-fast",),
@@ -34,6 +36,7 @@ PAPER: Mapping[str, Any] = {
     "gen": 512,
     "dtype": "fp16",
     "repeats": 6,
+    "warmups": 1,
 }
 
 
@@ -62,6 +65,7 @@ def add_to(commands: Any) -> None:
     add("--gen", type=int, help="new tokens of each sequence (default 128, with --paper 512)")
     add("--dtype", help="precision of runs (default bf16, with --paper fp16)")
     add("--repeats", type=int, help="requests of each variant (default 7, with --paper 6)")
+    add("--warmups", type=int, help="requests of each variant before those (default 2, with --paper 1)")
     add("--most", type=float, help="limit on the sizes of single ops, as of `calibrate run`")
     add_created(parser)
     parser.set_defaults(run=_run)

@@ -37,11 +37,7 @@ class Run(NamedTuple):
         sizes = {name: getattr(options, name) for name in ("prompt", "gen", "dtype", "repeats")}
         flags = [f"--tp={self.tp}", f"--batch={self.batch}", *(f"--{name}={value}" for name, value in sizes.items())]
         flags += [] if self.allreduce in ("own", "nccl") else [f"--allreduce={self.allreduce}"]
-        return [*flags, f"--warmups={WARM_UPS}"]
-
-
-# requests before the first that counts
-WARM_UPS = 2
+        return [*flags, f"--warmups={options.warmups}"]
 
 
 def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
@@ -57,7 +53,7 @@ def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def planned(options: argparse.Namespace, cluster: str, *, ranks: int, on_gpus: bool) -> Iterator[Run]:
-    """Every run: all degrees and links at the first batch, then at the next one.
+    """Every run: all batches and links at the first degree, then at the next one.
 
     Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own.
     """
@@ -67,8 +63,8 @@ def planned(options: argparse.Namespace, cluster: str, *, ranks: int, on_gpus: b
         # a rank alone stands for several
         degrees = [tp for tp in degrees if tp > 1]
     for stack in options.stack:
-        for batch in [_number(text, "--batch") for text in options.batch]:
-            for tp in degrees:
+        for tp in degrees:
+            for batch in [_number(text, "--batch") for text in options.batch]:
                 for p2p in links(options, on_gpus=on_gpus and ranks > 1):
                     if tp == 1 and not p2p:
                         continue

@@ -6,7 +6,9 @@ server that does not start, or a load that fails, is said with its last line and
 
 import argparse
 import contextlib
+import ctypes
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.serve.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.system.files import write_file
+from ladder_sim.system.processes import ending_children
 
 # models with the degree of their servers, the most valuable first
 SERVERS = (("70b", 8), ("8b", 4))
@@ -89,7 +92,7 @@ def serve(each: tuple[Serving, ...], folder: Path, vllm: str, end_s: float) -> I
                 continue
             print(f"serving {model} at TP {tp} as {variant}", file=sys.stderr)
             try:
-                with _server(folder, vllm, model, tp, variant, name) as port:
+                with ending_children(), _server(folder, vllm, model, tp, variant, name) as port:
                     for serving in left:
                         _ask(folder, vllm, serving, variant, port)
             except (LadderSimError, OSError, subprocess.SubprocessError) as error:
@@ -166,10 +169,8 @@ def _server(folder: Path, vllm: str, model: str, tp: int, variant: str, name: st
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     with log.open("wb") as output:
-        # it is in this process's group, so that whoever ends that ends it too
-        process = subprocess.Popen(
-            server_command(vllm, place, tp, variant, port), stdout=output, stderr=subprocess.STDOUT
-        )
+        command = server_command(vllm, place, tp, variant, port)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent)
         try:
             _wait(process, port, log)
             yield port
@@ -180,6 +181,11 @@ def _server(folder: Path, vllm: str, model: str, tp: int, variant: str, name: st
                 process.wait(END_S)
             process.kill()
             process.wait()
+
+
+def _end_with_parent() -> None:
+    """Let a server end, and give its GPUs back, however this process ends: PR_SET_PDEATHSIG of Linux's sys/prctl.h."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
 
 
 def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:

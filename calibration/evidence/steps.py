@@ -18,7 +18,7 @@ import typer
 
 from calibration.evidence.checks import Check, of_captures, of_device, of_ranks, of_run, of_samples
 from calibration.evidence.faults import cause, faults
-from calibration.evidence.runs import VARIANTS, WARM_UPS, Run, arguments_of, linked, links_here, own_files, planned
+from calibration.evidence.runs import VARIANTS, Run, arguments_of, linked, links_here, own_files, planned
 from calibration.evidence.serving import serve, servings
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
@@ -94,6 +94,7 @@ class Evidence:
         # files of one's own come along
         self._own = own_files(options, self._cluster, folder)
         whole(options.repeats, "--repeats", 1, 1_000_000)
+        whole(options.warmups, "--warmups", 0, 1_000_000)
         if options.most is not None and not options.most > 0.0:
             raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
         # makes a scenario of each, which checks the other options
@@ -247,8 +248,8 @@ class Evidence:
         rows = json.loads(read_bytes(self._folder / PREDICTED, what="predictions"))["rows"]
         own = [row for row in rows if row["run"] == run.name]
         steps = self._options.gen - 1
-        request_s = sum(row.get("ttft_s", 0.0) + steps * row.get("tpot_s", 0.0) for row in own)
-        return float(request_s) * (self._options.repeats + WARM_UPS)
+        request_s: float = sum(row.get("ttft_s", 0.0) + steps * row.get("tpot_s", 0.0) for row in own)
+        return request_s * (self._options.repeats + self._options.warmups)
 
     def _serve_all(self, spend_s: float) -> Iterator[str]:
         """Every serving by vLLM; yields what failed."""

@@ -331,8 +331,10 @@ def test_the_paper_is_measured_by_worth_and_what_was_not_is_said(
     assert main(command) == 1
     printed = capsys.readouterr().err
     runs = [words for words in ran if words[0] == "gpt-fast"]
-    names = ["batch-1", "batch-1-p2p-off", "batch-1-tp-2", "batch-1-tp-2-p2p-off", "batch-16", "batch-16-p2p-off"]
-    assert [(words[1], words[2]) for words in runs[:4]] == [("--tp=4", "--batch=1")] * 2 + [("--tp=2", "--batch=1")] * 2
+    names = ["batch-1", "batch-1-p2p-off", "batch-16", "batch-16-p2p-off", "batch-1-tp-2", "batch-1-tp-2-p2p-off"]
+    assert [(words[1], words[2]) for words in runs[:4]] == [("--tp=4", "--batch=1")] * 2 + [
+        ("--tp=4", "--batch=16")
+    ] * 2
     assert {"--prompt=1024", "--gen=512", "--dtype=fp16", "--repeats=6"} <= set(runs[0])
     assert linked == [None, "1"] * (len(runs) // 2)
     assert "NCCL_P2P_DISABLE" not in os.environ
@@ -351,7 +353,7 @@ def test_the_paper_is_measured_by_worth_and_what_was_not_is_said(
     late = tmp_path / "late"
     monkeypatch.setattr(steps.time, "monotonic", lambda: 0.0)
     assert main([*command[:1], f"--out={late}", *command[2:-1], "--budget=1s"]) == 1
-    assert "not measured: gpt-fast-batch-1-tp-2: no time was left for it" in capsys.readouterr().err
+    assert "not measured: gpt-fast-batch-16: no time was left for it" in capsys.readouterr().err
     assert (late / "gpt-fast-batch-1.json").exists()
 
 

@@ -31,10 +31,19 @@ def result(flags: dict[str, str]) -> dict[str, object]:
     duration_s = count / at_once * e2e_s
     times = {"ttft": TTFT_S, "tpot": TPOT_S, "itl": TPOT_S, "e2el": e2e_s}
     return {
-        **{"backend": flags["backend"], "model_id": "model", "num_prompts": count, "request_rate": "inf"},
-        **{"max_concurrency": at_once, "completed": count, "failed": 0, "duration": duration_s, "burstiness": 1.0},
-        **{"total_input_tokens": count * int(flags["random-input-len"]), "total_output_tokens": count * gen},
-        **{"request_throughput": count / duration_s, "output_throughput": count * gen / duration_s},
+        "backend": flags["backend"],
+        "model_id": "model",
+        "num_prompts": count,
+        "request_rate": "inf",
+        "max_concurrency": at_once,
+        "completed": count,
+        "failed": 0,
+        "duration": duration_s,
+        "burstiness": 1.0,
+        "total_input_tokens": count * int(flags["random-input-len"]),
+        "total_output_tokens": count * gen,
+        "request_throughput": count / duration_s,
+        "output_throughput": count * gen / duration_s,
         **{f"{kind}_{name}_ms": each_s * 1e3 for name, each_s in times.items() for kind in ("mean", "median", "p99")},
     }
 
