@@ -249,7 +249,8 @@ class Evidence:
         own = [row for row in rows if row["run"] == run.name]
         steps = self._options.gen - 1
         request_s: float = sum(row.get("ttft_s", 0.0) + steps * row.get("tpot_s", 0.0) for row in own)
-        return request_s * (self._options.repeats + self._options.warmups)
+        requests: int = self._options.repeats + self._options.warmups
+        return request_s * requests
 
     def _serve_all(self, spend_s: float) -> Iterator[str]:
         """Every serving by vLLM; yields what failed."""
