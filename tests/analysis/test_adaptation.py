@@ -38,13 +38,15 @@ def test_both_engines_agree() -> None:
 
 
 def test_has_paid_when_the_hours_saved_are_those_of_adapting() -> None:
-    cost = adaptation(SERVED, "hybrid-ladder:16", tokens=1e9)
+    # of a wiring that gains: with the engine's own all-reduces
+    own = Scenario.of(model="8b", stack="vllm", concurrency=64, overrides={"stack.rewired_allreduce": "auto"})
+    cost = adaptation(own, "hybrid-ladder:16", tokens=1e9)
     tokens = cost.break_even_tokens.value
     hours = [tokens / each.rate * 8 / 3600 for each in (cost.serving_standard, cost.serving)]
     assert hours[0] - hours[1] == pytest.approx(cost.gpu_hours.value, rel=1e-3)
     assert cost.days(1000.0).value == pytest.approx(tokens / 1000 / 86400)
     assert cost.break_even_tokens.low < tokens < cost.break_even_tokens.high
-    assert adaptation(SERVED, "hybrid-ladder:16", tokens=2e9).gpu_hours.value == pytest.approx(2 * cost.gpu_hours.value)
+    assert adaptation(own, "hybrid-ladder:16", tokens=2e9).gpu_hours.value == pytest.approx(2 * cost.gpu_hours.value)
     # it may save nothing
     assert math.isinf(adaptation(SERVED, "partial:100", tokens=1e9).break_even_tokens.high)
 
@@ -84,6 +86,7 @@ def test_versus_says_it_of_the_best_wiring() -> None:
 
 def test_command() -> None:
     flags = ("--model", "8b", "--stack", "vllm", "--concurrency", "64", "--price", "2", "--rate", "20")
+    flags = (*flags, "--set", "stack.rewired_allreduce=auto")
     content = json.loads(run("quality", "hybrid-ladder:16", *flags, "--json").out)
     cost = content["cost"]
     assert cost["tokens"] == 3e9
