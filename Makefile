@@ -1,10 +1,7 @@
 # make predict       the first answer of docs/start.md, from the base install
 # make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
 # make test          the whole test suite, about a quarter of an hour on two cores
-# make verify        longer proofs: verify-exact, verify-properties, then verify-measured
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
-# make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
-# make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
 #                    PAPER=1 the table of the Ladder Residual paper, an hour; SERVE=1 vLLM with random weights as well
 # make docs          the documentation site, in site/; fails on a broken link or anchor
@@ -29,7 +26,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test docs verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps dist clean
+.PHONY: predict check test docs verify-exact gpu-evidence browser system-deps dist clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -45,8 +42,6 @@ test: $(VENV)/.test-installed $(if $(PYTEST_ARGS),,browser)
 docs: $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-verify: verify-exact verify-properties verify-measured
-
 verify-exact: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/engines_agree.py
 	$(BIN)/ladder-sim validate --level microbench --max-error 2
@@ -54,20 +49,6 @@ verify-exact: $(VENV)/.test-installed
 	$(BIN)/ladder-sim validate --level protocol-b --max-error 2.5
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/traces.py
-
-verify-properties: $(VENV)/.test-installed
-	$(PYTEST) -m hypothesis --hypothesis-profile=thorough
-
-verify-measured: $(VENV)/.test-installed
-	$(BIN)/python benchmarks/trace_rewire.py
-	$(BIN)/python -m benchmarks.trace_ways
-	$(BIN)/python benchmarks/crosscheck.py
-	$(BIN)/python benchmarks/crosscheck.py --lab
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/sweeps.py
-	$(BIN)/python benchmarks/explorer_page.py
-	$(BIN)/python benchmarks/explorer_load.py
-	$(BIN)/python -m benchmarks.explorer_serving
 
 gpu-evidence: $(VENV)/.runtime-installed $(if $(SERVE),$(VENV)-vllm/.installed)
 	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(if $(PAPER),--paper) \

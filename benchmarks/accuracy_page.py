@@ -167,7 +167,7 @@ def _unseen_rows(compared: ComparisonsByLevel) -> str:
         "error. Throughputs and speedups\ntogether: share inside the 90 % interval, and its mean half-width.\n\n"
         + table(LEVEL_COLUMNS, level_cells(compared))
         + "\n![Speedups, predicted and measured](accuracy.svg)\n\n"
-        "The figure is written by `ladder-sim validate --plot accuracy.svg`.\n"
+        "The figure is written by `ladder-sim validate --set plot=accuracy.svg`.\n"
     )
 
 

@@ -52,25 +52,18 @@ def main() -> int:
 def write(folder: Path, layers: int, hidden: int) -> None:
     """A Llama of eight KV heads in bfloat16, in files of 200 MB."""
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from runtime.assemble import load
-    from runtime.checkpoint.save import save
-    from runtime.comm.base import Alone
-    from runtime.config import EngineConfig, ModelConfig
-    from runtime.memory import Workload
-
-    config = {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": 8,
-        "intermediate_size": 4 * hidden,
-        "vocab_size": 32000,
-    }
-    shape, work = ModelConfig.from_hf(config), Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
-    model = load(shape, EngineConfig(), Alone(), lambda name, size: torch.randn(size), work, torch.device("cpu"))
-    save(model, folder, config, file_bytes=2e8)
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=8,
+        intermediate_size=4 * hidden,
+        vocab_size=32000,
+        dtype=torch.bfloat16,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="200MB")
 
 
 def loaded(root: Path, tp: int) -> dict[str, float]:

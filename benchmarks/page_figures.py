@@ -10,6 +10,7 @@ Each file also holds the numbers that it draws: tests/project/test_page_figures.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,6 @@ from benchmarks.checked_parts import ENGINES
 from benchmarks.drawn import drawn_by, save
 from benchmarks.evidence import LEVEL, rows_of, servings
 from benchmarks.pages import DOCS, SCHEMES
-from benchmarks.recovery import RESULTS, recovery_figure
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
 from ladder_sim.costs.kernels import KernelCosts
@@ -37,6 +37,7 @@ from ladder_sim.report.figures.style import (
     SERIES_COLOURS,
     TEXT_COLOUR,
     figure,
+    log_axis,
     variant_colour,
 )
 from ladder_sim.report.figures.validation import error_figure
@@ -329,9 +330,33 @@ def cross_check() -> "go.Figure":
 
 
 def recovery() -> "go.Figure":
-    """Perplexity of a model while it is adapted to ladder."""
-    held = json.loads((TRAINING / RESULTS).read_text("utf-8"))
-    return recovery_figure(held).update_layout(height=520)
+    """Held-out perplexity of a model while it is adapted, a line for each run, and that of the model as it was."""
+    import plotly.graph_objects as go
+
+    held = json.loads((TRAINING / "recovery.json").read_text("utf-8"))
+    drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
+    before = math.exp(held["untrained"]["standard"]["held_out"])
+    values = [math.exp(point["held_out"]) for run in held["runs"].values() for point in run["curve"]]
+    drawn.update_layout(xaxis_title="tokens", yaxis=log_axis("perplexity", [before, *values]), height=520)
+    layers = sorted({int(name.split("-")[1]) for name in held["runs"]})
+    for name, run in held["runs"].items():
+        _, count, objective = name.split("-", 2)
+        learned = {"distill": "self-distillation", "next-token": "on the text"}[objective]
+        drawn.add_trace(
+            go.Scatter(
+                x=[point["tokens"] for point in run["curve"]],
+                y=[math.exp(point["held_out"]) for point in run["curve"]],
+                name=f"last {count}, {learned}" if count != "0" else f"standard, {learned}",
+                line={
+                    "color": SERIES_COLOURS[layers.index(int(count))],
+                    "dash": "solid" if objective == "distill" else "dot",
+                },
+            )
+        )
+    last = max(point["tokens"] for run in held["runs"].values() for point in run["curve"])
+    line = {"color": TEXT_COLOUR, "dash": "dash"}
+    drawn.add_trace(go.Scatter(x=[0, last], y=[before] * 2, mode="lines", line=line, name="before it was rewired"))
+    return drawn
 
 
 FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
@@ -347,7 +372,7 @@ FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
 }
 # commands of a page, the last of which draws the figure
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "accuracy": ("ladder-sim validate --plot accuracy.svg",),
+    "accuracy": ("ladder-sim validate --set plot=accuracy.svg",),
     "traces": (
         "ladder-sim trace export three.json.gz --model 70b --nodes 2 --batch 16 --variant standard --profile h100-sxm "
         "--set model.layers=3 --set model.vocab=8192",

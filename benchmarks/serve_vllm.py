@@ -1,42 +1,23 @@
-"""Compares `ladder-sim serve` with a vLLM server under load on this machine's CPU, and writes docs/load.md's section.
+"""Compares `ladder-sim serve` with recorded runs of a vLLM server under load, and writes docs/load.md's section.
 
-    python benchmarks/serve_vllm.py --python vllm-env/bin/python     20 minutes on two cores
-    python benchmarks/serve_vllm.py --seconds 5 --out FOLDER         a short run, whose results and logs go elsewhere
-    python benchmarks/serve_vllm.py --page                           only the section, from the recorded results
+    python -m benchmarks.serve_vllm
 
-docs/load.md says how to make the environment. For each TP degree a server of a small random Llama is started. Runs at
-three rates take turns, each with requests of its own. Times of steps are fitted to every second run; the fit serves
-requests that come at the same times as in the others, and the times of both are compared.
+For each TP degree a server of a small random Llama ran at three rates in turns, each with requests of its own. Times of
+steps were fitted to every second run; the fit serves requests that come at the same times as in the others, and the
+times of both are compared.
 """
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.vllm_campaign import (
-    TIMES,
-    Campaign,
-    campaign_options,
-    check_environment,
-    conditions,
-    filled,
-    in_ms,
-    predict,
-    to_range,
-    to_text,
-    with_section,
-)
-from benchmarks.vllm_server import Setting, prepare
+from benchmarks.vllm_campaign import TIMES, filled, in_ms, predict, to_range, with_section
 from ladder_sim.errors import exit_code
 from ladder_sim.serve import MeasuredSteps
-from ladder_sim.system.processes import ending_children
 
 REPO = Path(__file__).parents[1]
 RECORDED = REPO / "tests" / "data" / "serve_vllm"
@@ -47,31 +28,10 @@ LIMIT = 0.15
 
 
 def main() -> int:
-    parser = campaign_options("Compare `ladder-sim serve` with a vLLM server on this machine.", seconds=20.0)
-    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="TP degrees")
-    arguments = parser.parse_args()
-    recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
-    recorded.mkdir(parents=True, exist_ok=True)
-    if not arguments.page:
-        check_environment(arguments.python)
-        with ending_children(), tempfile.TemporaryDirectory() as temporary:
-            place = arguments.out or Path(temporary)
-            measure(Campaign.of(arguments, place, recorded), arguments.tp)
-    section = to_section(recorded)
-    page.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
+    section = to_section(RECORDED)
+    PAGE.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
     print(section)
     return 0
-
-
-def measure(campaign: Campaign, degrees: Sequence[int]) -> None:
-    """Run everything."""
-    prepare(campaign.place)
-    results = conditions(campaign.python)
-    results["runs"] = [{"tp": tp, **run} for tp in degrees for run in campaign.runs({f"tp{tp}": Setting(tp)})]
-    (campaign.recorded / "runs.json").write_text(to_text(results), "utf-8")
-
-
-# results and page
 
 
 class Row(NamedTuple):

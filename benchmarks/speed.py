@@ -4,10 +4,9 @@ Cold figures are medians over fresh processes, so they include the start of the 
 machine and on its load, so a figure that misses its target is marked and does not fail::
 
     python benchmarks/speed.py [--json]
-    python benchmarks/speed.py --page docs/performance.md [--peers FOLDER]
+    python benchmarks/speed.py --page docs/performance.md
 
-The page also holds the figures of ``sweeps.py`` and, with the environments that ``peers.py --folder FOLDER`` has made,
-those of other simulators.
+The page also holds the figures of ``sweeps.py``; what it says of other simulators is kept.
 """
 
 import argparse
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import peers
 import sweeps
 from figure import Figure, as_json, as_table, median_s, quietly, rate
 
@@ -48,15 +46,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure speed and memory, and compare them with their targets.")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
     parser.add_argument("--page", type=Path, help="write the figures, and those of sweeps, as a Markdown page")
-    parser.add_argument("--peers", type=Path, help="for the page: folder of the environments of other simulators")
     arguments = parser.parse_args()
     figures = cold_figures()
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     swept = sweeps.measure() if arguments.page else []
-    others = peers.measure_all(arguments.peers) if arguments.page and arguments.peers else []
     figures += [*warm_predictions(), *own_graphs(), *growth(), *techniques(), *batches(), *events()]
     if arguments.page:
-        arguments.page.write_text(page(figures, swept, others), encoding="utf-8")
+        _, heading, others = arguments.page.read_text("utf-8").partition("## Compared with other simulators\n")
+        arguments.page.write_text(page(figures, swept) + heading + others, encoding="utf-8")
     print(as_json([*figures, *swept]) if arguments.json else "\n".join(as_table([*figures, *swept])))
     return 0
 
@@ -338,16 +335,15 @@ def interleaved_rates(*calls: Callable[[], tuple[int, float]]) -> list[float]:
     return [statistics.median(column) for column in zip(*rates, strict=True)]
 
 
-def page(figures: Sequence[Figure], swept: Sequence[Figure], others: Sequence[peers.Measured]) -> str:
+def page(figures: Sequence[Figure], swept: Sequence[Figure]) -> str:
     versions = (
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}"
     )
-    with_peers = " --peers FOLDER" if others else ""
     return "\n".join(
         [
             "# Performance",
             "",
-            f"Written by `python benchmarks/speed.py --page docs/performance.md{with_peers}` ({versions}).",
+            f"Written by `python benchmarks/speed.py --page docs/performance.md` ({versions}).",
             f"Medians: cold figures over {COLD_RUNS} fresh processes, warm ones over {WARM_RUNS} calls. The machine is",
             "shared, so figures vary by about ten percent from run to run; those to be compared are measured in turns.",
             "",
@@ -371,9 +367,6 @@ def page(figures: Sequence[Figure], swept: Sequence[Figure], others: Sequence[pe
             "start of all three. A point is one request (prefill and decode over context) of four variants, with",
             "kernels and collectives sharing the GPU.",
             "",
-            "## Compared with other simulators",
-            "",
-            *peers.section(others),
             "",
         ]
     )

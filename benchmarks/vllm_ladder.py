@@ -1,49 +1,24 @@
-"""Compares ladder with standard in vLLM on this machine's CPU, and both with `ladder-sim serve`.
+"""Compares ladder with standard in recorded runs of vLLM, and both with `ladder-sim serve`: docs/adopt.md's section.
 
-    python benchmarks/vllm_ladder.py --python vllm-env/bin/python     80 minutes on two cores
-    python benchmarks/vllm_ladder.py --seconds 3 --rounds 1 --links 1ms --out FOLDER     a short run
-    python benchmarks/vllm_ladder.py --compiled --links 3ms           a series with compiled models next to eager ones
-    python benchmarks/vllm_ladder.py --page                           only docs/adopt.md's section
+    python -m benchmarks.vllm_ladder
 
-docs/load.md says how to make the environment. At TP 2, each all-reduce takes an emulated link for some milliseconds, or
-goes over one of limited rate between two network namespaces, which needs root. For each link two servers are started,
-one of either wiring, and get the same requests in turns, at each rate; who waits stands still. Times of steps are
-fitted to every second run of each server, and the fits serve the requests of the others. Links that are measured are
-kept: the same command goes on after them. With `--compiled` two more servers take part, of models that torch.compile
-makes kernels of; that series has a folder of its own.
+At TP 2, each all-reduce took an emulated link for some milliseconds, or went over one of limited rate between two
+network namespaces. For each link two servers, one of either wiring, got the same requests in turns, at each rate. Times
+of steps were fitted to every second run of each server, and the fits serve the requests of the others. A series with
+compiled models has a folder of its own.
 """
 
-import contextlib
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.link_lab import DEVICE, LARGE_FRAME_BYTES, laboratory
-from benchmarks.vllm_campaign import (
-    Campaign,
-    campaign_options,
-    check_environment,
-    conditions,
-    filled,
-    in_ms,
-    predict,
-    to_range,
-    to_text,
-    with_section,
-)
-from benchmarks.vllm_server import Setting, prepare
-from ladder_sim.errors import UsageError, exit_code
+from benchmarks.vllm_campaign import filled, in_ms, predict, to_range, with_section
+from ladder_sim.errors import exit_code
 from ladder_sim.serve import MeasuredSteps
-from ladder_sim.system.files import write_file
-from ladder_sim.system.processes import ending_children
 
 REPO = Path(__file__).parents[1]
 RECORDED = REPO / "tests" / "data" / "vllm_ladder"
@@ -52,72 +27,16 @@ RUNS = "runs.json"
 # folder of the series with compiled models
 COMPILED = "compiled"
 VARIANTS = ("standard", "ladder")
-LINKS = ("0ms", "1ms", "3ms", "6ms", "200mbit")
 FIGURES = {"tpot_p50_s": "TPOT p50", "ttft_p50_s": "TTFT p50"}
 # what is asked of predictions: errors of TPOT, and of ladder's gain in TPOT
 TPOT_LIMIT, GAIN_LIMIT = 0.10, 0.05
-_PLUG_INS = "[vllm.general_plugins]\nladder-sim = integrations.vllm:register\nlink = benchmarks.vllm_link:register\n"
 
 
 def main() -> int:
-    parser = campaign_options("Compare ladder with standard in vLLM on this machine.", seconds=16.0)
-    parser.add_argument(
-        "--links", nargs="+", default=LINKS, help="times of an all-reduce, such as 1ms, or rates, such as 200mbit"
-    )
-    parser.add_argument("--compiled", action="store_true", help="compiled models as well as eager ones")
-    arguments = parser.parse_args()
-    recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
-    if not arguments.page:
-        check_environment(arguments.python)
-        series = recorded / COMPILED if arguments.compiled else recorded
-        series.mkdir(parents=True, exist_ok=True)
-        with ending_children(), tempfile.TemporaryDirectory() as temporary:
-            place = arguments.out or Path(temporary)
-            campaign = Campaign.of(arguments, place, series)
-            for link in arguments.links:
-                measure(campaign, link, ("eager", "compiled") if arguments.compiled else ("eager",))
-    elif not list(recorded.rglob(RUNS)):
-        raise UsageError(f"{recorded}: no measurement is recorded there", hint="measure first, without --page")
-    section = to_section(recorded)
-    page.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
+    section = to_section(RECORDED)
+    PAGE.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
     print(section)
     return 0
-
-
-def measure(campaign: Campaign, link: str, modes: Sequence[str]) -> None:
-    """Measure over one link, and add it to the results, unless it is there; modes are `eager` and `compiled`."""
-    file = campaign.recorded / RUNS
-    results = json.loads(file.read_text("utf-8")) if file.exists() else {**conditions(campaign.python), "runs": []}
-    if any(run["link"] == link for run in results["runs"]):
-        print(f"{file} has the link of {to_words(link)}", file=sys.stderr)
-        return
-    path = _install(campaign.place)
-    with _joined(link) as environment:
-        servers = {_name(link, mode, variant): (mode, variant) for mode in modes for variant in VARIANTS}
-        settings = {
-            name: Setting(
-                tp=2,
-                compiled=mode == "compiled",
-                config={"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": variant},
-                environment={"PYTHONPATH": path, **environment},
-            )
-            for name, (mode, variant) in servers.items()
-        }
-        for run in campaign.runs(settings):
-            mode, variant = servers[run.pop("name")]
-            results["runs"].append({"link": link, "mode": mode, "variant": variant, **run})
-    write_file(file, to_text(results))
-
-
-@contextlib.contextmanager
-def _joined(link: str) -> Iterator[dict[str, str]]:
-    """What `benchmarks/vllm_link.py` is to know of a link, which is there meanwhile."""
-    if link.endswith("ms"):
-        yield {"LINK_MS": link.removesuffix("ms")}
-        return
-    # a network card cuts messages into packets without the ranks' cores
-    with laboratory(link, frame_bytes=LARGE_FRAME_BYTES) as lab:
-        yield {"LINK_SPACES": ",".join(lab.spaces), "GLOO_SOCKET_IFNAME": DEVICE}
 
 
 def to_words(link: str) -> str:
@@ -125,21 +44,8 @@ def to_words(link: str) -> str:
     return link.replace("ms", " ms").replace("mbit", " Mbit/s")
 
 
-def _install(place: Path) -> str:
-    """Write what servers start with; returns the path by which they find the plug-ins."""
-    prepare(place)
-    installed = place / "installed" / "ladder_sim-0.dist-info"
-    installed.mkdir(parents=True, exist_ok=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: ladder-sim\nVersion: 0\n", "utf-8")
-    (installed / "entry_points.txt").write_text(_PLUG_INS, "utf-8")
-    return os.pathsep.join([str(installed.parent), str(REPO)])
-
-
 def _name(link: str, mode: str, variant: str) -> str:
     return f"link-{link}-{mode}-{variant}"
-
-
-# results and page
 
 
 class Row(NamedTuple):
@@ -211,8 +117,8 @@ namespaces with a rank in each, in packets of 60 KB. For each link two servers t
 {rounds} runs at each rate: {requests} requests in a run, at random times (Poisson), {prompts} tokens of prompt and
 {gens} of answer. Times of steps were fitted (`calibrate fit-steps`) to {fitted}, and serve requests that come at the
 same times. Shown are medians of the runs; *gain* is standard's time over ladder's, *of pairs* the lowest and the
-highest of two runs with the same requests. The load average was {before} before, and {after} after each run (`python
-benchmarks/vllm_ladder.py`).
+highest of two runs with the same requests. The load average was {before} before, and {after} after each run
+(`benchmarks/vllm_ladder.py` in commit c98f50a).
 """
 # written by hand
 _REMARK = """
@@ -226,7 +132,7 @@ _METHOD_COMPILED = """
 The same on {date} with two more servers, of models that torch.compile makes kernels of, as vLLM does without
 `--enforce-eager`. All four took turns with the same requests, {requests} in a run, {rounds} at each rate. An emulated
 link delays the collectives of compiled models as it delays the others. The load average was {before} before, and
-{after} after each run (`python benchmarks/vllm_ladder.py --compiled`).
+{after} after each run (with `--compiled`).
 """
 _REMARK_COMPILED = """
 Compiled, a token takes 1 to 6 % less in either wiring, and ladder gains as much.

@@ -133,7 +133,7 @@ def simulation_inputs(
     uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
-        raise fit_error(scenario, memory, otherwise="--ignore-memory predicts all the same")
+        raise fit_error(scenario, memory, otherwise="--set ignore_memory=true predicts all the same")
     return KernelCosts(scenario, measured), memory, uneven
 
 

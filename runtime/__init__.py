@@ -1,26 +1,24 @@
 """Real tensor-, expert- and pipeline-parallel forward passes of every residual wiring, in PyTorch.
 
     model/        the decoder: wiring, residual, layers of attention, latent and feed_forward, kernels of all and of
-                  attention, shard, autograd
+                  attention, shard
     comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat
-    checkpoint/   Hugging Face's files: files, tensors, weights, save, convert, tokenizer, template
+    checkpoint/   Hugging Face's files: files, tensors, weights, convert, tokenizer
     config        shape of a model, engine options; its parts that are not Llama's in kinds, read with fields and
                   model_types
     options       of `python -m runtime`
     commands      what it does:
         bench     every wiring measured, with trace for PyTorch's profiler
-        complete  texts, with sampling
-        evaluate  perplexity
+        complete  what follows a prompt
         convert   (in checkpoint/)
-        train     (in training/), from scratch; `adapt` a checkpoint
-    prepare       input of bench, complete and evaluate, checked before a rank starts
+    prepare       input of bench and complete, checked before a rank starts
     assemble      a rank's decoder on its device, after memory has checked that it fits
     generate      prefill and decode steps of one batch
     execution     what of it is recorded, compiled and fused, as asked for and as possible
     device        the calls of CUDA that this needs, and what stands for them on CPUs
     environment   machine and versions, for results
 
-Imports torch and the standard library (safetensors, tokenizers, jinja2 and pyarrow inside functions), and of this
+Imports torch and the standard library (safetensors and tokenizers inside functions), and of this
 project only `ladder_sim.errors`, `.system` and `.units`. It reads and writes files: a config.json or a checkpoint, a
-table of all-reduce latencies, texts; results as JSON, traces, checkpoints.
+table of all-reduce latencies, prompts; results as JSON, traces.
 """

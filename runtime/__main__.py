@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ladder_sim.errors import LadderSimError, discard_output, exit_code
+from ladder_sim.errors import LadderSimError, UsageError, discard_output, exit_code
 from ladder_sim.system.processes import end_with_parent, reserve_stdout
 from runtime.comm.launch import launch, report_error
-from runtime.options import argument_parser
+from runtime.options import GONE, argument_parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,6 +18,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if argv and argv[0] in GONE:
+        raise UsageError(f"'{argv[0]}' is no command any more", hint=GONE[argv[0]])
     arguments = argument_parser().read(argv)
     ranks = arguments.tp * arguments.attention_dp * arguments.pp
     if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:

@@ -3,18 +3,17 @@
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
+from runtime.checkpoint.tokenizer import Text
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig, CompletionConfig, EvaluationConfig, SamplingConfig
-from runtime.training.config import TrainingConfig
+from runtime.prepare import BenchConfig, CompletionConfig
 
 _Config = TypeVar("_Config")
 
@@ -66,74 +65,25 @@ def run_bench(arguments: argparse.Namespace) -> None:
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
-    """Complete prompts, and print them as they come."""
+    """Print what follows each prompt: text after a text, tokens after tokens."""
     from runtime.comm.rendezvous import CommConfig
     from runtime.complete import complete
 
-    streams = _is_first_rank() and not arguments.json and len(arguments.prompts) == 1
-    result: Any = complete(
-        _config(CompletionConfig, arguments),
-        _config(SamplingConfig, arguments),
-        _config(CommConfig, arguments),
-        lambda _, piece: print(piece, end="", flush=True) if streams else None,
-    )
+    config = _config(CompletionConfig, arguments)
+    answers = complete(config, _config(CommConfig, arguments))
     if not _is_first_rank():
         return
-    if arguments.save is not None:
-        _write(json.dumps(result, indent=1), arguments.save)
-    if arguments.json:
-        _write(json.dumps(result, indent=1))
-        return
-    completions = result["completions"]
-    if streams:
-        print()
-    else:
-        for completion in completions:
-            print(f"> {completion['prompt']}\n{completion['text']}\n")
-    tokens = sum(len(completion["tokens"]) for completion in completions)
-    degrees = f"TP {arguments.tp}" + (f", PP {arguments.pp}" if arguments.pp > 1 else "")
-    speed = f"{result['tokens_per_s']:.4g} tok/s, TTFT {result['ttft_s'] * 1e3:.3g} ms"
-    print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, {degrees}]", file=sys.stderr)
-
-
-def run_evaluate(arguments: argparse.Namespace) -> None:
-    """Perplexities, a line each."""
-    from runtime.comm.rendezvous import CommConfig
-    from runtime.evaluate import evaluate
-
-    prints = _is_first_rank()
-    width = max(len("model"), *(len(str(folder)) for folder in arguments.models))
-    line = f"{{:{width}}}  {{:16}}  {{:>10}}  {{:>10}}  {{:>8}}"
-    for number, row in enumerate(evaluate(_config(EvaluationConfig, arguments), _config(CommConfig, arguments))):
-        if prints and not arguments.json and number == 0:
-            print(line.format("model", "variant", "perplexity", "nats/token", "tokens"))
-        cells = (f"{row['perplexity']:.4g}", f"{row['nats_per_token']:.4f}", row["tokens"])
-        if prints:
-            print(json.dumps(row) if arguments.json else line.format(row["model"], row["variant"], *cells), flush=True)
+    text = Text.open(config.model, ModelConfig.from_file(config.model)) if config.prompts else None
+    texts = [text.decode(tokens) if text else "" for tokens in answers[: len(config.prompts)]]
+    for prompt, answer in zip(config.prompts, texts, strict=True):
+        print(answer if len(answers) == 1 else f"> {prompt}\n{answer}\n")
+    for tokens in answers[len(config.prompts) :]:
+        print(",".join(map(str, tokens)))
 
 
 def run_convert(arguments: argparse.Namespace) -> None:
     """Rewire a checkpoint."""
     convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link, hf_code=arguments.hf_code)
-
-
-def run_train(arguments: argparse.Namespace) -> None:
-    """Train, from scratch or a checkpoint on."""
-    from runtime.comm.rendezvous import CommConfig
-    from runtime.training.loop import train
-
-    result: Any = train(_config(TrainingConfig, arguments), _config(CommConfig, arguments))
-    if not _is_first_rank():
-        return
-    if arguments.json:
-        _write(json.dumps(result, indent=1))
-        return
-    names = {"held_out": "held-out loss", "divergence": "divergence from the teacher"}
-    losses = (f"{names[name]} {result[f'first_{name}']:.4f} to {result[name]:.4f}" for name in names if name in result)
-    print(
-        f"{', '.join(losses)} nats/token, {result['tokens']:,} tokens, {result['steps_now']:,} steps in "
-        f"{result['seconds_now']:.0f} s: {arguments.out / 'checkpoint'}"
-    )
 
 
 def _is_first_rank() -> bool:

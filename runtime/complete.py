@@ -1,138 +1,68 @@
-"""Complete prompts with a checkpoint: one batch, until every text has ended.
+"""Continue prompts with a checkpoint, one batch, each token the most likely one.
 
-Shapes: B batch, T prompt tokens.
+Shapes: B batch, T prompt tokens, V vocabulary.
 """
 
-import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
-from typing import Literal
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from ladder_sim.system.schema import Schema
 from runtime.assemble import TORCH_DTYPES, device_of, load
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
-from runtime.generate import Generator
+from runtime.generate import Generator, Pick
 from runtime.memory import Workload, enough_memory
-from runtime.prepare import CompletionConfig, CompletionInput, SamplingConfig, prepare_completion
-from runtime.sampling import Sampler
-
-SCHEMA = Schema()
-# what the bytes of an incomplete character decode to
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-
-# called with the number of a prompt and what was added to its text
-Show = Callable[[int, str], None]
+from runtime.model import kernels
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import Wiring
+from runtime.prepare import CompletionConfig, prepare_completion
 
 
-class Completion:
-    """A text that grows token by token until it ends.
-
-    Parameters
-    ----------
-    decode
-        From tokens to text.
-    ends
-        Tokens that end it and are not part of it.
-    stops
-        Strings that end it and are not part of it.
-    maximum
-        Number of tokens after which it ends.
-    """
-
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], *, ends: Collection[int], stops: Sequence[str], maximum: int
-    ) -> None:
-        self._decode, self._ends, self._stops, self._maximum = decode, ends, stops, maximum
-
-        # so far, including the one that ends it
-        self.tokens: list[int] = []
-
-        # the part that will not change any more
-        self.text = ""
-
-        # why it ended; None: it grows
-        self.reason: Literal["end", "stop", "length"] | None = None
-
-    def push(self, token: int) -> str:
-        """Append a token; returns the text that is now certain."""
-        self.tokens.append(token)
-        ended = token in self._ends
-        text = self._decode(self.tokens[:-1] if ended else self.tokens)
-        stops_at = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        if stops_at:
-            self.reason, text = "stop", text[: min(stops_at)]
-        elif ended:
-            self.reason = "end"
-        elif len(self.tokens) == self._maximum:
-            self.reason = "length"
-        else:
-            text = self._certain_part(text)
-        new = text[len(self.text) :]
-        self.text += new
-        return new
-
-    def _certain_part(self, text: str) -> str:
-        """All but an incomplete character, and all but what may be the beginning of a stop string."""
-        text = text.rstrip(_INCOMPLETE)
-        begun = [length for stop in self._stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
-        return text[: len(text) - max(begun, default=0)]
-
-
-def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
-    """Texts and their speed, the same on every rank; `show` is called as the texts grow."""
+def complete(config: CompletionConfig, links: CommConfig) -> list[list[int]]:
+    """Return the new tokens of each prompt, without the one that ends its text; the same on every rank."""
     task = prepare_completion(config)
     torch.set_num_threads(config.threads)
     comm = connect(links, Degrees(config.tp, pp=config.pp))
     device, checkpoint = device_of(comm), task.checkpoint
-    dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
-    rows, pads = left_padded(task.prompts)
+    dtype = TORCH_DTYPES[checkpoint.dtype if config.dtype == "auto" else config.dtype]
     work = Workload(
-        batch=len(rows), prompt=len(rows[0]), gen=task.gen, dtype=TORCH_DTYPES[dtype], wirings=[task.wiring]
+        batch=len(task.prompts), prompt=max(map(len, task.prompts)), gen=task.gen, dtype=dtype, wirings=[task.wiring]
     )
     model = load(checkpoint.shape, EngineConfig(ep=config.ep), comm, checkpoint.source, work, device)
-    generator = Generator(
-        model,
-        torch.tensor(rows, device=device),
-        task.gen,
-        pad_B=torch.tensor(pads, device=device) if any(pads) else None,
-        pick=Sampler(sampling, comm),
-    )
-    texts = [Completion(task.text.decode, ends=task.text.ends, stops=config.stops, maximum=task.gen) for _ in rows]
     with enough_memory(task.wiring.name, comm.rank):
-        times_s = _grow(texts, generator, task, show)
-    how: dict[str, object] = {**asdict(config), **asdict(sampling), "model": str(config.model)}
-    how |= {"variant": task.wiring.name, "gen": task.gen, "dtype": dtype, "backend": comm.name, **comm.settings()}
-    return SCHEMA.marked(
-        run=how,
-        completions=[
-            {"prompt": prompt, "prompt_tokens": len(ids), "text": text.text, "tokens": text.tokens, "end": text.reason}
-            for prompt, ids, text in zip(config.prompts, task.prompts, texts, strict=True)
-        ],
-        ttft_s=times_s[0],
-        tokens_per_s=sum(len(text.tokens) for text in texts) / times_s[-1],
-    )
+        rows = new_tokens(model, task.wiring, task.prompts, task.gen, task.ends)
+    return [row[: next((at for at, token in enumerate(row) if token in task.ends), len(row))] for row in rows]
 
 
-def _grow(texts: Sequence[Completion], generator: Generator, task: CompletionInput, show: Show) -> list[float]:
-    """Run steps until every text has ended; returns when each step ended, in seconds from the start."""
-    times_s: list[float] = []
-    start_s = time.perf_counter()
-    while not all(text.reason for text in texts):
-        step = len(times_s)
-        if step == 0:
-            generator.prefill(task.wiring)
-        else:
-            generator.decode(task.wiring, step)
-        # to the CPU: what follows waits for the GPU
-        for number, token in enumerate(generator.tokens()[:, step].tolist()):
-            if texts[number].reason is None:
-                show(number, texts[number].push(token))
-        times_s.append(time.perf_counter() - start_s)
-    return times_s
+def new_tokens(
+    model: Decoder, wiring: Wiring, prompts: Sequence[Sequence[int]], gen: int, ends: frozenset[int]
+) -> list[list[int]]:
+    """Run steps until every sequence has `gen` tokens or all have ended."""
+    rows, pads = left_padded(prompts)
+    device = model.embedding_VD.device
+    pad_B = torch.tensor(pads, device=device) if any(pads) else None
+    generator = Generator(model, torch.tensor(rows, device=device), gen, pad_B=pad_B, pick=of_first_rank(model))
+    generator.prefill(wiring)
+    for step in range(1, gen):
+        if ends and all(ends.intersection(row[:step]) for row in generator.tokens().tolist()):
+            return [row[:step] for row in generator.tokens().tolist()]
+        generator.decode(wiring, step)
+    tokens: list[list[int]] = generator.tokens().tolist()
+    return tokens
+
+
+def of_first_rank(model: Decoder) -> Pick:
+    """Pick rank 0's most likely token, so that all ranks stop at the same one despite different rounding."""
+
+    def pick(logits_BTV: Tensor, _wiring: Wiring) -> Tensor:
+        token_B = kernels.greedy(logits_BTV)
+        if model.comm.size > 1:
+            model.comm.broadcast(token_B)
+        return token_B
+
+    return pick
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:

@@ -15,24 +15,21 @@ from ladder_sim.system.arguments import Parser
 from runtime import commands
 from runtime.commands import checked_by
 from runtime.config import AllReduce, Dispatch, EngineConfig, ExecutionConfig, Wish, read_time
-from runtime.prepare import (
-    BenchConfig,
-    CompletionConfig,
-    EvaluationConfig,
-    SamplingConfig,
-    prepare_completion,
-    prepare_evaluation,
-)
-from runtime.training.config import DeviceChoice, Objective, Trained, TrainingConfig, prepare_training
+from runtime.prepare import BenchConfig, CompletionConfig, prepare_completion
 
 _DTYPES = "fp32, bf16 or fp16"
+# commands of earlier versions, and what to use instead
+GONE = dict.fromkeys(
+    ("train", "adapt", "eval"),
+    "examples/train/train.py trains on transformers' Trainer, and first says the loss of held-out text",
+)
 
 
 def argument_parser() -> Parser:
     """The commands and their options."""
     parser = Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_bench, _add_complete, _add_eval, _add_convert, _add_train, _add_adapt):
+    for add in (_add_bench, _add_complete, _add_convert):
         add(subcommands)
     return parser
 
@@ -94,37 +91,18 @@ def _add_bench(subcommands: Any) -> None:
 
 
 def _add_complete(subcommands: Any) -> None:
-    purpose = "Complete prompts with a checkpoint."
-    parser = _add_command(subcommands, "complete", purpose, CompletionConfig, SamplingConfig)
+    purpose = "Continue prompts with a checkpoint, each token the most likely one."
+    parser = _add_command(subcommands, "complete", purpose, CompletionConfig)
     parser.set_defaults(check=checked_by(prepare_completion, CompletionConfig), run=commands.run_complete)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of a checkpoint")
     add("--variant", help="residual wiring; auto: the checkpoint's")
-    add("--json", action="store_true", help="print one JSON object at the end instead of the texts")
-    add("--save", type=Path, metavar="FILE", help="write that JSON object to a file, too")
 
-    add = parser.add_argument_group("texts").add_argument
-    add("--prompt", dest="prompts", action="append", required=True, metavar="TEXT", help="to complete; repeatable")
-    add("--raw", action="store_true", help="leave out the checkpoint's chat template")
+    add = parser.add_argument_group("prompts").add_argument
+    add("--prompt", dest="prompts", action="append", metavar="TEXT", help="text; repeatable")
+    add("--tokens", dest="ids", type=_ids, action="append", metavar="N,N", help="numbers of tokens; repeatable")
     add("--gen", type=int, metavar="N", help="new tokens; by default 512, or what the context has room for")
-    add("--stop", dest="stops", action="append", metavar="TEXT", help="string that ends a text; repeatable")
-    add("--temperature", type=float, metavar="X", help="0: the most likely token")
-    add("--top-k", type=int, metavar="K", help="only the K most likely tokens; 0: all")
-    add("--top-p", type=float, metavar="P", help="only the most likely tokens with this total probability")
-    add("--seed", type=_seed, metavar="N", help="of sampling")
     _add_stages(_add_ranks(parser))
-
-
-def _add_eval(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "eval", "Perplexity of checkpoints on a text file.", EvaluationConfig)
-    parser.set_defaults(check=checked_by(prepare_evaluation, EvaluationConfig), run=commands.run_evaluate)
-    add = parser.add_argument
-    add("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
-    add("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
-    add("--variant", dest="variants", type=_names, action="extend", help="default: checkpoint's; repeatable, commas")
-    add("--context", type=int, metavar="N", help="tokens of a window; by default 1024, or what the model has")
-    add("--json", action="store_true", help="print JSON lines instead of a table")
-    _add_ranks(parser)
 
 
 def _add_convert(subcommands: Any) -> None:
@@ -136,58 +114,6 @@ def _add_convert(subcommands: Any) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="new folder")
     add("--link", action="store_true", help="link to the weights instead of copying them")
     add("--hf-code", action="store_true", help="write the model's code for transformers, too (trust_remote_code)")
-
-
-def _add_train(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "train", "Train a model in any wiring from scratch.", TrainingConfig)
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FILE", help="config.json of a decoder")
-    add("--variant", help="residual wiring")
-    _add_training(parser, pretrained=False)
-
-
-def _add_adapt(subcommands: Any) -> None:
-    parser = _add_command(subcommands, "adapt", "Train a checkpoint on in another wiring.", TrainingConfig)
-    parser.set_defaults(objective="distill", lr=2e-4)
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="folder of a checkpoint")
-    add("--variant", required=True, help="residual wiring, for example hybrid-ladder:K for the last K layers")
-    add("--objective", choices=get_args(Objective), help="learn from a teacher, or from the text")
-    add("--teacher", type=Path, metavar="DIR", help="checkpoint to learn from; by default --model as it is")
-    add("--trained", choices=get_args(Trained), help="layers that learn; rewired: from the first one on")
-    _add_training(parser, pretrained=True)
-
-
-def _add_training(parser: argparse.ArgumentParser, *, pretrained: bool) -> None:
-    """Add what both have in common."""
-    check = checked_by(prepare_training, TrainingConfig)
-    parser.set_defaults(check=check, run=commands.run_train, pretrained=pretrained)
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="new folder: losses, states to resume from, checkpoint")
-    add("--resume", action="store_true", help="go on where a run in that folder stopped")
-    add("--json", action="store_true", help="print the result as one JSON object")
-
-    add = parser.add_argument_group("text").add_argument
-    purpose = "file, or folder of a Hugging Face data set; repeatable"
-    add("--text", dest="texts", type=Path, action="append", required=True, metavar="PATH", help=purpose)
-    add("--tokenizer", type=Path, metavar="DIR", help="folder with a tokenizer.json; by default --model's, else bytes")
-
-    add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int, metavar="N", help="of the optimiser")
-    add("--batch", type=int, metavar="N", help="sequences of a step")
-    add("--accumulate", type=int, metavar="N", help="parts in which these are computed one after the other")
-    add("--context", type=_tokens, metavar="N", help="tokens of a sequence")
-    add("--lr", type=float, metavar="X", help="highest learning rate, before a cosine to a tenth")
-    add("--warmup", type=int, metavar="N", help="steps in which the learning rate rises")
-    add("--weight-decay", type=float, metavar="X", help="of matrices")
-    add("--clip", type=float, metavar="X", help="longest gradient")
-    add("--seed", type=_seed, metavar="N", help="of the order of the text, and of random weights")
-    add("--eval-every", type=int, metavar="N", help="steps between losses on held-out text")
-    add("--eval-windows", type=int, metavar="N", help="sequences of held-out text")
-    add("--save-every", type=int, metavar="N", help="steps between states to resume from")
-    add("--device", choices=get_args(DeviceChoice), help="auto: a GPU if there is one")
-    add("--compile", nargs="?", choices=get_args(Wish), const="on", help="blocks through torch.compile")
-    _add_ranks(parser, dtype="of products, fp32 or bf16; weights are fp32", experts=False)
 
 
 def _add_command(subcommands: Any, name: str, purpose: str, *configs: type) -> argparse.ArgumentParser:
@@ -211,14 +137,12 @@ def _add_ranks(
     parser: argparse.ArgumentParser,
     *,
     dtype: str = f"{_DTYPES}; auto: the checkpoint's",
-    experts: bool = True,
     backends: Sequence[str] = ("auto", "nccl", "gloo"),
 ) -> Any:
     """Add what all commands with ranks share; returns the group's `add_argument`."""
     add = parser.add_argument_group("ranks").add_argument
     add("--tp", type=int, metavar="N", help="tensor-parallel degree")
-    if experts:
-        add("--ep", type=int, metavar="N", help="parts in which whole experts are distributed over ranks")
+    add("--ep", type=int, metavar="N", help="parts in which whole experts are distributed over ranks")
     add("--dtype", help=dtype)
     add("--threads", type=int, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
@@ -248,6 +172,10 @@ def _tokens(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens")
     return int(text)
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(map(_tokens, text.split(",")))
 
 
 def _share(text: str) -> float:

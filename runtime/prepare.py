@@ -1,21 +1,16 @@
-"""The input of `bench`, `complete` and `eval`, read and checked before any rank is started. Imports no torch."""
+"""The input of `bench` and `complete`, read and checked before any rank is started. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import read_text
 from runtime.checkpoint.files import Checkpoint
-from runtime.checkpoint.tokenizer import Text
-from runtime.config import ModelConfig, check_counts, check_dtype, check_groups
+from runtime.checkpoint.tokenizer import Text, end_tokens
+from runtime.config import check_counts, check_dtype, check_groups
 from runtime.model.wiring import Wiring, lay_out
 
-# by default, unless the model's context is shorter: new tokens of `complete`, tokens of a window of `eval`
-_GEN, _CONTEXT = 512, 1024
-# of a text to evaluate
-_TEXT_BYTES = 2**28
-# colder, the logits over it are infinite, and the choice is the most likely token anyway
-_COLDEST = 1e-4
+# new tokens by default, unless the model's context is shorter
+_GEN = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +65,10 @@ class CompletionConfig:
 
     model: Path
     """Folder of a checkpoint."""
-    prompts: tuple[str, ...]
-    """Served together, as one batch."""
+    prompts: tuple[str, ...] = ()
+    """Texts, in tokens of the checkpoint's tokenizer."""
+    ids: tuple[tuple[int, ...], ...] = ()
+    """Prompts in tokens; all prompts are served together, as one batch."""
     variant: str = "auto"
     """Wiring; auto: the one in the checkpoint's config."""
     tp: int = 1
@@ -82,10 +79,6 @@ class CompletionConfig:
     """Pipeline stages."""
     gen: int | None = None
     """Maximum of new tokens of each prompt; None: 512, or as many as the model's context has room for."""
-    stops: tuple[str, ...] = ()
-    """Strings that end a text."""
-    raw: bool = False
-    """Leave out the chat template."""
     dtype: str = "auto"
     """fp32, bf16 or fp16; auto: the checkpoint's own."""
     threads: int = 1
@@ -94,60 +87,8 @@ class CompletionConfig:
     def __post_init__(self) -> None:
         check_counts(tp=self.tp, ep=self.ep, pp=self.pp, gen=1 if self.gen is None else self.gen, threads=self.threads)
         check_dtype(self.dtype)
-        if not self.prompts:
-            raise UsageError("no prompt", hint="give one with --prompt")
-        if not all(self.stops):
-            raise UsageError("a stop string is empty and would end every text at once", hint="leave it out")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
-    """How the next token is chosen."""
-
-    temperature: float = 0.0
-    """Logits are divided by it; 0: the most likely token."""
-    top_k: int = 0
-    """Number of most likely tokens to draw from; 0: all."""
-    top_p: float = 1.0
-    """Draw from the most likely tokens with this total probability."""
-    seed: int = 0
-    """Of the draws."""
-
-    def __post_init__(self) -> None:
-        if self.temperature != 0 and not _COLDEST <= self.temperature < float("inf"):
-            raise UsageError(f"temperature is {self.temperature}: must be 0, or from {_COLDEST} up")
-        if self.top_k < 0:
-            raise UsageError(f"top_k is {self.top_k}: must be 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}: must be above 0 and at most 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationConfig:
-    """What `eval` is to do."""
-
-    models: tuple[Path, ...]
-    """Folders of checkpoints."""
-    text: Path
-    """UTF-8."""
-    variants: tuple[str, ...] = ("auto",)
-    """Wirings; auto: the one in the checkpoint's config."""
-    tp: int = 1
-    """Tensor-parallel degree."""
-    ep: int = 1
-    """Expert-parallel degree."""
-    context: int | None = None
-    """Tokens of a window; None: 1024, or the model's longest context if that is shorter."""
-    dtype: str = "auto"
-    """fp32, bf16 or fp16; auto: the checkpoint's own."""
-    threads: int = 1
-    """CPU threads of each rank."""
-
-    def __post_init__(self) -> None:
-        check_counts(tp=self.tp, ep=self.ep, threads=self.threads)
-        check_dtype(self.dtype)
-        if self.context is not None and self.context < 2:
-            raise UsageError(f"context is {self.context}: must be 2 or more")
+        if not self.prompts and not self.ids:
+            raise UsageError("no prompt", hint="give one with --prompt or --tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,30 +97,14 @@ class CompletionInput:
 
     checkpoint: Checkpoint
     """Headers only."""
-    text: Text
-    """Its tokenizer."""
     wiring: Wiring
     """Of the decoder."""
     prompts: list[list[int]]
-    """Tokens."""
+    """Tokens: those of texts, then those that were given."""
     gen: int
     """Maximum of new tokens of each prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationInput:
-    """The checked input of an `eval` of one checkpoint."""
-
-    folder: Path
-    """As given."""
-    checkpoint: Checkpoint
-    """Headers only."""
-    wirings: list[Wiring]
-    """To be compared."""
-    tokens: list[int]
-    """Of the text."""
-    context: int
-    """Tokens of a window."""
+    ends: frozenset[int]
+    """Tokens that end an answer."""
 
 
 def prepare_completion(config: CompletionConfig) -> CompletionInput:
@@ -196,35 +121,16 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
     shape = checkpoint.shape
     shape.check_ranks(config.tp, config.ep)
     shape.layers_of(0, config.pp)
-    wiring = _wiring(config.variant, shape, config.tp)
-    text = Text.open(config.model, shape)
-    prompts = [text.encode_prompt(prompt, raw=config.raw) for prompt in config.prompts]
+    wiring = lay_out(shape.variant if config.variant == "auto" else config.variant, shape.layers, shape.ladder_layers)
+    wiring.check_norms(shape, config.tp)
+    text = Text.open(config.model, shape) if config.prompts else None
+    prompts = [text.encode(prompt) for prompt in config.prompts] if text else []
+    prompts += map(list, config.ids)
+    for prompt in prompts:
+        if not prompt or max(prompt) >= shape.vocab:
+            raise UsageError(f"prompt {prompt}: must be tokens from 0 to {shape.vocab - 1}, one or more")
     longest = max(map(len, prompts))
     gen = config.gen or max(1, int(min(_GEN, shape.longest_context - longest)))
     hint = f"the longest prompt has {longest}: shorten it, or give a smaller --gen"
     shape.check_context(longest + gen, hint=hint)
-    return CompletionInput(checkpoint, text, wiring, prompts, gen)
-
-
-def prepare_evaluation(config: EvaluationConfig) -> list[EvaluationInput]:
-    """The same for each checkpoint of an evaluation."""
-    content = read_text(config.text, what="a text file", limit_bytes=_TEXT_BYTES, error=UsageError)
-    tasks = []
-    for folder in config.models:
-        checkpoint = Checkpoint.open(folder)
-        shape = checkpoint.shape
-        shape.check_ranks(config.tp, config.ep)
-        context = config.context or int(min(_CONTEXT, shape.longest_context))
-        shape.check_context(context, hint="choose shorter windows with --context")
-        tokens = Text.open(folder, shape).encode(content)
-        if len(tokens) < 2:
-            raise UsageError(f"--text {config.text}: {len(tokens)} tokens: must be 2 or more")
-        wirings = [_wiring(name, shape, config.tp) for name in config.variants]
-        tasks.append(EvaluationInput(folder, checkpoint, wirings, tokens, context))
-    return tasks
-
-
-def _wiring(variant: str, shape: ModelConfig, tp: int) -> Wiring:
-    wiring = lay_out(shape.variant if variant == "auto" else variant, shape.layers, shape.ladder_layers)
-    wiring.check_norms(shape, tp)
-    return wiring
+    return CompletionInput(checkpoint, wiring, prompts, gen, end_tokens(config.model))

@@ -20,7 +20,7 @@ SHIPPED = REPO / "ladder_sim" / "validation" / "data"
 
 # Examples are the same in every run, and a slow machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-# for `make verify`: --hypothesis-profile=thorough
+# with --hypothesis-profile=thorough
 settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=1000)
 settings.load_profile("repeatable")
 

@@ -27,10 +27,11 @@ BACKENDS = ("emulate", "gloo")
 
 
 def add_to(commands: Any) -> None:
-    """Add `crosscheck` to the command line."""
+    """Add `check` to the command line."""
     check = commands.add_parser(
-        "crosscheck",
-        prog="ladder-sim crosscheck",
+        "check",
+        aliases=["crosscheck"],
+        prog="ladder-sim calibrate check",
         help="predict from measurements of this machine, and run the same on it",
         description="Measure this machine, predict every wiring from it, run them all, and compare. "
         "Under torchrun this process is one of the ranks.",

@@ -56,13 +56,14 @@ layers are still {away["last-30-distill"]:.1f} nats away.""")
 
 # %% [markdown]
 # What such an adaptation would cost for a model that is worth serving, and after how many tokens it has paid, is
-# predicted. For Llama 3.1 8B with its last 16 layers as ladder, of which quality was published:
+# a formula. For Llama 3.1 8B with its last 16 layers as ladder, of which quality was published:
 
 # %%
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.analysis.adaptation import adaptation
 
-price = adaptation(Scenario.of(model="8b", stack="vllm", concurrency=64), "hybrid-ladder:16")
+served = predict(Scenario.of(model="8b", stack="vllm", concurrency=64), ["standard", "hybrid-ladder:16"])
+price = adaptation(served, "hybrid-ladder:16")
 paid = price.break_even_tokens
 print(f"{price.tokens / 1e9:.0f} B tokens, as published of {price.published_tokens}")
 print(f"{price.gpu_hours.value:.0f} ({price.gpu_hours.low:.0f}-{price.gpu_hours.high:.0f}) GPU-hours")
@@ -71,5 +72,5 @@ print(f"speedup {price.serving.speedup.text}, has paid after {tokens}")
 
 # %% [markdown]
 # **What it does not show.** Perplexity on one text, one seed, a small model: whether tasks come back was not
-# measured, nor how long the full ladder would take. No training step was compared with a measured one: the interval of
-# GPU-hours is judgement.
+# measured, nor how long the full ladder would take. The GPU-hours are those of a share of the GPU's peak that large
+# runs published.

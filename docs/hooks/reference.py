@@ -12,6 +12,7 @@ import typer.main
 
 import calibration.__main__
 import runtime.options
+from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.cli.main import app
 from ladder_sim.report.tables.settings import settings_rows
 from ladder_sim.specs.arguments import DEFAULTS
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
 # commands with options that the runtime reads: its commands, each with what it is for
 _RUNTIME: Mapping[str, Mapping[str, str]] = {
-    "run": {"complete": "With `--prompt`", "bench": "With `--bench`"},
-    "train": {"train": ""},
-    "adapt": {"adapt": ""},
+    "run": {"bench": "With `--bench`", "complete": "With `--prompt` or `--tokens`"},
 }
 _SECTIONS = {
     "model": "Model",
@@ -60,8 +59,6 @@ def commands() -> Iterator[str]:
         for other, title in _RUNTIME.get(name, {}).items():
             yield from _heading(3, title) if title else ()
             yield from _argparse_options(runtime_parsers[other], name, own)
-        if name in calibration_parsers:
-            yield from _argparse_options(calibration_parsers[name], name)
         for member, each in getattr(command, "commands", {}).items():
             if not each.hidden:
                 called = f"{name} {member}"
@@ -120,6 +117,8 @@ def settings() -> Iterator[str]:
             [(name, *([known[name].unit] if has_units else []), *texts, known[name].meaning) for name, *texts in own],
             ("setting", *(["SI unit"] if has_units else []), "default", "range", "meaning"),
         )
+    yield from _heading(2, "Parameters of commands that have no flag")
+    yield from _table("", knob_rows(), ("name", "default", "meaning", "commands"))
 
 
 def _table(title: str, rows: Sequence[Sequence[str]], columns: Sequence[str] = ("option", "meaning")) -> Iterator[str]:

@@ -251,7 +251,7 @@ class PredictedExecutor(TimedExecutor):
         if config.speculative_config is not None:
             raise UsageError(
                 "drafted tokens in real time: how many are accepted is not known",
-                hint="leave out --speculative-config, or ask ladder-sim serve --engine vllm --speculate",
+                hint="leave out --speculative-config, or ask ladder-sim serve --set engine=vllm --set speculate=3:0.7",
             )
         scenario, context = Scenario.of(**arguments), config.model_config.max_model_len
         service = Service(scenario=scenario, context=context, engine="vllm")

@@ -17,7 +17,7 @@ from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import RUN_NOISE
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
-from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
@@ -132,13 +132,13 @@ class Versus:
 
     @cached_property
     def cost(self) -> Adaptation | None:
-        """Of adapting the model to the best wiring, without techniques; None: there is none, or no step of it fits."""
+        """Price of adapting the model to the best wiring; None: no wiring needs it, or the model has experts."""
         if self.best_retrained is None:
             return None
         wiring = self.best_retrained.prediction.variant
         try:
-            return adaptation(self.scenario, wiring, profile=self.profile, predictions=self.plain)
-        except (InfeasibleError, UsageError):
+            return adaptation(self.plain, wiring)
+        except UsageError:
             return None
 
     @property
@@ -276,7 +276,7 @@ def versus(
                 raise
             left_out[" + ".join(changes)] = error.message
     plain = predictions[()]
-    left_out |= {name: "ranks cannot split its residual (--sp)" for name in names if name not in plain}
+    left_out |= {name: "ranks cannot split its residual (sp)" for name in names if name not in plain}
     options = [_option(each, plain, own, changes) for changes, row in predictions.items() for each in row.values()]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
     free = plain[BOUND]

@@ -6,50 +6,73 @@ from typing import Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, SearchFlags, split_names, with_options
-from ladder_sim.cli.output import Output
+from ladder_sim.cli import flags
+from ladder_sim.cli.output import PANEL, Csv, Json, Output
+from ladder_sim.specs.arguments import ASKED, LOAD
 from ladder_sim.units import parse_quantity
 
 
-@with_options
 def advise(
-    *,
-    flags: SearchFlags,
-    gpus: Annotated[
-        int | None,
-        typer.Option(help="GPUs that may be used; default: all of --nodes.", rich_help_panel="Model and cluster"),
-    ] = None,
+    context: typer.Context,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
     nodes: Annotated[
         int | None,
-        typer.Option(
-            help="Nodes there are; default: as many as --gpus fill, else 1.", rich_help_panel="Model and cluster"
-        ),
+        typer.Option(help="Number of nodes; default: as many as --gpus fill, else 1.", rich_help_panel=ASKED),
     ] = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs that may be used; default: all of --nodes.", rich_help_panel=ASKED)
+    ] = None,
+    variant: flags.Variant = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
     objective: Annotated[
         str | None,
         typer.Option(
             help="tpot, ttft, tokens_per_s or tokens_per_gpu; default: tokens_per_s with --concurrency, else "
-            "tokens_per_gpu."
+            "tokens_per_gpu.",
+            rich_help_panel=ASKED,
         ),
     ] = None,
-    batches: Annotated[
-        str | None, typer.Option(help="Static batches to try, without --concurrency; default: 1:256.")
+    max_tpot: Annotated[
+        str | None, typer.Option(help="Longest time per token, e.g. 30ms.", rich_help_panel=ASKED)
     ] = None,
-    max_tpot: Annotated[str | None, typer.Option(help="Longest time per token, e.g. 30ms.")] = None,
     max_ttft: Annotated[
         str | None,
-        typer.Option(help="Longest time to first token, of a static batch that of all its prompts; e.g. 2s."),
+        typer.Option(
+            help="Longest time to first token, of a static batch that of all its prompts; e.g. 2s.",
+            rich_help_panel=ASKED,
+        ),
     ] = None,
-    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
-    variant: Annotated[list[str] | None, typer.Option(help="Variants to choose from.")] = None,
+    price: flags.Price = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes for hundreds of plans; default: every core.")
+        int | None,
+        typer.Option(min=1, help="Processes for hundreds of plans; default: every core.", rich_help_panel=ASKED),
     ] = None,
-    output: Output,
+    tp: flags.Tps = None,
+    pp: flags.Pps = None,
+    ep: flags.Eps = None,
+    attention_dp: flags.AttentionDps = None,
+    dp: flags.Dps = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(help="Static batches to try, without --concurrency; default: 1:256.", rich_help_panel=LOAD),
+    ] = None,
+    concurrency: flags.Concurrencies = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Find the plan and variant that serve requests best, or the plan, static batch and variant.
 
-    Every plan on at most --gpus GPUs is searched; --tp, --pp, --ep, --attention-dp, --dp and --sp restrict it to their
+    Every plan on at most --gpus GPUs is searched; --tp, --pp, --ep, --attention-dp and --dp restrict it to their
     values, e.g. --tp 8 --ep 1,8. Without --concurrency it is not a recommendation for serving.
     """
     from ladder_sim.analysis import advise as search
@@ -58,16 +81,19 @@ def advise(
     from ladder_sim.report.figures.analysis import pareto_figure
     from ladder_sim.report.tables.analysis import advice_label, advice_report
 
+    asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
-        {**flags.point(), "nodes": nodes, "batch": batches},
+        {**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches},
         # checked there
         cast(Objective | None, objective),
-        split_names(variant) or search.CANDIDATES,
+        flags.split_names(variant) or search.CANDIDATES,
         gpus=gpus,
         max_tpot_s=_seconds(max_tpot, "--max-tpot"),
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
-        profile=flags.profile,
+        profile=asked.profile,
         workers=workers or len(os.sched_getaffinity(0)),
     )
     output.give(
@@ -83,10 +109,8 @@ def _seconds(text: str | None, flag: str) -> float:
     return inf if text is None else parse_quantity(text, "s", name=flag, likely=("ms", "s"))
 
 
-@with_options
 def breakeven(
-    *,
-    flags: MemoryFlags,
+    context: typer.Context,
     field: Annotated[
         str,
         typer.Argument(
@@ -95,10 +119,33 @@ def breakeven(
             metavar="FIELD[=RANGE]",
         ),
     ],
-    variant: Annotated[str, typer.Option(help="Whose gain it is.")] = "ladder",
-    over: Annotated[str, typer.Option(help="The variant to compare with, e.g. parallel.")] = "standard",
-    gain: Annotated[str, typer.Option(help="The gain to search for, e.g. 20% or 0.2.")] = "0%",
-    output: Output,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: Annotated[str, typer.Option(help="Whose gain it is.", rich_help_panel=ASKED)] = "ladder",
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
+    over: Annotated[
+        str, typer.Option(help="The variant to compare with, e.g. parallel.", rich_help_panel=ASKED)
+    ] = "standard",
+    gain: Annotated[str, typer.Option(help="The gain to search for, e.g. 20% or 0.2.", rich_help_panel=ASKED)] = "0%",
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Find the value of a field at which a variant's gain crosses a target."""
     from ladder_sim.analysis.breakeven import breakeven as search
@@ -108,8 +155,10 @@ def breakeven(
     from ladder_sim.report.tables.analysis import breakeven_report
     from ladder_sim.sweeps.grid import scenario_at
 
+    asked = flags.Asked.of(context)
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
     name, equals, given = field.partition("=")
-    point = flags.point()
+    point = asked.point()
     result = search(
         point,
         name,
@@ -117,8 +166,7 @@ def breakeven(
         variant=variant,
         over=over,
         gain=gain,
-        profile=flags.profile,
-        ignore_memory=flags.ignore_memory,
+        **asked.how("ignore_memory"),
     )
     output.give(
         lambda: breakeven_document(result),
@@ -128,16 +176,36 @@ def breakeven(
     )
 
 
-@with_options
 def compare(
-    *,
-    flags: MemoryFlags,
+    context: typer.Context,
     names: Annotated[list[str], typer.Argument(help="Clusters or stacks, by catalog id or file.", metavar="NAME...")],
-    variant: Annotated[list[str] | None, typer.Option(help="As in predict.")] = None,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: flags.Variant = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
     price: Annotated[
-        list[float] | None, typer.Option(help="US dollars per GPU and hour; once, or once per name in their order.")
+        list[float] | None,
+        typer.Option(help="US dollars per GPU and hour; once, or once per name in their order.", rich_help_panel=PANEL),
     ] = None,
-    output: Output,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Predict the same scenario on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
@@ -145,13 +213,14 @@ def compare(
     from ladder_sim.report.figures.analysis import comparison_figure
     from ladder_sim.report.tables.analysis import comparison_report
 
+    asked = flags.Asked.of(context)
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
     candidates = analysis.compare(
-        flags.point(),
+        asked.point(),
         names,
-        split_names(variant) or None,
+        flags.split_names(variant) or None,
         usd_per_gpu_hour=price or (),
-        profile=flags.profile,
-        ignore_memory=flags.ignore_memory,
+        **asked.how("ignore_memory"),
     )
     output.give(
         lambda: comparison_document(candidates),
@@ -161,13 +230,32 @@ def compare(
     )
 
 
-@with_options
 def sensitivity(
-    *,
-    flags: MemoryFlags,
-    variant: Annotated[list[str] | None, typer.Option(help="As in predict; --plot draws the last one.")] = None,
-    step: Annotated[float, typer.Option(help="Change of each figure in percent.")] = 10.0,
-    output: Output,
+    context: typer.Context,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: flags.Variant = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
+    step: Annotated[float, typer.Option(help="Change of each figure in percent.", rich_help_panel=ASKED)] = 10.0,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
@@ -179,11 +267,13 @@ def sensitivity(
     from ladder_sim.report.tables.analysis import sensitivity_report
     from ladder_sim.sweeps.grid import scenario_at
 
-    names, fraction = split_names(variant) or ["standard", "parallel", "ladder"], step / 100.0
-    scenario = scenario_at(flags.point())
+    asked = flags.Asked.of(context)
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    names, fraction = flags.split_names(variant) or ["standard", "parallel", "ladder"], step / 100.0
+    scenario = scenario_at(asked.point())
     # refuses what does not fit the memory
-    confidence = predict(scenario, names, profile=flags.profile, ignore_memory=flags.ignore_memory).confidence
-    figures = analysis.sensitivity(scenario, names, profile=flags.profile, step=fraction)
+    confidence = predict(scenario, names, **asked.how("ignore_memory")).confidence
+    figures = analysis.sensitivity(scenario, names, profile=asked.profile, step=fraction)
     drawn = list(figures[0].responses)[-1]
     output.give(
         lambda: sensitivity_document(figures, fraction),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import typer
 
-from ladder_sim.cli.options import PASSED_ON
+from ladder_sim.cli.flags import PASSED_ON
 from ladder_sim.errors import MissingDependencyError, install_command
 from ladder_sim.system import processes
 
@@ -13,6 +13,7 @@ COMMANDS = {
     "run": "Measure ops on this machine; under torchrun: `-m calibration run` on every rank.",
     "evidence": "Measure a borrowed machine in one go: ops, runs, captures, and an archive to bring home.",
     "fit": "Make a profile of the samples that `calibrate run` took.",
+    "check": "Measure this machine, predict every wiring from it, run them all, and compare.",
     "diff": "Compare the times of two profiles.",
     "export": "Write a profile's measurements as CSV.",
     "import": "Make a profile or a fabric file of published measurements or nccl-tests logs.",

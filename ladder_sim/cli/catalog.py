@@ -1,11 +1,12 @@
-"""`ladder-sim list` and `ladder-sim show`: what the catalogs hold and where it comes from."""
+"""`ladder-sim list`: what the catalogs hold, where it comes from, and the published quality of wirings."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.errors import UnknownNameError, UsageError, printable
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import DEFAULTS
@@ -16,6 +17,11 @@ from ladder_sim.specs.settings import IN_CLUSTER, described
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_bandwidth, format_count, format_quantity, unit_of
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ladder_sim.display.document import Document
+
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 _SECTIONS = {ModelSpec: "model", ClusterSpec: "cluster", StackSpec: "stack"}
 _Whose = Annotated[str | None, typer.Option(help="Whose defaults `settings` shows; as in predict.")]
@@ -23,59 +29,112 @@ _Whose = Annotated[str | None, typer.Option(help="Whose defaults `settings` show
 
 def list_(
     what: Annotated[
-        str, typer.Argument(help="models, clusters, stacks, variants, techniques, profiles or settings.")
+        str,
+        typer.Argument(
+            help="models, clusters, stacks, variants, techniques, profiles, settings or quality; or the name or file "
+            "of a model, cluster or stack, of which every figure is shown, with its source.",
+            metavar="[WHAT]",
+        ),
     ] = "all",
+    wiring: Annotated[str | None, typer.Argument(help="Variant whose published quality is shown.")] = None,
     model: _Whose = None,
     cluster: _Whose = None,
     stack: _Whose = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the file of a cluster or stack, to start your own from.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """List models, clusters, stacks, variants, techniques, profiles or settings."""
-    if what not in ("all", "settings", *_LISTS):
-        raise UnknownNameError("list", what, ("settings", *_LISTS))
+    """List what there is, published quality of wirings, or every figure of one model, cluster or stack."""
+    is_name = what not in ("all", "settings", "quality", *_LISTS)
     if what != "settings" and (model or cluster or stack):
         raise UsageError(
             "--model, --cluster and --stack choose the defaults of settings", hint="`ladder-sim list settings`"
         )
-    # imported here: `--help` needs no simulator
-    from ladder_sim.display.console import show as show_table
+    if what != "quality" and wiring is not None:
+        raise UsageError(f"'{wiring}': only quality is listed of one wiring", hint="`ladder-sim list quality ladder`")
+    if toml and not is_name:
+        raise UsageError("--toml is for one cluster or stack", hint="e.g. `ladder-sim list h100-sxm --toml`")
+    if is_name:
+        if json:
+            raise UsageError(f"--json lists several: '{what}' is shown as text", hint="leave out --json")
+        _show(what, toml)
+    elif what == "all":
+        _print_overview(json)
+    else:
+        # imported here: `--help` needs no simulator
+        from ladder_sim.display.console import show as show_table
+
+        if what == "settings":
+            document, report = _settings(model, cluster, stack)
+        else:
+            document, report = _quality(wiring) if what == "quality" else _catalog(what)
+        if json:
+            print(document.to_json(), end="")
+        else:
+            show_table(report)
+
+
+def _print_overview(json: bool) -> None:
+    from ladder_sim.display.document import Document
+
+    names = {name: [row[0] for row in rows()[1]] for name, rows in _LISTS.items()}
+    lines = [f"{name}: {', '.join(each)}" for name, each in names.items()]
+    further = ["settings: `ladder-sim list settings`", "quality: `ladder-sim list quality`\n"]
+    print(Document(content=names).to_json() if json else "\n".join([*lines, *further]), end="")
+
+
+def _catalog(what: str) -> "tuple[Document, RenderableType]":
     from ladder_sim.display.console import table
     from ladder_sim.display.document import Document
 
-    if what == "all":
-        names = {name: [row[0] for row in rows()[1]] for name, rows in _LISTS.items()}
-        lines = [f"{name}: {', '.join(each)}" for name, each in names.items()]
-        text = "\n".join([*lines, "settings: `ladder-sim list settings`\n"])
-        print(Document(content=names).to_json() if json else text, end="")
-        return
-    if what == "settings":
-        from ladder_sim.report.documents.settings import settings_document
-        from ladder_sim.report.tables.settings import settings_report
-
-        scenario = Scenario.of(
-            model=model or DEFAULTS["model"],
-            cluster=cluster or DEFAULTS["cluster"],
-            stack=stack,
-            tp=1,
-        )
-        document, report = settings_document(scenario), settings_report(scenario)
-    else:
-        columns, rows = _LISTS[what]()
-        document = Document(content={what: [dict(zip(columns, row, strict=True)) for row in rows]})
-        report = table(columns, rows, left=len(columns))
-    if json:
-        print(document.to_json(), end="")
-    else:
-        show_table(report)
+    columns, rows = _LISTS[what]()
+    document = Document(content={what: [dict(zip(columns, row, strict=True)) for row in rows]})
+    return document, table(columns, rows, left=len(columns))
 
 
-def show(
-    name: Annotated[str, typer.Argument(help="A model, cluster or stack: catalog name or file.")],
-    toml: Annotated[
-        bool, typer.Option("--toml", help="Print the file of a cluster or stack, to start your own from.")
-    ] = False,
-) -> None:
-    """Show every figure of a model, cluster or stack, by its name for --set, with its source, or what a fit uses."""
+def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tuple[Document, RenderableType]":
+    """Figures that `--set` changes, with the defaults of a scenario, and parameters of commands without a flag."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from ladder_sim.display.console import table
+    from ladder_sim.report.documents.settings import settings_document
+    from ladder_sim.report.tables.settings import settings_report
+
+    scenario = Scenario.of(
+        model=model or DEFAULTS["model"],
+        cluster=cluster or DEFAULTS["cluster"],
+        stack=stack,
+        tp=1,
+    )
+    columns = ("parameter", "default", "meaning", "commands")
+    report = Group(
+        settings_report(scenario), Text(), table(columns, knob_rows(), left=len(columns), wrapped=columns[2:])
+    )
+    return settings_document(scenario), report
+
+
+def _quality(wiring: str | None) -> "tuple[Document, RenderableType]":
+    """Published quality of models with a wiring, of every wiring by default."""
+    from ladder_sim.quality.published import published, quality_of, without_figures
+    from ladder_sim.report.documents.quality import quality_document
+    from ladder_sim.report.tables.quality import quality_report
+
+    rows, unknown = published(), without_figures()
+    if wiring is not None:
+        answer = quality_of(wiring)
+        if answer is None:
+            raise UsageError(
+                f"'{wiring}' needs no training: must be a wiring that is held against standard",
+                hint="for example 'ladder'; `ladder-sim list variants` shows which need training",
+            )
+        rows, unknown = (*answer.rows, *answer.relatives), () if answer.rows else (answer.wiring,)
+    return quality_document(rows, unknown), quality_report(rows, unknown)
+
+
+def _show(name: str, toml: bool) -> None:
+    """Print every figure of a model, cluster or stack, by its name for --set, with its source; or its file."""
     spec = _find(name)
     if toml:
         if isinstance(spec, ModelSpec):
@@ -133,7 +192,8 @@ def _find(name: str) -> Any:
         # a file: a model's config.json, or a cluster's or stack's TOML
         return catalog.cluster_or_stack(name) if name.endswith(".toml") else catalog.model(name)
     every = {each for _, names in kinds for each in names}
-    raise UnknownNameError("model, cluster or stack", name, every, more="`ladder-sim list` shows all")
+    every |= {"settings", "quality", *_LISTS}
+    raise UnknownNameError("list, model, cluster or stack", name, every, more="`ladder-sim list` shows all")
 
 
 def _flat(spec: Any, section: str) -> Iterator[tuple[str, str]]:

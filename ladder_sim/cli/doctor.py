@@ -38,11 +38,11 @@ class Extra(NamedTuple):
 EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
         "runtime": Extra(
-            ("run", "train", "adapt", "crosscheck", "trace capture", "calibrate run", "calibrate evidence"),
-            ("torch", "safetensors", "tokenizers", "jinja2"),
+            ("run", "trace capture", "calibrate run", "calibrate check", "calibrate evidence"),
+            ("torch", "safetensors", "tokenizers"),
         ),
         "explorer": Extra(("explore",), ("dash",)),
-        "plots": Extra(("predict --plot FILE.png",), ("kaleido",)),
+        "plots": Extra(("predict --set plot=FILE.png",), ("kaleido",)),
         "import": Extra(("calibrate import aiconfigurator",), ("pyarrow",)),
         "parquet": Extra(("sweep --save FILE.parquet",), ("pyarrow",)),
         "dask": Extra(("sweep --dask",), ("dask", "distributed")),

@@ -1,15 +1,16 @@
 """`ladder-sim explore`: the what-if explorer in the browser."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, split_names, with_options
+from ladder_sim.cli import flags
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.specs.arguments import DEFAULTS
 
 if TYPE_CHECKING:
     from ladder_sim.explorer.allowlist import Allowlist
@@ -18,17 +19,29 @@ ANY = "0.0.0.0"
 _PAGE = "Page"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFlags(MemoryFlags):
-    """The scenario that the page starts with."""
-
-
-@with_options
 def explore(
-    flags: PageFlags,
-    variant: Annotated[
-        list[str] | None, typer.Option(help="As in predict; the page starts with them.", rich_help_panel=_PAGE)
-    ] = None,
+    context: typer.Context,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: flags.Variant = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
     port: Annotated[int, typer.Option(help="0 picks a free one.", rich_help_panel=_PAGE)] = 8050,
     host: Annotated[
         str,
@@ -47,8 +60,10 @@ def explore(
     from ladder_sim.explorer.queries import Queries
 
     # no engine and no jitter: the page answers at once
-    allowlist = Allowlist.of(cluster=flags.arguments["cluster"], stack=flags.arguments["stack"], profile=flags.profile)
-    query = _query(flags, split_names(variant), allowlist)
+    asked = flags.Asked.of(context)
+    arguments = {**DEFAULTS, **asked.arguments}
+    allowlist = Allowlist.of(cluster=arguments["cluster"], stack=arguments["stack"], profile=asked.profile)
+    query = _query(asked, arguments, flags.split_names(variant), allowlist)
     if export is not None:
         if export.suffix.lower() != ".html":
             raise UsageError(f"--export '{export}': must end in .html", hint="name it like page.html")
@@ -65,12 +80,12 @@ def explore(
     _serve(allowlist, query, host=host, port=port, opened=not no_open)
 
 
-def _query(flags: PageFlags, variants: list[str], allowlist: "Allowlist") -> str:
+def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], allowlist: "Allowlist") -> str:
     """The query that the page starts with."""
     from ladder_sim.explorer.state import State, model_name
     from ladder_sim.specs import catalog
 
-    model = flags.arguments["model"]
+    model = arguments["model"]
     # an alias stays one in the link, a Hugging Face id becomes the catalog's
     name = model.lower() if model.lower() in allowlist.models else catalog.model_id(model)
     spec = None if name in allowlist.models else catalog.model(model)
@@ -78,15 +93,15 @@ def _query(flags: PageFlags, variants: list[str], allowlist: "Allowlist") -> str
         spec = replace(spec, name=model_name(spec.name))
     names = {
         "model": spec.name if spec else name,
-        "cluster": allowlist.name_of("cluster", flags.arguments["cluster"]),
-        "stack": allowlist.name_of("stack", flags.arguments["stack"]),
+        "cluster": allowlist.name_of("cluster", arguments["cluster"]),
+        "stack": allowlist.name_of("stack", arguments["stack"]),
     }
     state = State(
-        arguments=flags.arguments | names,
+        arguments=arguments | names,
         shape=spec,
-        profile=allowlist.name_of("profile", flags.profile),
-        ignore_memory=flags.ignore_memory,
-        settings=flags.settings,
+        profile=allowlist.name_of("profile", asked.profile),
+        ignore_memory=asked.knobs["ignore_memory"],
+        settings=asked.settings,
         variants=tuple(variants),
     )
     # mistakes are reported here, not on the page

@@ -8,24 +8,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from ladder_sim import __version__
-from ladder_sim.cli import bash_completion
 from ladder_sim.cli.analysis import advise, breakeven, compare, sensitivity
 from ladder_sim.cli.calibrate import calibrate
-from ladder_sim.cli.catalog import list_, show
-from ladder_sim.cli.crosscheck import crosscheck
+from ladder_sim.cli.catalog import list_
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
-from ladder_sim.cli.options import PASSED_ON, OnceCommand
+from ladder_sim.cli.flags import PASSED_ON
+from ladder_sim.cli.gone import GONE
 from ladder_sim.cli.predict import predict
-from ladder_sim.cli.quality import quality
 from ladder_sim.cli.run import run
 from ladder_sim.cli.serve import capacity, serve
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
-from ladder_sim.cli.train import adapt, train
 from ladder_sim.cli.validate import validate
 from ladder_sim.cli.versus import versus
 from ladder_sim.errors import (
@@ -39,7 +35,7 @@ from ladder_sim.errors import (
 )
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 
-# what a shell sets to ask for the script that completes words, and for words
+# what a shell sets to ask for words, as the script of --install-completion does
 _COMPLETES = "_LADDER_SIM_COMPLETE"
 
 app = typer.Typer(
@@ -47,29 +43,23 @@ app = typer.Typer(
     help="What does Ladder Residual buy on my model, my GPUs, my interconnect?",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command(cls=OnceCommand)(predict)
-app.command(cls=OnceCommand)(sweep)
-app.command(cls=OnceCommand)(breakeven)
-app.command(cls=OnceCommand)(sensitivity)
-app.command(cls=OnceCommand)(advise)
-app.command(cls=OnceCommand)(compare)
-app.command(cls=OnceCommand)(versus)
-app.command(cls=OnceCommand)(serve)
-app.command(cls=OnceCommand)(capacity)
-app.command(cls=OnceCommand)(explore)
+app.command()(predict)
+app.command()(sweep)
+app.command()(breakeven)
+app.command()(sensitivity)
+app.command()(advise)
+app.command()(compare)
+app.command()(versus)
+app.command()(serve)
+app.command()(capacity)
+app.command()(explore)
 app.command(context_settings=PASSED_ON)(run)
-app.command(context_settings=PASSED_ON)(train)
-app.command(context_settings=PASSED_ON)(adapt)
-app.command(context_settings=PASSED_ON)(crosscheck)
 app.add_typer(trace, name="trace")
-app.command(cls=OnceCommand)(validate)
-app.command(cls=OnceCommand)(quality)
-app.command("list", cls=OnceCommand)(list_)
-app.command(cls=OnceCommand)(show)
-app.command(cls=OnceCommand)(doctor)
+app.command()(validate)
+app.command("list")(list_)
+app.command()(doctor)
 app.add_typer(calibrate, name="calibrate")
 
 
@@ -117,12 +107,11 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    if os.environ.get(_COMPLETES) == "source_bash":
-        print(bash_completion.SCRIPT)
-        return 0
     if _COMPLETES in os.environ:
-        completion_init()
         command.main([], prog_name="ladder-sim")
+    name = next((each for each in arguments if not each.startswith("-")), "")
+    if name in GONE:
+        raise UsageError(f"'{name}' is no command any more", hint=GONE[name])
     try:
         # not command.main(): that one ends the process when the reader of a pipe has enough
         with command.make_context("ladder-sim", arguments) as context:
@@ -153,6 +142,8 @@ def _run(arguments: list[str]) -> int:
         listed = "commands" if message.startswith("No such command") else "options"
         hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
+        if unknown in GONE and place and any("--set" in item.opts for item in place.command.params):
+            raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=GONE[unknown]) from error
         if unknown and place:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
             raise UnknownNameError("option", unknown, options, more=hint) from error
@@ -167,7 +158,7 @@ def _way_out(error: Any) -> str:
     if extra:
         taken = {item.name for item in error.ctx.command.params} if error.ctx else set()
         named = (each for each in ARGUMENTS.values() if each.name in taken and _names(each, extra[1]))
-        return " or ".join(f"write {each.flag} {extra[1]}" for each in named)
+        return " or ".join(f"write {' '.join(each.words(extra[1]))}" for each in named)
     if option is None or not hasattr(error.__cause__, "errors"):
         return ""
     flag, typed = option.opts[0], str(error.__cause__.errors()[0]["input"])

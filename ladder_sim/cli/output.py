@@ -1,14 +1,13 @@
-"""Shared output options: --json, --csv, --save and --plot."""
+"""The form of an answer: text, JSON or CSV, and a figure."""
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from ladder_sim.cli.options import OptionGroup
 from ladder_sim.errors import UsageError, printable
 from ladder_sim.system.files import write_file
 
@@ -68,31 +67,37 @@ def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
     print(f"written: {plot}", file=sys.stderr)
 
 
+Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)]
+Csv = Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextOutput(OptionGroup):
-    """Output format and file, validated before computing."""
+class Output:
+    """Form of an answer, and the file that it is drawn into; checked before anything is computed."""
 
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)] = False
-    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)] = False
-    save: Annotated[
-        Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=PANEL)
-    ] = None
+    form: str
+    """Text, json or csv."""
+    save: Path | None = None
+    """File instead of stdout."""
+    plot: Path | None = None
+    """File of the figure; None: it is not drawn."""
 
-    def __post_init__(self) -> None:
-        chosen_format(json=self.json, csv=self.csv, save=self.save)
+    @classmethod
+    def of(cls, *, json: bool, csv: bool, plot: str | None, save: Path | None = None) -> Self:
+        """From what was typed."""
+        drawn = None if plot is None else Path(plot)
+        check_plot(drawn)
+        return cls(form=chosen_format(json=json, csv=csv, save=save), save=save, plot=drawn)
 
-    @property
-    def form(self) -> str:
-        """Text, json or csv."""
-        return chosen_format(json=self.json, csv=self.csv, save=self.save)
-
-    def write(
+    def give(
         self,
         document: "Callable[[], Document]",
         report: "Callable[[], RenderableType]",
+        figure: "Callable[[], go.Figure]",
         notes: "Notes | None" = None,
     ) -> None:
-        """Print or write the answer in its format, with its notes; each is made only when it is needed."""
+        """Draw the answer, and print or write it with its notes; each is made only when it is needed."""
+        draw(figure, self.plot)
         if self.form == "text":
             from rich.console import Group
 
@@ -105,28 +110,6 @@ class TextOutput(OptionGroup):
             write(document().to_csv(), self.save)
             if notes:
                 warn(notes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output(TextOutput):
-    """Of an answer that can be drawn as well."""
-
-    plot: Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)] = None
-
-    def __post_init__(self) -> None:
-        check_plot(self.plot)
-        TextOutput.__post_init__(self)
-
-    def give(
-        self,
-        document: "Callable[[], Document]",
-        report: "Callable[[], RenderableType]",
-        figure: "Callable[[], go.Figure]",
-        notes: "Notes | None" = None,
-    ) -> None:
-        """Draw the answer, and print or write it."""
-        draw(figure, self.plot)
-        self.write(document, report, notes)
 
 
 def warn(notes: "Notes") -> None:

@@ -5,29 +5,38 @@ from typing import Annotated
 
 import typer
 
-from ladder_sim.cli.options import VARIANT_HELP, ScenarioFlags, split_names, with_options
-from ladder_sim.cli.output import PANEL, Output, check_plot, draw
+from ladder_sim.cli import flags
+from ladder_sim.cli.output import PANEL, Csv, Json, Output, check_plot, draw
 
 
-@with_options
 def predict(
-    *,
-    flags: ScenarioFlags,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=VARIANT_HELP,
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
+    context: typer.Context,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: flags.Variant = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every op, its source and the critical path.", rich_help_panel=PANEL)
     ] = False,
-    output: Output,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(help="Draw what runs when in a decode step: .html, .png or .svg.", rich_help_panel=PANEL),
-    ] = None,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Predict latency, throughput and speedup of residual wirings, for a static batch or requests in flight."""
     # imported here: `--help` and `list` need no simulator
@@ -37,9 +46,13 @@ def predict(
     from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
     from ladder_sim.report.tables.explanation import explanation
 
+    asked = flags.Asked.of(context)
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    timeline = asked.knobs["timeline"] and Path(asked.knobs["timeline"])
     check_plot(timeline)
-    scenario = flags.scenario()
-    predictions = simulate(scenario, split_names(variant) or None, **flags.how())
+    scenario = asked.scenario()
+    how = asked.how("engine", "jitter", "seed", "ignore_memory")
+    predictions = simulate(scenario, flags.split_names(variant) or None, **how)
     draw(lambda: timeline_figure(scenario, predictions, "decode"), timeline)
     output.give(
         predictions.document,

@@ -54,10 +54,8 @@ Stack = Annotated[str | None, typer.Option(help="With --bench: gpt-fast, vllm, t
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)]
-Save = Annotated[
-    Path | None, typer.Option(help="Write to a file: .json, with --bench also .txt.", rich_help_panel=PANEL)
-]
+Json = Annotated[bool, typer.Option("--json", help="With --bench: one JSON object.", rich_help_panel=PANEL)]
+Save = Annotated[Path | None, typer.Option(help="With --bench: write to a file, .json or .txt.", rich_help_panel=PANEL)]
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
@@ -65,7 +63,7 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
         return
     # typer prints it; what it returns is empty
     context.get_help()
-    for given, command in (("--prompt TEXT", "complete"), ("--bench", "bench")):
+    for given, command in (("--prompt or --tokens", "complete"), ("--bench", "bench")):
         *_, groups = runtime([command, "--help"], capture=True).split("\n\n", 3)
         print(f"With {given}, the options of `python -m runtime {command}`:\n\n{groups}")
     raise typer.Exit
@@ -86,26 +84,24 @@ def run(
         bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message.")
     ] = False,
 ) -> None:
-    """Run tensor-parallel forward passes for real: complete prompts with a checkpoint, or measure residual wirings."""
+    """Run tensor-parallel forward passes for real: measure residual wirings, or continue prompts with a checkpoint."""
     debug = ["--debug"] if context.find_root().params.get("debug") else []
     options = [*debug, *context.args]
     if bench:
         measure(model, variant, stack, set_, json, save, options)
         return
-    if not any(option.partition("=")[0] == "--prompt" for option in options):
+    if not any(option.partition("=")[0] in ("--prompt", "--tokens") for option in options):
         raise UsageError(
-            "nothing to run: give --prompt or --bench",
-            hint="--prompt TEXT completes it with a checkpoint, --bench measures the model with random weights",
+            "nothing to run: give --bench, --prompt or --tokens",
+            hint="--bench measures the model with random weights, the others are continued with a checkpoint",
         )
-    for flag, value in (("--stack", stack), ("--set", set_)):
+    for flag, value in (("--stack", stack), ("--set", set_), ("--json", json), ("--save", save)):
         if value:
             raise UsageError(f"{flag} is for measurements, with --bench", hint="leave it out")
     if len(variant or ()) > 1:
-        raise UsageError("--variant: a text has one wiring", hint="--bench compares several")
-    if save is not None and save.suffix.lower() != ".json":
-        raise UsageError(f"--save '{save}': texts go to stdout, and their JSON to a file", hint="use .json")
-    own = {"model": model, "variant": variant[0] if variant else None, "json": json, "save": save}
+        raise UsageError("--variant: a prompt has one wiring", hint="--bench compares several")
     require_torch()
+    own = {"model": model, "variant": variant[0] if variant else None}
     runtime(["complete", *flags(own), *options], capture=False)
 
 

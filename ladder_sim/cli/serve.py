@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import typer
 
-from ladder_sim.cli.options import REQUESTS, PointFlags, split_names, with_options
-from ladder_sim.cli.output import Output
+from ladder_sim.cli import flags
+from ladder_sim.cli.knobs import knobs_of
+from ladder_sim.cli.output import PANEL, Csv, Json, Output
 from ladder_sim.errors import UsageError
+from ladder_sim.specs.arguments import ASKED, LOAD
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 
@@ -19,121 +21,128 @@ if TYPE_CHECKING:
     from ladder_sim.serve import MeasuredSteps, Trace, Traffic
     from ladder_sim.specs.plan import Plan
 
-_LOAD = "Load"
+# tokens of a prompt and of an answer by default
+PROMPT, GEN = "1024", "256"
+
+Prompts = Annotated[
+    str, typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:1024:0.5.", rich_help_panel=LOAD)
+]
+Gens = Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=LOAD)]
+Rate = Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=LOAD)]
+InFlight = Annotated[
+    int,
+    typer.Option(
+        help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
+        rich_help_panel=LOAD,
+    ),
+]
+Requests = Annotated[
+    int | None, typer.Option(help="How many requests: 1000 by default, or all of a trace.", rich_help_panel=LOAD)
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.", rich_help_panel=LOAD),
+]
+Steps = Annotated[
+    Path | None,
+    typer.Option(
+        help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones.",
+        rich_help_panel=LOAD,
+    ),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(help="As in predict; standard and ladder by default.", rich_help_panel=ASKED),
+]
+_SLO = "Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFlags(PointFlags):
+class Load:
     """A scenario, and requests that arrive."""
 
-    without: ClassVar[tuple[str, ...]] = REQUESTS
-    ignored: ClassVar[Mapping[str, str]] = {
-        f"workload.{name}": "requests arrive as --prompt, --gen, --rate, --concurrency or --trace say"
-        for name in REQUESTS
-    }
+    asked: flags.Asked
+    prompt: str
+    gen: str
+    rate: float
+    concurrency: int
+    requests: int | None
+    seeds: int | None
+    steps: Path | None
 
-    prompt: Annotated[
-        str,
-        typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:1024:0.5.", rich_help_panel=_LOAD),
-    ] = "1024"
-    gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=_LOAD)] = "256"
-    rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)] = 0.0
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = 0
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            help="Of times between requests: 1 is a Poisson process, less comes in bursts.", rich_help_panel=_LOAD
-        ),
-    ] = 1.0
-    prefix: Annotated[
-        int, typer.Option(help="Tokens that all prompts begin with, in addition.", rich_help_panel=_LOAD)
-    ] = 0
-    requests: Annotated[
-        int | None, typer.Option(help="How many requests: 1000 by default, or all of a trace.", rich_help_panel=_LOAD)
-    ] = None
-    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", rich_help_panel=_LOAD)] = 0
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.", rich_help_panel=_LOAD),
-    ] = None
-    router: Annotated[
-        str,
-        typer.Option(
-            help="How replicas share requests: round-robin, least-loaded or prefix-aware.", rich_help_panel=_LOAD
-        ),
-    ] = "round-robin"
-    steps: Annotated[
-        Path | None,
-        typer.Option(
-            help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None
-    speculate: Annotated[
-        str | None,
-        typer.Option(
-            help="Speculative decoding, drafts and their acceptance: 3:0.7, or 0.8/0.6/0.4 by position.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None
+    @classmethod
+    def of(cls, context: typer.Context, *without: str, ranged: bool = False) -> Self:
+        """Read the flags of a command."""
+        arrive = "requests arrive as --prompt, --gen, --rate, --concurrency or --trace say"
+        asked = flags.Asked.of(context, *without, ranged=ranged, requests=arrive)
+        own = {each.name: context.params[each.name] for each in fields(cls) if each.name != "asked"}
+        return cls(asked=asked, **own)
+
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        """Values of the parameters that have no flag, by name."""
+        return self.asked.knobs
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything, with a request on each replica."""
-        return self._scenario(**self.arguments)
+        return self._scenario(**self.asked.arguments)
 
     def _scenario(self, **arguments: Any) -> Scenario:
-        replicas = arguments["dp"] * arguments["attention_dp"]
-        return Scenario.of(**arguments, concurrency=replicas, overrides=self.settings)
+        replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
+        return Scenario.of(**arguments, concurrency=replicas, overrides=self.asked.settings)
 
-    def prefill(self, replicas: int, tp: int | None) -> Scenario | None:
+    def prefill(self) -> Scenario | None:
         """The scenario of replicas that run prompts only, if there are any."""
+        replicas, tp = self.knobs["prefill_replicas"], self.knobs["prefill_tp"]
         if not replicas:
             if tp is not None:
                 raise UsageError(
-                    f"--prefill-tp {tp} without --prefill-replicas: no replica runs prompts only",
-                    hint="say how many, e.g. --prefill-replicas 2",
+                    f"prefill_tp {tp} without prefill_replicas: no replica runs prompts only",
+                    hint="say how many, e.g. --set prefill_replicas=2",
                 )
             return None
-        self.check_prefill("--prefill-replicas")
-        whole(replicas, "--prefill-replicas", 1, 10_000)
+        self.check_prefill("prefill_replicas")
+        whole(replicas, "prefill_replicas", 1, 10_000)
         tp = self.scenario().plan.tp if tp is None else tp
-        return self._scenario(**{**self.arguments, "dp": replicas, "tp": tp})
+        return self._scenario(**{**self.asked.arguments, "dp": replicas, "tp": tp})
 
-    def check_prefill(self, flag: str) -> None:
-        """Refuse a flag of replicas that run prompts only where steps were measured."""
+    def check_prefill(self, name: str) -> None:
+        """Refuse replicas that run prompts only where steps were measured."""
         if self.steps is not None:
-            raise UsageError(f"{flag} with --steps: only a whole server was measured", hint="leave out one of them")
+            raise UsageError(f"{name} with --steps: only a whole server was measured", hint="leave out one of them")
 
-    def trace(self, path: Path, speed: float | None) -> "Trace":
+    def trace(self, path: Path) -> "Trace":
         """Requests of a file."""
         from ladder_sim.serve import Trace
 
         # acceptance of drafted tokens is drawn all the same
-        drawn = ["rate", "concurrency", "burstiness", "prompt", "gen", "prefix", *([] if self.speculate else ["seed"])]
-        for name in drawn:
-            if (value := getattr(self, name)) != _default(name):
+        drawn = ["burstiness", "prefix", *([] if self.knobs["speculate"] else ["seed"])]
+        typed = {
+            "--rate": (self.rate, 0.0),
+            "--concurrency": (self.concurrency, 0),
+            "--prompt": (self.prompt, PROMPT),
+            "--gen": (self.gen, GEN),
+            **{name: (self.knobs[name], knobs_of("serve")[name].default) for name in drawn},
+        }
+        for name, (value, default) in typed.items():
+            if value != default:
                 raise UsageError(
-                    f"--{name} {value} with --trace: a trace has its own times and lengths, and nothing is drawn",
-                    hint="leave out one of them; --speed and --requests say how fast and how much of a trace is played",
+                    f"{name} {value} with --trace: a trace has its own times and lengths, and nothing is drawn",
+                    hint="leave out one of them; speed and --requests say how fast and how much of a trace is played",
                 )
-        speed = 1.0 if speed is None else speed
+        speed = 1.0 if self.knobs["speed"] is None else self.knobs["speed"]
         if not 1e-6 <= speed <= 1e6:
-            raise UsageError(f"--speed {speed:g}: must be 1e-6 to 1e6", hint="2 plays a trace twice as fast")
+            raise UsageError(f"speed {speed:g}: must be 1e-6 to 1e6", hint="2 plays a trace twice as fast")
         return Trace(path=path, requests=self.requests, speed=speed)
 
     def traffic(self) -> "Traffic":
         """Requests drawn at random."""
         from ladder_sim.serve import Lengths, Traffic
 
-        if not self.rate and self.burstiness != _default("burstiness"):
+        burstiness = self.knobs["burstiness"]
+        if not self.rate and burstiness != 1.0:
             raise UsageError(
-                f"--burstiness {self.burstiness:g} without --rate: requests have no times of their own",
+                f"burstiness {burstiness:g} without --rate: requests have no times of their own",
                 hint="give --rate, or leave it out",
             )
         return Traffic(
@@ -142,9 +151,9 @@ class LoadFlags(PointFlags):
             rate=self.rate,
             concurrency=self.concurrency,
             requests=1000 if self.requests is None else self.requests,
-            burstiness=self.burstiness,
-            prefix=self.prefix,
-            seed=self.seed,
+            burstiness=burstiness,
+            prefix=self.knobs["prefix"],
+            seed=self.knobs["seed"],
         )
 
     def how(self) -> dict[str, Any]:
@@ -153,58 +162,53 @@ class LoadFlags(PointFlags):
         from ladder_sim.serve.engine.speculation import Speculation
 
         changed: dict[str, Any] = {}
-        if self.speculate is not None:
-            changed["speculation"] = Speculation.parse(self.speculate, self.seed)
+        if self.knobs["speculate"] is not None:
+            changed["speculation"] = Speculation.parse(self.knobs["speculate"], self.knobs["seed"])
         return {
-            "router": self.router,
-            "profile": self.profile,
+            "router": self.knobs["router"],
+            "profile": self.asked.profile,
             "changed": changed,
             "steps": None if self.steps is None else MeasuredSteps.read(self.steps),
         }
 
 
-def _default(name: str) -> Any:
-    """Of a flag that is left out."""
-    return next(each.default for each in fields(LoadFlags) if each.name == name)
-
-
-@with_options
 def serve(
-    *,
-    flags: LoadFlags,
+    context: typer.Context,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: Variants = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    price: flags.Price = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    prompt: Prompts = PROMPT,
+    gen: Gens = GEN,
+    rate: Rate = 0.0,
+    concurrency: InFlight = 0,
+    requests: Requests = None,
+    seeds: Seeds = None,
     trace: Annotated[
         Path | None,
         typer.Option(
             help="File of requests instead of a rate: Mooncake, Azure LLM, BurstGPT, AIPerf or vllm bench serve.",
-            rich_help_panel=_LOAD,
+            rich_help_panel=LOAD,
         ),
     ] = None,
-    speed: Annotated[
-        float | None, typer.Option(help="Play a trace so many times as fast as recorded.", rich_help_panel=_LOAD)
-    ] = None,
-    slo: Annotated[
-        str | None, typer.Option(help="Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
-    ] = None,
-    variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
-    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
-    prefill_replicas: Annotated[
-        int,
-        typer.Option(
-            help="Replicas that run prompts only, in addition to the --dp ones that decode.", rich_help_panel=_LOAD
-        ),
-    ] = 0,
-    prefill_tp: Annotated[
-        int | None,
-        typer.Option(help="Tensor parallelism of the prefill replicas; by default as --tp.", rich_help_panel=_LOAD),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="vllm: an installed vLLM schedules; its steps take predicted times.", rich_help_panel=_LOAD),
-    ] = None,
-    perfetto: Annotated[
-        Path | None, typer.Option(help="Write a minute of one replica for ui.perfetto.dev: .json or .json.gz.")
-    ] = None,
-    output: Output,
+    slo: Annotated[str | None, typer.Option(help=_SLO, rich_help_panel=LOAD)] = None,
+    steps: Steps = None,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Simulate requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.report.documents.serve import serve_document
@@ -217,23 +221,27 @@ def serve(
     from ladder_sim.system.progress import Progress
     from ladder_sim.traces.serving import write_steps
 
-    scenario = flags.scenario()
-    how = {"prefill": flags.prefill(prefill_replicas, prefill_tp), "engine": engine, **flags.how()}
-    check_folder("--perfetto", perfetto)
+    load = Load.of(context)
+    output = Output.of(json=json, csv=csv, plot=load.knobs["plot"])
+    scenario = load.scenario()
+    how = {"prefill": load.prefill(), "engine": load.knobs["engine"], **load.how()}
+    perfetto = load.knobs["perfetto"] and Path(load.knobs["perfetto"])
+    check_folder("perfetto", perfetto)
     usd_per_gpu_hour = None if price is None else check_price(price)
     promise = Promise.parse(slo) if slo is not None else None
+    speed = load.knobs["speed"]
     if speed is not None and trace is None:
         raise UsageError(
-            f"--speed {speed:g} without --trace: nothing is played", hint="name a file of requests, or change --rate"
+            f"speed {speed:g} without --trace: nothing is played", hint="name a file of requests, or change --rate"
         )
-    requests = flags.traffic() if trace is None else flags.trace(trace, speed)
+    drawn = load.traffic() if trace is None else load.trace(trace)
     with Progress(1, "requests") as progress:
         estimates = estimate(
             scenario,
-            requests,
-            split_names(variant) or DEFAULT_VARIANTS,
-            seeds=flags.seeds,
-            concurrency=flags.concurrency,
+            drawn,
+            flags.split_names(variant) or DEFAULT_VARIANTS,
+            seeds=seeds,
+            concurrency=concurrency,
             promise=promise,
             record=output.plot is not None or perfetto is not None,
             watch=progress,
@@ -242,24 +250,23 @@ def serve(
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in estimates.variants.items()})
     output.give(
-        lambda: serve_document(scenario, requests, how, estimates, usd_per_gpu_hour),
-        lambda: serve_report(load_label(scenario, requests, how), estimates, usd_per_gpu_hour),
-        lambda: load_figure(load_subtitle(scenario, requests, how), estimates),
+        lambda: serve_document(scenario, drawn, how, estimates, usd_per_gpu_hour),
+        lambda: serve_report(load_label(scenario, drawn, how), estimates, usd_per_gpu_hour),
+        lambda: load_figure(load_subtitle(scenario, drawn, how), estimates),
         _notes(scenario, {"": estimates.confidence}, how["steps"], estimates.variants, estimates.cautions),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFlags(LoadFlags):
+class FleetLoad(Load):
     """The same for a search over plans of a replica: each degree takes several values, by default all."""
 
-    ranged: ClassVar[tuple[str, ...]] = ("tp", "pp", "ep", "attention_dp", "sp")
-    without: ClassVar[tuple[str, ...]] = (*LoadFlags.without, "dp")
+    searched: ClassVar[tuple[str, ...]] = ("tp", "pp", "ep", "attention_dp", "sp")
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything but the plan."""
-        fixed = {name: value for name, value in self.arguments.items() if name not in self.ranged}
-        base = Scenario.of(**fixed, tp=1, concurrency=1, overrides=self.settings)
+        fixed = {name: value for name, value in self.asked.arguments.items() if name not in self.searched}
+        base = Scenario.of(**fixed, tp=1, concurrency=1, overrides=self.asked.settings)
         gpus = base.nodes * base.cluster.gpus_per_node
         return replace(base, workload=replace(base.workload, concurrency=gpus))
 
@@ -268,42 +275,59 @@ class FleetFlags(LoadFlags):
         from ladder_sim.analysis.plans import legal_plans
         from ladder_sim.sweeps.axes import axis
 
-        typed = {name: self.arguments[name] for name in self.ranged if self.arguments[name] is not None}
-        given = {name: axis(name, text).values for name, text in typed.items()}
+        typed = self.asked.arguments
+        given = {name: axis(name, typed[name]).values for name in self.searched if name in typed}
         if self.steps is not None:
             # those of a running engine are of one plan
             given = {"tp": (scenario.cluster.gpus_per_node,), "pp": (1,), "ep": (1,), "attention_dp": (1,), **given}
         return legal_plans(scenario, scenario.workload.in_flight, {**given, "dp": [1]}).legal
 
-    def prefill_tps(self, text: str | None) -> Sequence[int]:
-        """Of replicas that run prompts only."""
+    def prefill_tps(self) -> Sequence[int]:
+        """Degrees of tensor parallelism to try for replicas that run prompts only."""
         from ladder_sim.sweeps.axes import axis
 
-        if text is None:
+        if self.knobs["prefill_tp"] is None:
             return ()
-        self.check_prefill("--prefill-tp")
-        return axis("tp", text).values
+        self.check_prefill("prefill_tp")
+        return axis("tp", self.knobs["prefill_tp"]).values
 
 
-@with_options
 def capacity(
-    *,
-    flags: FleetFlags,
-    slo: Annotated[
-        str, typer.Option(help="Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
-    ],
-    variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
-    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
-    prefill_tp: Annotated[
-        str | None,
-        typer.Option(
-            help="Also let replicas of their own run the prompts, as many as it takes, with this tensor parallelism; "
-            "ranges double.",
-            rich_help_panel=_LOAD,
-        ),
+    context: typer.Context,
+    slo: Annotated[str, typer.Option(help=_SLO, rich_help_panel=LOAD)],
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    variant: Variants = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    price: flags.Price = None,
+    tp: flags.Tps = None,
+    pp: flags.Pps = None,
+    ep: flags.Eps = None,
+    attention_dp: flags.AttentionDps = None,
+    prompt: Prompts = PROMPT,
+    gen: Gens = GEN,
+    rate: Rate = 0.0,
+    concurrency: InFlight = 0,
+    requests: Requests = None,
+    seeds: Seeds = None,
+    steps: Steps = None,
+    json: Json = False,
+    csv: Csv = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write to a file as it runs, .json, .csv or .txt, to go on from.", rich_help_panel=PANEL),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a search with --save was killed.")] = False,
-    output: Output,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a search with --save was killed.", rich_help_panel=PANEL)
+    ] = False,
 ) -> None:
     """Find the fewest GPUs that keep a promise at a rate, over plans, and the rate at which one replica breaks it."""
     from ladder_sim.report.documents.serve import capacity_document
@@ -314,21 +338,23 @@ def capacity(
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.progress import Progress
 
-    if resume and output.save is None:
+    load = FleetLoad.of(context, "dp", ranged=True)
+    output = Output.of(json=json, csv=csv, plot=load.knobs["plot"], save=save)
+    if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose search was killed")
-    scenario, traffic, promise = flags.scenario(), flags.traffic(), Promise.parse(slo)
-    prefill_tps, how = flags.prefill_tps(prefill_tp), flags.how()
+    scenario, traffic, promise = load.scenario(), load.traffic(), Promise.parse(slo)
+    prefill_tps, how = load.prefill_tps(), load.how()
     usd_per_gpu_hour = None if price is None else check_price(price)
     with Progress(1, "points") as progress:
         fleets = smallest_fleets(
             scenario,
             traffic,
             promise,
-            split_names(variant) or DEFAULT_VARIANTS,
-            plans=flags.plans(scenario),
+            flags.split_names(variant) or DEFAULT_VARIANTS,
+            plans=load.plans(scenario),
             prefill_tps=prefill_tps,
-            seeds=flags.seeds,
-            path=output.save,
+            seeds=seeds,
+            path=save,
             resume=resume,
             curves=output.plot is not None,
             watch=progress,

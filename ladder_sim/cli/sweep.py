@@ -1,26 +1,17 @@
 """`ladder-sim sweep`: every combination of some fields' values."""
 
-import inspect
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ladder_sim.cli.options import (
-    OptionGroup,
-    option,
-    range_option,
-    split_names,
-    with_options,
-)
-from ladder_sim.cli.output import check_plot, draw, warn
+from ladder_sim.cli import flags
+from ladder_sim.cli.output import PANEL, Csv, check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.settings import settings
+from ladder_sim.specs.arguments import ARGUMENTS, ASKED
 from ladder_sim.system.processes import ending_children
 from ladder_sim.system.progress import Progress
 
@@ -30,52 +21,50 @@ if TYPE_CHECKING:
 # a sweep smaller than both ends before worker processes would have started
 FEW_POINTS, FEW_CHUNKS = 200_000, 8
 
-_FIELDS, _RUN, _OUTPUT = "Fields: ranges START:STOP[:xFACTOR|:+STEP][UNIT] or values by comma", "Run", "Output"
+_RUN = "Run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes(OptionGroup):
-    """Ranges as typed."""
-
-    ranges: dict[str, str]
-    """By field."""
-
-    @classmethod
-    def options(cls) -> list[inspect.Parameter]:
-        """A flag for each argument of a scenario, and --set."""
-        figures = typer.Option(
-            "--set", help="KEY=RANGE for any figure, e.g. gpu.kernel=2,3us.", rich_help_panel=_FIELDS
-        )
-        ranges = [
-            option(name, Annotated[str | None, range_option(argument, _FIELDS)], None)
-            for name, argument in ARGUMENTS.items()
-        ]
-        return [*ranges, option("set_", Annotated[list[str] | None, figures], None)]
-
-    @classmethod
-    def of(cls, **given: Any) -> Self:
-        """From the values of the flags."""
-        changes = settings(given.pop("set_") or [])
-        typed = {name: text for name, text in given.items() if text is not None}
-        for name in changes:
-            if name in typed:
-                raise UsageError(f"{name} is given twice: must be given once", hint="leave one out")
-        return cls(ranges=typed | changes)
+def _range(name: str) -> Any:
+    """The flag that takes values of an argument."""
+    argument = ARGUMENTS[name]
+    return typer.Option(
+        help=argument.range_help, rich_help_panel=argument.panel, autocompletion=flags.completion(argument)
+    )
 
 
-@with_options
 def sweep(
-    *,
-    axes: Axes,
+    context: typer.Context,
+    model: Annotated[str | None, _range("model")] = None,
+    cluster: Annotated[str | None, _range("cluster")] = None,
+    nodes: Annotated[str | None, _range("nodes")] = None,
+    gpus_per_node: Annotated[str | None, _range("gpus_per_node")] = None,
+    stack: Annotated[str | None, _range("stack")] = None,
+    dtype: Annotated[str | None, _range("dtype")] = None,
     variant: Annotated[
-        list[str] | None,
-        typer.Option(help="As in predict; desync:2:8:x2 for several.", rich_help_panel=_FIELDS),
+        list[str] | None, typer.Option(help="As in predict; desync:2:8:x2 for several.", rich_help_panel=ASKED)
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Measured profile, as in predict.", rich_help_panel=_RUN)] = None,
-    ignore_memory: Annotated[
-        bool, typer.Option("--ignore-memory", help="Predict even what does not fit.", rich_help_panel=_RUN)
-    ] = False,
-    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.", rich_help_panel=_RUN)] = None,
+    technique: Annotated[str | None, _range("technique")] = None,
+    allreduce: Annotated[str | None, _range("allreduce")] = None,
+    p2p: Annotated[str | None, _range("p2p")] = None,
+    profile: flags.Profile = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=RANGE for any figure, e.g. gpu.kernel=2,3us or 1:8:x2us or 1:8:+1us, and for what has no flag.",
+            rich_help_panel=ASKED,
+        ),
+    ] = None,
+    price: flags.Price = None,
+    tp: flags.Tps = None,
+    pp: flags.Pps = None,
+    ep: flags.Eps = None,
+    attention_dp: flags.AttentionDps = None,
+    dp: flags.Dps = None,
+    batch: Annotated[str | None, _range("batch")] = None,
+    concurrency: flags.Concurrencies = None,
+    prompt: Annotated[str | None, _range("prompt")] = None,
+    gen: Annotated[str | None, _range("gen")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; default: every core.", rich_help_panel=_RUN)
     ] = None,
@@ -83,20 +72,16 @@ def sweep(
         str | None, typer.Option(help="Scheduler of a Dask cluster, e.g. tcp://host:8786.", rich_help_panel=_RUN)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Run more than 50 million points.", rich_help_panel=_RUN)] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.", rich_help_panel=_OUTPUT)] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per point.", rich_help_panel=_OUTPUT)] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.", rich_help_panel=PANEL)] = False,
+    csv: Csv = False,
     save: Annotated[
-        Path | None, typer.Option(help="Write to .csv, .jsonl or .parquet as it runs.", rich_help_panel=_OUTPUT)
+        Path | None, typer.Option(help="Write to .csv, .jsonl or .parquet as it runs.", rich_help_panel=PANEL)
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an interrupted --save stopped.", rich_help_panel=_OUTPUT)
+        bool, typer.Option("--resume", help="Go on where an interrupted --save stopped.", rich_help_panel=PANEL)
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw speedups by one field or over two: .html, .png or .svg.", rich_help_panel=_OUTPUT),
-    ] = None,
     over: Annotated[
-        str, typer.Option(help="What the map of --plot compares ladder with.", rich_help_panel=_OUTPUT)
+        str, typer.Option(help="What a map, --set plot=FILE, compares ladder with.", rich_help_panel=PANEL)
     ] = "standard",
 ) -> None:
     """Predict every combination of some fields' values, thousands a second."""
@@ -108,37 +93,40 @@ def sweep(
     from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
 
+    asked = flags.Asked.of(context, ranged=True)
+    ranges = {**asked.arguments, **asked.settings}
+    how = asked.how("ignore_memory")
+    plot = asked.knobs["plot"] and Path(asked.knobs["plot"])
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="leave one out")
     if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
     check_plot(plot)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
-    names = split_names(variant) or None
-    grid = Grid(axes.ranges, names)
+    names = flags.split_names(variant) or None
+    grid = Grid(ranges, names)
     check_size(grid, confirmed=yes)
     check_used(grid)
-    how = how_of(grid, profile, ignore_memory, price)
+    priced = how_of(grid, profile, how["ignore_memory"], price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
     with ending_children(), Progress(grid.size, "points") as progress:
         if save is not None:
-            feasible = run_to_file(grid, how, executor, save, form=form, resume=resume, progress=progress)
+            feasible = run_to_file(grid, priced, executor, save, form=form, resume=resume, progress=progress)
         elif form:
-            feasible = _print(stream(grid, how, executor, form=form, progress=progress))
+            feasible = _print(stream(grid, priced, executor, form=form, progress=progress))
         if plot is not None or not form:
             table = simulate(
-                axes.ranges,
+                ranges,
                 names,
-                profile=profile,
-                ignore_memory=ignore_memory,
+                **how,
                 usd_per_gpu_hour=price,
                 workers=executor,
                 progress=progress,
             )
             feasible = int(table.feasible.sum())
     notes = Notes(
-        confidences=confidences(axes.ranges, names, profile=profile, ignore_memory=ignore_memory),
+        confidences=confidences(ranges, names, **how),
         about=(PRICE_CAVEAT,) if price is not None else (),
     )
     if form:

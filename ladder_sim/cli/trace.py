@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from ladder_sim.cli.options import OptionGroup, ScenarioFlags, split_names, with_options
+from ladder_sim.cli import flags
 from ladder_sim.cli.output import draw, show, write
 from ladder_sim.cli.run import Model, Settings, Stack, Variant, measure
 from ladder_sim.errors import LadderSimError, UsageError
@@ -34,21 +34,50 @@ SaveTrace = Annotated[
 Plot = Annotated[Path | None, typer.Option(help="Draw the timeline: .html, .png or .svg.", rich_help_panel=_OUTPUT)]
 
 
+Step = Annotated[str | None, typer.Option(help="Only the step of this name.", rich_help_panel=_PART)]
+Annotation = Annotated[
+    str | None,
+    typer.Option(
+        help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.", rich_help_panel=_PART
+    ),
+]
+From = Annotated[
+    str | None, typer.Option("--from", help="Only what starts from this time on, e.g. 20ms.", rich_help_panel=_PART)
+]
+To = Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)]
+Scale = Annotated[
+    list[str] | None,
+    typer.Option(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.", rich_help_panel=_WHAT_IF),
+]
+NoLaunchGaps = Annotated[
+    bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
+]
+Interconnect = Annotated[
+    str | None, typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF)
+]
+Nodes = Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)]
+Tp = Annotated[int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)]
+AllReduce = Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)]
+MessageBytes = Annotated[
+    str | None,
+    typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
+]
+DropGaps = Annotated[
+    bool,
+    typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
+]
+# until gaps were kept by default
+KeepGaps = Annotated[bool, typer.Option("--keep-gaps", hidden=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part(OptionGroup):
+class Part:
     """A part of a recorded run."""
 
-    step: Annotated[str | None, typer.Option(help="Only the step of this name.", rich_help_panel=_PART)] = None
-    annotation: Annotated[
-        str | None,
-        typer.Option(
-            help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.", rich_help_panel=_PART
-        ),
-    ] = None
-    from_: Annotated[
-        str | None, typer.Option("--from", help="Only what starts from this time on, e.g. 20ms.", rich_help_panel=_PART)
-    ] = None
-    to: Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)] = None
+    step: str | None
+    annotation: str | None
+    from_: str | None
+    to: str | None
 
     def load(self, files: list[Path]) -> "TraceGraph":
         """The run, or what starts in the given time."""
@@ -74,35 +103,17 @@ class Part(OptionGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf(OptionGroup):
+class WhatIf:
     """Changes to a recorded run."""
 
-    scale: Annotated[
-        list[str] | None,
-        typer.Option(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.", rich_help_panel=_WHAT_IF),
-    ] = None
-    no_launch_gaps: Annotated[
-        bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
-    ] = False
-    interconnect: Annotated[
-        str | None, typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF)
-    ] = None
-    nodes: Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)] = 1
-    tp: Annotated[
-        int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
-    ] = None
-    allreduce: Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)] = None
-    message_bytes: Annotated[
-        str | None,
-        typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
-    ] = None
-    drop_gaps: Annotated[
-        bool,
-        typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
-    ] = False
-
-    # until gaps were kept by default
-    keep_gaps: Annotated[bool, typer.Option("--keep-gaps", hidden=True)] = False
+    scale: list[str] | None
+    no_launch_gaps: bool
+    interconnect: str | None
+    nodes: int
+    tp: int | None
+    allreduce: str | None
+    message_bytes: str | None
+    drop_gaps: bool
 
     def __post_init__(self) -> None:
         network = (self.tp, self.allreduce, self.message_bytes)
@@ -161,24 +172,31 @@ def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write
 
 
 @trace.command()
-@with_options
 def chakra(
+    context: typer.Context,
     files: Files,
-    part: Part,
     folder: Annotated[Path, typer.Option(help="Folder to write into.")],
+    step: Step = None,
+    annotation: Annotation = None,
+    from_: From = None,
+    to: To = None,
 ) -> None:
     """Write Chakra execution traces, one for each rank, for ASTRA-sim and other simulators."""
     from ladder_sim.traces.chakra import write_chakra
 
+    part = flags.of_context(Part, context)
     for path in write_chakra(part.load_step(files), folder):
         print(f"written: {path}", file=sys.stderr)
 
 
 @trace.command()
-@with_options
 def info(
+    context: typer.Context,
     files: Files,
-    part: Part,
+    step: Step = None,
+    annotation: Annotation = None,
+    from_: From = None,
+    to: To = None,
     top: Annotated[int, typer.Option(help="Ops to show.", min=1)] = 15,
     spread: Annotated[
         bool, typer.Option("--spread", help="Show each op's share, shortest, longest time and deviation.")
@@ -195,6 +213,7 @@ def info(
     from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces.summary import summarize_run
 
+    part = flags.of_context(Part, context)
     graph = part.load_step(files)
     summary = summarize_run(graph)
     _draw({"recorded": graph}, plot, "Recorded run")
@@ -205,11 +224,22 @@ def info(
 
 
 @trace.command()
-@with_options
 def replay(
+    context: typer.Context,
     files: Files,
-    part: Part,
-    what_if: WhatIf,
+    step: Step = None,
+    annotation: Annotation = None,
+    from_: From = None,
+    to: To = None,
+    scale: Scale = None,
+    no_launch_gaps: NoLaunchGaps = False,
+    interconnect: Interconnect = None,
+    nodes: Nodes = 1,
+    tp: Tp = None,
+    allreduce: AllReduce = None,
+    message_bytes: MessageBytes = None,
+    drop_gaps: DropGaps = False,
+    keep_gaps: KeepGaps = False,
     json: Json = False,
     save: Save = None,
     save_trace: SaveTrace = None,
@@ -231,6 +261,8 @@ def replay(
     from ladder_sim.traces.replay import replay as run
     from ladder_sim.traces.whatif import with_gaps, without_communication
 
+    part = flags.of_context(Part, context)
+    what_if = flags.of_context(WhatIf, context)
     loaded = part.load_step(files)
     recorded = with_gaps(loaded)
     replayed = run(recorded)
@@ -251,11 +283,22 @@ def replay(
 
 
 @trace.command()
-@with_options
 def predict(
+    context: typer.Context,
     files: Files,
-    part: Part,
-    what_if: WhatIf,
+    step: Step = None,
+    annotation: Annotation = None,
+    from_: From = None,
+    to: To = None,
+    scale: Scale = None,
+    no_launch_gaps: NoLaunchGaps = False,
+    interconnect: Interconnect = None,
+    nodes: Nodes = 1,
+    tp: Tp = None,
+    allreduce: AllReduce = None,
+    message_bytes: MessageBytes = None,
+    drop_gaps: DropGaps = False,
+    keep_gaps: KeepGaps = False,
     json: Json = False,
     save: Save = None,
     save_trace: SaveTrace = None,
@@ -265,13 +308,18 @@ def predict(
         typer.Option(help="standard, parallel, ladder, hybrid-ladder:K or upper-bound; repeatable, commas allowed."),
     ] = None,
     stream_wait: Annotated[
-        str, typer.Option(help="Cost of waiting for another stream, for all-reduces on the compute stream.")
-    ] = "1us",
+        str | None,
+        typer.Option(
+            help="Cost of waiting for another stream, for all-reduces on the compute stream. "
+            "Default: 1us; of a predicted trace its stack's."
+        ),
+    ] = None,
     contention: Annotated[
         str | None,
         typer.Option(
             help="Cluster of the catalog whose GPU says how overlapping kernels slow each other, or none. "
-            "Default: none on GPUs; on CPUs gloo's threads take time of their rank's core."
+            "Default: none on GPUs; on CPUs gloo's threads take time of their rank's core; as predicted in a "
+            "predicted trace."
         ),
     ] = None,
     max_error: Annotated[
@@ -292,8 +340,14 @@ def predict(
     from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, launch_share, predict_variants
     from ladder_sim.units import parse_quantity
 
-    wait_s = parse_quantity(stream_wait, "s", name="--stream-wait")
+    part = flags.of_context(Part, context)
+    what_if = flags.of_context(WhatIf, context)
+    wait_s = None if stream_wait is None else parse_quantity(stream_wait, "s", name="--stream-wait")
     run = part.load(files)
+    if run.origin is not None and contention not in (None, "none"):
+        raise UsageError(
+            f"--contention {contention}: the trace was predicted, its GPU is known", hint="leave it out, or give none"
+        )
     kept = with_gaps(run)
     replayed = baseline(kept, part.step)
     recorded = what_if.apply(choose_step(run, part.step), choose_step(kept, part.step))
@@ -305,7 +359,11 @@ def predict(
     times = {}
     if abs(replayed.error) <= limit:
         times = predict_variants(
-            recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s, contention=shared
+            recorded,
+            flags.split_names(variant) or DEFAULT_VARIANTS,
+            stream_wait_s=wait_s,
+            contention=shared,
+            contended=contention is None,
         )
     runs = {name: time.graph for name, time in times.items()}
     if save_trace is not None and runs:
@@ -314,34 +372,60 @@ def predict(
     if json:
         write(variants_document(recorded, covered, replayed, limit, launching, times).to_json(), save)
     else:
-        show(variants_report(recorded, covered, replayed, launching, times, shared), save)
+        show(variants_report(recorded, covered, replayed, launching, times, shared, contended=contention is None), save)
     way_out = "`trace replay` shows what it leaves out, --step chooses another step"
     _check(replayed, limit, f"a dependency is missing, so that no gain can be told: {way_out}")
 
 
 @trace.command()
-@with_options
 def export(
-    flags: ScenarioFlags,
+    context: typer.Context,
     output: Annotated[Path, typer.Argument(help="File to write for Perfetto: .json or .json.gz.")],
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
     variant: Annotated[str, typer.Option(help="Which wiring.", rich_help_panel=_OUTPUT)] = "ladder",
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
     phase: Annotated[str, typer.Option(help="prefill or decode.", rich_help_panel=_OUTPUT)] = "decode",
     plot: Plot = None,
 ) -> None:
-    """Write one predicted forward pass, all its layers, as a trace."""
+    """Write the predicted passes of a prefill, or of a further token, as a trace."""
     import dataclasses
+
+    import numpy as np
 
     from ladder_sim.graph.ops import Phase
     from ladder_sim.graph.variants import canonical
     from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto
-    from ladder_sim.traces.predicted import predicted_step
+    from ladder_sim.traces.iterations import choose_step
+    from ladder_sim.traces.predicted import predicted_run
 
+    asked = flags.Asked.of(context)
     checked = cast(Phase, choice(phase, "phase", get_args(Phase)))
-    scenario = dataclasses.replace(flags.scenario(), variant=canonical(variant))
-    graph = predicted_step(scenario, checked, **flags.how())
+    scenario = dataclasses.replace(asked.scenario(), variant=canonical(variant))
+    graph = predicted_run(scenario, checked, **asked.how("engine", "jitter", "seed", "ignore_memory"))
     perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
-    _draw({scenario.variant: graph}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
+    drawn = graph
+    if graph.origin is not None and len(graph.steps) > 1:
+        drawn = choose_step(graph, graph.steps[int(np.argmax(graph.origin.weights))])
+    _draw({scenario.variant: drawn}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
 
 
 @trace.command()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import FileFlags, with_options
-from ladder_sim.cli.output import Output
+from ladder_sim.cli import flags
+from ladder_sim.cli.output import Csv, Json, Output
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import shown_path
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 _RESULTS = (".json", ".jsonl", ".gz")
 
 
-@with_options
 def validate(
-    *,
+    context: typer.Context,
     dataset: Annotated[
         str,
         typer.Argument(
@@ -29,7 +28,22 @@ def validate(
             "GenAI-Perf, GuideLLM or InferenceX, or an archive of `calibrate evidence`."
         ),
     ] = DEFAULT_DATASET,
-    flags: FileFlags,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
+    technique: flags.Technique = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
     level: Annotated[
         str,
         typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
@@ -41,7 +55,8 @@ def validate(
             "has used exceeds it, at the last level shown; of servings and loads, that of TPOT."
         ),
     ] = None,
-    output: Output,
+    json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Compare measured runs of static batches, servings with requests in flight, or loads, with predictions.
 
@@ -55,20 +70,22 @@ def validate(
     from ladder_sim.validation.archive import is_archive
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
+    asked = flags.Asked.of(context, requests="the file has the requests")
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
     maximum = None if max_error is None else _fraction(max_error)
     if is_archive(Path(dataset)):
-        if level != "all" or maximum is not None or flags.given or flags.set_ or flags.profile:
+        if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
             raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
         _validate_archive(Path(dataset), output)
         return
     if Path(dataset).suffix in _RESULTS:
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
-        _validate_loads(Path(dataset), flags, maximum, output)
+        _validate_loads(Path(dataset), asked, maximum, output)
         return
-    if flags.given or flags.set_:
+    if asked.arguments or asked.settings:
         raise UsageError("the scenario is in the table: its flags are for a measured load", hint="leave them out")
-    profile = flags.profile
+    profile = asked.profile
     content, name = read_table(dataset)
     if is_serving_table(content):
         if level != "all":
@@ -97,7 +114,7 @@ def _validate_archive(path: Path, output: Output) -> None:
     output.give(lambda: archive_document(archive), lambda: archive_report(archive), lambda: archive_figure(archive))
 
 
-def _validate_loads(path: Path, flags: FileFlags, maximum: float | None, output: Output) -> None:
+def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:
     from ladder_sim.display.notes import Notes
     from ladder_sim.report.documents.validation import loads_document
     from ladder_sim.report.figures.validation import loads_figure
@@ -110,9 +127,9 @@ def _validate_loads(path: Path, flags: FileFlags, maximum: float | None, output:
     with StatusLine() as line:
         compared = compare_loads(
             results,
-            flags.given,
-            flags.settings,
-            profile=flags.profile,
+            asked.arguments,
+            asked.settings,
+            profile=asked.profile,
             watch=lambda done: line.show(f"{done} of {len(results)} loads simulated"),
         )
     name = shown_path(path)

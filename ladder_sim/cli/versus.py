@@ -1,51 +1,61 @@
 """`ladder-sim versus`: every wiring and every technique that applies, side by side."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, completion, split_names, with_options
-from ladder_sim.cli.output import PANEL, Output, check_plot, draw
+from ladder_sim.cli import flags
+from ladder_sim.cli.output import PANEL, Csv, Json, Output, check_plot, draw
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.arguments import ARGUMENTS
-
-_LOAD = "Load"
+from ladder_sim.specs.arguments import ARGUMENTS, ASKED, LOAD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersusFlags(MemoryFlags):
-    """A scenario; its techniques are what is compared."""
-
-    without: ClassVar[tuple[str, ...]] = ("technique",)
-
-
-@with_options
 def versus(
-    *,
-    flags: VersusFlags,
+    context: typer.Context,
+    model: flags.Model = None,
+    cluster: flags.Cluster = None,
+    nodes: flags.Nodes = None,
+    gpus_per_node: flags.GpusPerNode = None,
+    stack: flags.Stack = None,
+    dtype: flags.DType = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Wirings to compare; default: those that suit the model.")
+        list[str] | None,
+        typer.Option(help="Wirings to compare; default: those that suit the model.", rich_help_panel=ASKED),
     ] = None,
     technique: Annotated[
         list[str] | None,
         typer.Option(
             help="Techniques to compare, joined by + for several at once; default: all that apply.",
-            autocompletion=completion(ARGUMENTS["technique"]),
+            rich_help_panel=ASKED,
+            autocompletion=flags.completion(ARGUMENTS["technique"]),
         ),
     ] = None,
+    allreduce: flags.AllReduce = None,
+    no_p2p: flags.NoP2p = False,
+    profile: flags.Profile = None,
+    set_: flags.Set = None,
+    tp: flags.Tp = None,
+    pp: flags.Pp = None,
+    ep: flags.Ep = None,
+    attention_dp: flags.AttentionDp = None,
+    dp: flags.Dp = None,
+    batch: flags.Batch = None,
+    concurrency: flags.Concurrency = None,
+    prompt: flags.Prompt = None,
+    gen: flags.Gen = None,
     rate: Annotated[
         float,
-        typer.Option(help="Requests per second: GPUs that the leading options need.", rich_help_panel=_LOAD),
+        typer.Option(help="Requests per second: GPUs that the leading options need.", rich_help_panel=LOAD),
     ] = 0.0,
     slo: Annotated[
         str | None,
-        typer.Option(help="Latency promise at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD),
+        typer.Option(help="Latency promise at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=LOAD),
     ] = None,
-    requests: Annotated[int, typer.Option(help="How many are simulated.", rich_help_panel=_LOAD)] = 500,
-    seeds: Annotated[int, typer.Option(help="Seeds to simulate.", rich_help_panel=_LOAD)] = 3,
-    output: Output,
+    requests: Annotated[int, typer.Option(help="How many are simulated.", rich_help_panel=LOAD)] = 500,
+    seeds: Annotated[int, typer.Option(help="Seeds to simulate.", rich_help_panel=LOAD)] = 3,
+    json: Json = False,
+    csv: Csv = False,
     map_: Annotated[
         Path | None,
         typer.Option(
@@ -66,29 +76,30 @@ def versus(
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
 
+    asked = flags.Asked.of(context, "technique")
+    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
     check_plot(map_)
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
     promise = Promise.parse(slo) if slo is not None else None
-    scenario = scenario_at(flags.point())
+    scenario = scenario_at(asked.point("technique"))
     result = compare(
         scenario,
-        split_names(variant) or None,
-        split_names(technique) or None,
-        profile=flags.profile,
-        ignore_memory=flags.ignore_memory,
+        flags.split_names(variant) or None,
+        flags.split_names(technique) or None,
+        **asked.how("ignore_memory"),
     )
     if map_ is not None:
         with Progress(1, "points") as progress:
-            best = winners(result, profile=flags.profile, watch=progress)
+            best = winners(result, profile=asked.profile, watch=progress)
         draw(lambda: winners_figure(best), map_)
     fleets = None
     if promise is not None:
         workload = scenario.workload
-        prompt, gen = (Lengths.parse(str(tokens)) for tokens in (workload.prompt, workload.gen))
-        traffic = Traffic(prompt=prompt, gen=gen, rate=rate, requests=requests)
+        prompts, answers = (Lengths.parse(str(tokens)) for tokens in (workload.prompt, workload.gen))
+        traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
-            fleets = fleets_of(result, traffic, promise, seeds=seeds, profile=flags.profile, watch=progress)
+            fleets = fleets_of(result, traffic, promise, seeds=seeds, profile=asked.profile, watch=progress)
     output.give(
         lambda: versus_document(result, fleets),
         lambda: versus_report(result, fleets),

@@ -50,6 +50,9 @@ class ServedRequest(Request):
     """Requests that can run at the same time."""
     prompt_steps: Number
     """Share of the steps that hold a prompt."""
+    token_passes: Sequence[tuple[ForwardPass, Number]] = ()
+    """Of a single request: simulated steps, and weights by which their times add up to the time per further token, all
+    but the CPU's part of it."""
 
 
 def simulate_request(
@@ -76,7 +79,7 @@ def simulate_request(
     if workload.concurrency is None:
         return static.simulate_request(scenario, variants, costs, engine=engine, jitter=jitter)
     if jitter.sigma:
-        raise UsageError("jitter is for static batches", hint="leave out --jitter or --concurrency")
+        raise UsageError("jitter is for static batches", hint="leave out jitter or --concurrency")
     check_context(scenario.stack, workload.context)
     load = _Requests.of(scenario, concurrency=workload.concurrency, prompt=workload.prompt, gen=workload.gen)
     return _serve(scenario, variants, costs, load, engine)
@@ -428,4 +431,26 @@ class _Loop:
         host_s = host_s + steps * self.stack.host_rank_s * load.tp
         work_s = host_s + sum(times * step.seconds for step, times in passes)
         scale = float((request.request_s - request.front_end_s) / work_s)
-        return replace(request, passes=[(step, scale * times) for step, times in passes], host_s=scale * host_s)
+        return replace(
+            request,
+            passes=[(step, scale * times) for step, times in passes],
+            host_s=scale * host_s,
+            token_passes=self._token_passes(served),
+        )
+
+    def _token_passes(self, served: Served) -> list[tuple[ForwardPass, Number]]:
+        """Simulated steps, and how much of each a further token takes: what `times` adds up, step by step."""
+        load, share = self.load, self._share(served.decoding)
+        decode_s, prompt_s = self.times(served.decoding, served.duty)
+        prompts = (served.tpot_s - decode_s) / prompt_s if prompt_s else 0.0
+        with_prompts = prompts * load.steps_per_prompt / self._at_once
+        # a prompt that makes a step no longer adds nothing
+        idle, busy = (
+            part * with_prompts if step.seconds * step.round_trips(self._at_once) > self._most_s else 0.0
+            for step, part in ((self.idle, 1.0 - served.duty), (self.busy, served.duty))
+        )
+        weights = [(self.few, 1.0 - share), (self.most, share - idle - busy), (self.idle, idle), (self.busy, busy)]
+        at_once = [load.at_once(load.few), *[self._at_once] * 3]
+        return [
+            (step, weight * step.round_trips(steps)) for (step, weight), steps in zip(weights, at_once, strict=True)
+        ]

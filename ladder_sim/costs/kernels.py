@@ -180,9 +180,6 @@ class KernelCosts:
             # one of its chunks
             return seconds * shape.chunks
         part: Number = 1.0
-        if isinstance(shape, AttentionShape) and shape.kernel == "flash":
-            # tables hold forward passes
-            part = shape.products / 2
         if isinstance(shape, CachedAttention) and shape.is_prompt:
             if shape.shares_step:
                 # its share of the whole prompt, as which it was looked up

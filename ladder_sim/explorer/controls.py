@@ -88,10 +88,12 @@ _SETTINGS, _VARIANTS, _OTHERS = "Other figures, by name", "Variants to show", "O
 # what the page has in the place of a flag
 _TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.items()} | {
     "--no-p2p": _NO_P2P,
-    "--ignore-memory": _IGNORE_MEMORY,
+    "--set ignore_memory=true": _IGNORE_MEMORY,
     "--set": _SETTINGS,
     "--variant": _VARIANTS,
 }
+# the longest first: `--set sp` is no `--set`
+_FLAGS = rf"({'|'.join(sorted(map(re.escape, _TITLES), key=len, reverse=True))})(?![\w-])"
 # parameters of the variants that have one
 AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
 
@@ -115,7 +117,7 @@ def page_words(text: str) -> str:
     >>> page_words("on these GPUs --dtype fp8 or --stack vllm fits")
     "on these GPUs 'Precision' fp8 or 'Engine' vllm fits"
     """
-    return re.sub(r"--[a-z0-9-]+", lambda flag: f"'{_TITLES[flag[0]]}'" if flag[0] in _TITLES else flag[0], text)
+    return re.sub(_FLAGS, lambda flag: f"'{_TITLES[flag[0]]}'", text)
 
 
 def extra(name: str, value: str) -> dict[str, Any]:

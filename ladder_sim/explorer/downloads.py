@@ -19,7 +19,7 @@ from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import stream
 from ladder_sim.traces import perfetto
-from ladder_sim.traces.predicted import predicted_step
+from ladder_sim.traces.predicted import predicted_run
 
 _TYPES = {"csv": "text/csv", "json": "application/json", "html": "text/html"}
 
@@ -54,7 +54,7 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
         answer = queries.answer(query)
         how = answer.state.how(queries.allowlist)
         return perfetto.to_json(
-            {name: predicted_step(replace(answer.scenario, variant=name), phase, **how) for name in answer.predictions}
+            {name: predicted_run(replace(answer.scenario, variant=name), phase, **how) for name in answer.predictions}
         )
 
     return trace

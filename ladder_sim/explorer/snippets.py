@@ -10,6 +10,8 @@ from ladder_sim.explorer.state import State, model_fields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.sweeps.axes import resolve
 
+# how a command predicts what does not fit
+IGNORE_MEMORY = ("--set", "ignore_memory=true")
 # arguments that arrivals, the promise and the search for replicas replace, and the settings of the same
 _REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
 _OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
@@ -28,7 +30,7 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     if state.variants:
         words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
     if state.ignore_memory:
-        words.append("--ignore-memory")
+        words += IGNORE_MEMORY
     return shlex.join(words)
 
 
@@ -61,10 +63,8 @@ def flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
     for argument, value in state.changed():
         if argument.name in left_out:
             continue
-        if argument.kind is bool:
-            words.append(argument.flag)
-        elif argument.name != "model" or state.shape is None:
-            words += [argument.flag, str(allowlist.given(argument.name, value))]
+        if argument.name != "model" or state.shape is None:
+            words += argument.words(str(allowlist.given(argument.name, value)))
     if state.profile is not None:
         words += ["--profile", allowlist.given("profile", state.profile)]
     for key, text in state.settings.items():

@@ -6,7 +6,7 @@ from ladder_sim.analysis.versus import versus
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
-from ladder_sim.explorer.snippets import flags
+from ladder_sim.explorer.snippets import IGNORE_MEMORY, flags
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.figures.versus import versus_figure
@@ -55,7 +55,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     'ladder-sim versus --model 405b'
     """
     words = ["ladder-sim", "versus", *flags(state, allowlist, "technique")]
-    return shlex.join([*words, *(["--ignore-memory"] if state.ignore_memory else [])])
+    return shlex.join([*words, *(IGNORE_MEMORY if state.ignore_memory else [])])
 
 
 def _needs(document: Document) -> tuple[Table, ...]:

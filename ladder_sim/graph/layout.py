@@ -14,7 +14,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.families import Part
 from ladder_sim.graph.kernels import NORM, BlockStructure
 from ladder_sim.graph.ops import OpKind
-from ladder_sim.graph.roles import BlockKey, Gradient, InChunks, PortionOf, ResidualOp, Role
+from ladder_sim.graph.roles import BlockKey, InChunks, PortionOf, ResidualOp, Role
 from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
 from ladder_sim.specs.layers import BlockNorms
 
@@ -153,7 +153,7 @@ class _Builder:
         if self.split and wiring.reduces and not wiring.is_shared:
             raise UsageError(
                 f"variant '{wiring.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
-                hint="choose another variant, or leave out --sp, sequence-parallel and gemm-overlap",
+                hint="choose another variant, or leave out sp, sequence-parallel and gemm-overlap",
             )
         self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)
@@ -179,7 +179,7 @@ class _Builder:
     def _next_to(self) -> dict[int, tuple[int, ...]]:
         others: dict[int, tuple[int, ...]] = {}
         for role, number in self.roles.items():
-            if not isinstance(role, ResidualOp | PortionOf | InChunks | Gradient):
+            if not isinstance(role, ResidualOp | PortionOf | InChunks):
                 key, position = role
                 first = self.blocks[key].kernels[position].next_to
                 if first != NORM:

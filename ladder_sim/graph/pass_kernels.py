@@ -15,8 +15,8 @@ from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blo
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import Op, OpKind, Phase, Portion
-from ladder_sim.graph.roles import BlockKey, Gradient, InChunks, PortionOf, ResidualOp, Role
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
+from ladder_sim.graph.roles import BlockKey, InChunks, PortionOf, ResidualOp, Role
+from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
 from ladder_sim.graph.techniques.forms import rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.techniques import TECHNIQUES
@@ -100,8 +100,6 @@ class PassKernels:
                 self._of[role] = self._stream(role)
             elif isinstance(role, PortionOf):
                 self._of[role] = replace(self.of(role.role), portion=role.portion)
-            elif isinstance(role, Gradient):
-                self._of[role] = _gradient(self.of(role.role), of_weights=role.of_weights)
             elif isinstance(role, InChunks):
                 whole = self.of(role.role)
                 self._of[role] = replace(whole, shape=replace(cast(GemmShape, whole.shape), chunks=self.rank.tp))
@@ -200,10 +198,6 @@ class PassKernels:
             # the first stage's, unless that is another
             held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
             return _op(role, name, shape, held)
-        if name == "loss":
-            # by each rank for its part of the vocabulary: logits are read twice, and their gradients written; ranks
-            # exchange a few numbers a token
-            return _op(role, "activation", ElementwiseShape(moved_bytes=3.0 * rows * vocab * STATE_BYTES))
         if name == "gather_logits":
             gathered = float(rows) * vocab * rank.tp * STATE_BYTES
             per_sequence = stack.prefill_logits != "all"
@@ -217,21 +211,6 @@ class PassKernels:
 
 def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:
     return Op(name=f"stream.{role.op}", kind=kind, shape=shape, weight_bytes=weights)
-
-
-def _gradient(op: Op, *, of_weights: bool) -> Op:
-    """The backward pass of an op: it holds no weights of its own."""
-    shape = op.shape
-    if isinstance(shape, GemmShape) and not of_weights:
-        shape = replace(shape, n=shape.k, k=shape.n)
-    elif isinstance(shape, AttentionShape):
-        # FlashAttention-2 (arXiv 2307.08691): the scores once more, and the gradients of values, probabilities, queries
-        # and keys
-        shape = replace(shape, products=5)
-    elif isinstance(shape, ElementwiseShape) and op.kind not in ("add", "copy"):
-        # input and gradient are read and another gradient is written, where input was read and output written
-        shape = ElementwiseShape(moved_bytes=1.5 * shape.moved_bytes)
-    return replace(op, name=f"{op.name}.backward", shape=shape, weight_bytes=0.0)
 
 
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:

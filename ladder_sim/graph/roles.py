@@ -24,7 +24,6 @@ ResidualOpName = Literal[
     "all_reduce",
     "send",
     "lm_head",
-    "loss",
     "gather_logits",
     "sample",
     "broadcast",
@@ -79,13 +78,5 @@ class InChunks(NamedTuple):
     role: "Role"
 
 
-class Gradient(NamedTuple):
-    """The backward pass of a kernel."""
-
-    role: "Role"
-    of_weights: bool = False
-    """It makes the gradient of its weights, else that of its input."""
-
-
 # which of a pass's kernels an op is
-Role = ResidualOp | tuple[BlockKey, int] | PortionOf | InChunks | Gradient
+Role = ResidualOp | tuple[BlockKey, int] | PortionOf | InChunks

@@ -113,8 +113,6 @@ class AttentionShape(CachedAttention):
     """Width of one head."""
     window: int = 0
     """Tokens that each new one attends to at most; 0: all. The math kernel reads the whole cache all the same."""
-    products: int = 2
-    """Products of matrices, each with as much to do: scores and values; in its backward pass five."""
 
     @property
     def windowed(self) -> bool:
@@ -150,7 +148,7 @@ class AttentionShape(CachedAttention):
     def flops(self) -> float:
         """Multiply-adds counted as two."""
         pairs = self.q_len * self.attended
-        flops: float = 2.0 * self.products * self.batch * self.heads * self.head_dim * pairs
+        flops: float = 4.0 * self.batch * self.heads * self.head_dim * pairs
         return flops
 
     @property

@@ -7,7 +7,7 @@ from ladder_sim.errors import nearest
 _OTHER_WEIGHTS = "weights of this format are not simulated, and no other format stands in for them"
 _NOT_MEASURED = (
     "no measurements of it are shipped, and no other GPU stands in for it: start a file of its figures from "
-    "`ladder-sim show --toml h100-sxm > mine.toml`"
+    "`ladder-sim list h100-sxm --toml > mine.toml`"
 )
 # by kind of name: a pattern of names in lower case, and the way out; the first that fits counts
 _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -19,7 +19,7 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
         (r"float16|half|fp-16", "write fp16"),
         (
             r"float8\w*|fp8_?e\dm\d\w*|e4m3\w*|e5m2\w*|w8a8",
-            "write fp8: weights and activations; --kv-dtype is the cache's",
+            "write fp8: weights and activations; kv_dtype is the cache's",
         ),
     ),
     "model": (

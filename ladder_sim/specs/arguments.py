@@ -17,7 +17,7 @@ from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
-_WHERE, _PLAN, _WORK, _HOW = "Model and cluster", "Plan", "Workload", "Stack and costs"
+ASKED, PLAN, LOAD = "Asked", "Plan", "Load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class Argument:
     panel: str
     """Group of flags that `--help` lists it in."""
     help: str
-    """Of its flag, for `--help`."""
+    """What it is, for `--help`."""
+    has_flag: bool = field(default=True, kw_only=True)
+    """Whether it has a flag; what is rarely changed has none, and is given by ``--set NAME=VALUE``."""
     doubles: bool = field(default=False, kw_only=True)
     """A range without a step doubles."""
     repeats: bool = field(default=False, kw_only=True)
@@ -50,8 +52,20 @@ class Argument:
 
     @property
     def flag(self) -> str:
-        """Its flag, e.g. ``--gpus-per-node``."""
-        return f"--{self.key.replace('_', '-')}"
+        """Its flag, e.g. ``--gpus-per-node``; where it has none, ``--set`` and its name."""
+        return f"--{self.key.replace('_', '-')}" if self.has_flag else f"--set {self.name}"
+
+    def words(self, value: str) -> list[str]:
+        """Return the words of a command line that give it a value; a switch is not at its default.
+
+        Examples
+        --------
+        >>> ARGUMENTS["tp"].words("8"), ARGUMENTS["p2p"].words("False"), ARGUMENTS["kv_dtype"].words("fp8")
+        (['--tp', '8'], ['--no-p2p'], ['--set', 'kv_dtype=fp8'])
+        """
+        if not self.has_flag:
+            return ["--set", f"{self.name}={value.lower() if self.kind is bool else value}"]
+        return [self.flag] if self.kind is bool else [self.flag, value]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,62 +105,79 @@ _NAMES = {
 
 # name, type or catalog, default, where a scenario holds it, panel, help
 _TABLE = (
-    Argument("model", catalog.model, "70b", "model.name", _WHERE, "Alias, catalog id or path of a config.json."),
-    Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", _WHERE, "Catalog id or path of a cluster .toml."),
-    Argument("nodes", int, 1, "nodes", _WHERE, "Nodes there are.", maximum=1024),
-    Argument("gpus_per_node", int, None, "cluster.gpus_per_node", _WHERE, "GPUs of one node.", maximum=1024),
+    Argument("model", catalog.model, "70b", "model.name", ASKED, "Alias, catalog id or path of a config.json."),
+    Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", ASKED, "Catalog id or path of a cluster .toml."),
+    Argument("nodes", int, 1, "nodes", ASKED, "Number of nodes.", maximum=1024),
+    Argument("gpus_per_node", int, None, "cluster.gpus_per_node", ASKED, "GPUs of one node.", maximum=1024),
     Argument(
         "tp",
         int,
         None,
         "plan.tp",
-        _PLAN,
+        PLAN,
         "Tensor-parallel degree; default: every GPU that the other degrees leave.",
         doubles=True,
         maximum=4096,
     ),
-    Argument("pp", int, 1, "plan.pp", _PLAN, "Pipeline stages.", doubles=True, maximum=4096),
-    Argument("ep", int, 1, "plan.ep", _PLAN, "Parts into which experts are spread.", doubles=True, maximum=4096),
+    Argument("pp", int, 1, "plan.pp", PLAN, "Pipeline stages.", doubles=True, maximum=4096),
+    Argument("ep", int, 1, "plan.ep", PLAN, "Parts into which experts are spread.", doubles=True, maximum=4096),
     Argument(
         "attention_dp",
         int,
         1,
         "plan.attention_dp",
-        _PLAN,
+        PLAN,
         "Groups of --tp ranks with attention of their own.",
         doubles=True,
         maximum=4096,
     ),
-    Argument("dp", int, 1, "plan.dp", _PLAN, "Replicas, which share the requests.", doubles=True, maximum=4096),
-    Argument("sp", bool, False, "plan.sp", _PLAN, "Sequence parallel: reduce-scatter, norm of a share, all-gather."),
-    Argument("batch", int, 1, "workload.batch", _WORK, "Requests of a static batch.", doubles=True, maximum=65_536),
-    Argument("prompt", int, 1024, "workload.prompt", _WORK, "Tokens of each prompt.", maximum=4_194_304),
-    Argument("gen", int, 512, "workload.gen", _WORK, "New tokens of each request.", maximum=4_194_304),
+    Argument("dp", int, 1, "plan.dp", PLAN, "Replicas, which share the requests.", doubles=True, maximum=4096),
+    Argument(
+        "sp",
+        bool,
+        False,
+        "plan.sp",
+        PLAN,
+        "Sequence parallel: reduce-scatter, norm of a share, all-gather.",
+        has_flag=False,
+    ),
+    Argument("batch", int, 1, "workload.batch", LOAD, "Requests of a static batch.", doubles=True, maximum=65_536),
+    Argument("prompt", int, 1024, "workload.prompt", LOAD, "Tokens of each prompt.", maximum=4_194_304),
+    Argument("gen", int, 512, "workload.gen", LOAD, "New tokens of each request.", maximum=4_194_304),
     Argument(
         "concurrency",
         int,
         None,
         "workload.concurrency",
-        _WORK,
+        LOAD,
         "Requests kept in flight, instead of a static batch.",
         doubles=True,
         maximum=65_536,
     ),
-    Argument("arrivals", Arrivals, "steady", "workload.arrivals", _WORK, "Of requests in flight: steady or lockstep."),
+    Argument(
+        "arrivals",
+        Arrivals,
+        "steady",
+        "workload.arrivals",
+        LOAD,
+        "How requests in flight arrive: steady or lockstep.",
+        has_flag=False,
+    ),
     Argument(
         "imbalance",
         ExpertLoads.of,
         USUAL.name,
         "workload.imbalance.name",
-        _WORK,
-        f"Of tokens over experts: {', '.join(get_args(Imbalance))}, or a file of tokens per expert.",
+        LOAD,
+        f"Spread of tokens over experts: {', '.join(get_args(Imbalance))}, or a file of tokens per expert.",
+        has_flag=False,
     ),
     Argument(
         "dtype",
         DType,
         None,
         "workload.dtype",
-        _WORK,
+        ASKED,
         f"{', '.join(get_args(DType)[:-1])} or {get_args(DType)[-1]}; default: as the model's config says, else bf16.",
     ),
     Argument(
@@ -154,29 +185,30 @@ _TABLE = (
         KvDType,
         None,
         "workload.kv_dtype",
-        _WORK,
-        "Of the KV cache: bf16 or fp8; default: the model's or the stack's.",
+        LOAD,
+        "Type of the KV cache: bf16 or fp8; default: the model's or the stack's.",
+        has_flag=False,
     ),
     Argument(
         "stack",
         catalog.stack,
         None,
         "stack.name",
-        _HOW,
+        ASKED,
         "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml; "
         "default: gpt-fast, or vllm with requests in flight.",
     ),
-    Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
+    Argument("allreduce", AllReduce, None, "stack.allreduce", ASKED, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument(
         "technique",
         Techniques.of,
         "none",
         "techniques.name",
-        _HOW,
+        ASKED,
         f"{', '.join(TECHNIQUES)}; repeatable, or joined by +.",
         repeats=True,
     ),
-    Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
+    Argument("p2p", bool, True, "p2p", ASKED, "GPUs reach each other through host memory."),
 )
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
 DEFAULTS: Mapping[str, Any] = MappingProxyType({argument.name: argument.default for argument in _TABLE})

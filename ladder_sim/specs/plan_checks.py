@@ -67,7 +67,7 @@ def check_experts(plan: Plan, model: ModelSpec, imbalance: ExpertLoads) -> None:
         raise UsageError(
             f"imbalance {imbalance.name}: tokens of {len(imbalance.counts)} experts, and model '{model.name}' "
             f"has {model.experts or 'none'}",
-            hint="give the tokens of each expert of one layer, or a name, e.g. --imbalance balanced",
+            hint="give the tokens of each expert of one layer, or a name, e.g. imbalance=balanced",
         )
 
 

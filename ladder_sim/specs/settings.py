@@ -220,13 +220,18 @@ def _setting(key: str) -> Setting:
         raise UsageError(f"setting {quoted(key)}: must be text", hint="name a setting, e.g. 'inter.bandwidth'")
     setting = find_setting(key)
     if setting is None:
-        name = key.replace("-", "_")
-        flag = f"it is a flag: {ARGUMENTS[name].flag}" if name in ARGUMENTS else ""
-        more = "`ladder-sim list settings` shows all"
-        if any(known == f"intra.{key}" for known in settable()):
-            more = f"intra is within a node, inter between nodes, host without peer-to-peer; {more}"
-        raise UnknownNameError("setting", key, (*settable(), *option_names()), more=more, answer=flag)
+        raise unknown_setting(key)
     return setting
+
+
+def unknown_setting(key: str, also: Sequence[str] = ()) -> UnknownNameError:
+    """Return the error of a name that no setting has; `also` are other names that may be meant."""
+    argument = ARGUMENTS.get(key.replace("-", "_"))
+    answer = "" if argument is None else f"it is a flag: {argument.flag}" if argument.has_flag else "it is an argument"
+    more = "`ladder-sim list settings` shows all"
+    if any(known == f"intra.{key}" for known in settable()):
+        more = f"intra is within a node, inter between nodes, host without peer-to-peer; {more}"
+    return UnknownNameError("setting", key, (*settable(), *option_names(), *also), more=more, answer=answer)
 
 
 def _fields(section: str) -> dict[str, object]:

@@ -105,7 +105,7 @@ class Workload:
         if self.concurrency is None and self.arrivals != "steady":
             raise SpecError(
                 f"arrivals {self.arrivals} without concurrency: requests of a static batch start together",
-                hint="add --concurrency, the number of requests in flight, or leave out --arrivals",
+                hint="add --concurrency, the number of requests in flight, or leave out arrivals",
             )
         if self.context > _MAX_CONTEXT:
             raise SpecError(

@@ -65,11 +65,15 @@ class Cover:
     @property
     def share(self) -> float:
         """Of the all-reduces, those that belong to a pass."""
-        return self.covered / self.reduces
+        return self.covered / self.reduces if self.reduces else 1.0
 
 
 def cover(graph: TraceGraph) -> Cover:
-    """What `find_passes` finds; raises UsageError like it."""
+    """What `find_passes` finds, and raises; a predicted run says by itself what it holds."""
+    if graph.origin is not None:
+        reduces = sum(op.kind in REDUCES for op in graph.ops)
+        layers = graph.origin.scenario.model.layers
+        return Cover(layers=layers, passes=len(graph.steps), covered=reduces, reduces=reduces)
     passes = find_passes(graph)
     return Cover(
         layers=max(forward.layers for forward in passes),

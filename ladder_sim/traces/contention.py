@@ -16,8 +16,8 @@ from ladder_sim.traces.graph import TraceGraph, TraceOp
 from ladder_sim.traces.kineto.cpu import SHARED_MEMORY
 
 # what an all-reduce over TCP takes of a core that computes, its call aside, for 4 KB to 1 MB over a link of 1 Gbit/s:
-# gloo's threads and the caches that they leave, torch 2.13 on two x86-64 cores (`benchmarks/gloo_cpu_time.py`, medians
-# of five runs): 0.45 to 0.7 ms up to 256 KB, 2.1 ms for 1 MB
+# gloo's threads and the caches that they leave, torch 2.13 on two x86-64 cores (`benchmarks/gloo_cpu_time.py`, last in
+# commit c98f50a, medians of five runs): 0.45 to 0.7 ms up to 256 KB, 2.1 ms for 1 MB
 GLOO_MESSAGE_S = 480e-6
 GLOO_BYTE_S = 1.3e-9
 # name of its lanes

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from ladder_sim.graph.ops import COLLECTIVE_KINDS
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
+from ladder_sim.specs.scenario import Scenario
 
 # kinds of collectives: those that predictions have, and others; "collective": which one is not recorded
 COLLECTIVES = COLLECTIVE_KINDS | {"all_to_all", "send_recv", "collective"}
@@ -97,6 +98,25 @@ class TraceOp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a predicted run was predicted from."""
+
+    scenario: Scenario
+    """Scenario with the wiring of the run."""
+    phase: Phase
+    """Passes that the run holds: "prefill", or "decode" for those that a further token takes."""
+    weights: tuple[float, ...]
+    """How much of each step in `TraceGraph.steps` one prefill, or one further token, takes on average.
+
+    Prompts take what a step with them does beyond one without, whose weight may be below 0 for that.
+    """
+    profile: str | None = None
+    """Name or path of the calibration profile that was asked for; None: the cluster's own."""
+    step: int = ALONE
+    """Position of the step to which the run was cut; ALONE: the run holds every step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceGraph:
     """All ranks' ops in issue order: each lane runs its own ops in this order."""
 
@@ -107,11 +127,21 @@ class TraceGraph:
     """Names of the iterations."""
     notes: tuple[str, ...] = ()
     """What the trace does not record."""
+    origin: Origin | None = None
+    """Set for a predicted run that holds every op of its passes."""
 
     @property
     def ranks(self) -> list[int]:
         """Those that it holds, in order."""
         return sorted({lane.rank for lane in self.lanes})
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """How much of each step a prediction of it takes on average; empty for a recorded run."""
+        if self.origin is None:
+            return {}
+        weights = self.origin.weights if self.origin.step == ALONE else (1.0,)
+        return dict(zip(self.steps, weights, strict=True))
 
     def queues(self) -> list[list[int]]:
         """Positions of the ops of every lane."""
@@ -154,7 +184,10 @@ class TraceGraph:
         if launched_s <= before_s:
             # in the next step they are as far ahead again
             chosen = [index for index in chosen if self.lanes[self.ops[index].lane].device]
-        alone = self.keep(chosen).with_starts()
+        origin = self.origin
+        if origin is not None and origin.step == ALONE:
+            origin = replace(origin, step=step)
+        alone = replace(self.keep(chosen).with_starts(), origin=origin)
         return replace(alone, steps=(self.steps[step],), ops=tuple(replace(op, step=0) for op in alone.ops))
 
     def with_starts(self) -> "TraceGraph":
@@ -184,6 +217,7 @@ class TraceGraph:
         origin_s = min((self.ops[old].start_s for old in kept), default=0.0)
         return replace(
             self,
+            origin=None,
             ops=tuple(
                 replace(
                     op,
@@ -217,12 +251,12 @@ class TraceGraph:
             else:
                 position[index] = len(ops)
                 ops.append(replace(op, after=after))
-        return replace(self, ops=tuple(replace(op, after=tuple(position[before] for before in op.after)) for op in ops))
+        kept_ops = (replace(op, after=tuple(position[before] for before in op.after)) for op in ops)
+        return replace(self, origin=None, ops=tuple(kept_ops))
 
     def arranged(self, order: Sequence[int], changed: Mapping[int, TraceOp]) -> "TraceGraph":
         """The ops in another order, some replaced. `changed` and its dependencies use the present positions."""
         position = {old: new for new, old in enumerate(order)}
         chosen = (changed.get(old, self.ops[old]) for old in order)
-        return replace(
-            self, ops=tuple(replace(op, after=tuple(sorted(position[before] for before in op.after))) for op in chosen)
-        )
+        ops = (replace(op, after=tuple(sorted(position[before] for before in op.after))) for op in chosen)
+        return replace(self, origin=None, ops=tuple(ops))

@@ -1,11 +1,15 @@
 """Steps of a trace: those without marks are found by repetition, one is chosen by name, a part of them by time."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import find_passes
-from ladder_sim.traces.graph import ALONE, TraceGraph
+from ladder_sim.traces.graph import ALONE, EARLIER, REDUCES, TraceGraph
+
+# all-reduces of two layers: a CUDA graph of fewer is a piece of a pass
+_REDUCES = 4
 
 
 def mark_repetitions(graph: TraceGraph) -> TraceGraph:
@@ -13,12 +17,16 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
 
     A repetition must last until the end of the trace. So the layers of a single forward pass are not taken for
     iterations: the LM head that follows them breaks the pattern. Those of a pass without one (a pipeline stage, a part
-    of a pass) are known by the all-reduces that their blocks wait for, and so are the passes of a draft model.
+    of a pass) are known by the all-reduces that their blocks wait for, and so are the passes of a draft model. Where
+    everything runs in CUDA graphs of several layers, each of which does the same, a graph is an iteration.
     """
     queues = [queue for queue, lane in zip(graph.queues(), graph.lanes, strict=True) if lane.device]
     if graph.steps or not queues:
         return graph
     queue = max(queues, key=len)
+    replays = _replays(graph, queue)
+    if replays:
+        return _marked(graph, replays)
     names = [graph.ops[index].name for index in queue]
     period = _period(names)
     if not period:
@@ -26,14 +34,40 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
     whole = _repeated(names, period) // period
     # position of the first op of each iteration
     firsts = [queue[len(queue) - period * (whole + 1 - number)] for number in range(whole + 1)]
+    marked = _marked(graph, firsts)
+    return graph if _are_parts(graph, marked) else marked
+
+
+def _marked(graph: TraceGraph, firsts: Sequence[int]) -> TraceGraph:
+    """The iterations that begin with the launches of these ops."""
     starts_s = [_launched_s(graph, first) for first in firsts]
 
     def step(time_s: float) -> int:
         return bisect_right(starts_s, time_s) - 1 if time_s >= starts_s[0] else ALONE
 
     ops = tuple(replace(op, step=step(_launched_s(graph, index))) for index, op in enumerate(graph.ops))
-    marked = replace(graph, ops=ops, steps=tuple(f"iteration {number + 1}" for number in range(whole + 1)))
-    return graph if _are_parts(graph, marked) else marked
+    return replace(graph, ops=ops, steps=tuple(f"iteration {number + 1}" for number in range(len(firsts))))
+
+
+def _replays(graph: TraceGraph, queue: Sequence[int]) -> list[int]:
+    """First ops of equal CUDA graphs of several layers, if a stream runs nothing else; none if there is only one."""
+    firsts: list[int] = []
+    contents: list[list[str]] = []
+    latest: list[int] = []
+    own = [index for index in queue if graph.ops[index].kind != EARLIER]
+    for index in own:
+        op = graph.ops[index]
+        launches = graph.launches(op)
+        if not launches:
+            return []
+        if launches != latest:
+            latest = launches
+            firsts.append(index)
+            contents.append([])
+        contents[-1].append(op.name)
+    reduces = sum(graph.ops[index].kind in REDUCES for index in own)
+    alike = len(firsts) > 1 and all(content == contents[0] for content in contents)
+    return firsts if alike and reduces >= _REDUCES * len(firsts) else []
 
 
 def _are_parts(graph: TraceGraph, marked: TraceGraph) -> bool:
@@ -52,12 +86,14 @@ def _are_parts(graph: TraceGraph, marked: TraceGraph) -> bool:
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
     """The step of this name; by default the last with a collective, or the whole trace if it has no steps.
 
+    Of a predicted run the default is the whole: its prediction is an average over its steps.
+
     Raises
     ------
     UsageError
         No step has this name, or it has no op.
     """
-    position = step_position(graph, step)
+    position = None if step is None and graph.origin is not None else step_position(graph, step)
     chosen = graph if position is None else graph.of_step(position)
     if not chosen.ops:
         used = sorted({op.step for op in graph.ops} - {ALONE})

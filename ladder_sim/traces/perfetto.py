@@ -10,16 +10,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import count
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.system.files import write_file
 from ladder_sim.system.schema import Schema
-from ladder_sim.traces.graph import ALONE, Collective, Lane, TraceGraph, TraceOp
+from ladder_sim.traces.graph import ALONE, Collective, Lane, Origin, TraceGraph, TraceOp
 from ladder_sim.traces.kineto.reader import LONG_S, Event
 from ladder_sim.traces.summary import exposed_spans
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SCHEMA = Schema()
 _KEY = "ladder_sim"
@@ -50,7 +53,22 @@ def to_json(runs: dict[str, TraceGraph]) -> str:
             "notes": list(graph.notes),
             "not_drawn": [_arguments(index, op) for index, op in enumerate(graph.ops) if index not in drawn],
         }
+        if graph.origin is not None:
+            about["origin"] = _origins().dump_python(graph.origin, mode="json")
     return _document(events, {_KEY: about})
+
+
+def _origins() -> "TypeAdapter[Origin]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Origin)
+
+
+def _origin(row: Any) -> Origin:
+    try:
+        return _origins().validate_python(row)
+    except LadderSimError as error:
+        raise ValueError(error.message) from error
 
 
 def _document(events: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
@@ -109,12 +127,13 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
             lanes=tuple(Lane(**lane) for lane in about["lanes"]),
             steps=tuple(about["steps"]),
             notes=tuple(about["notes"]),
+            origin=_origin(about["origin"]) if "origin" in about else None,
         )
         _check(graph)
         return graph
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        # the others are Python's own words
-        fault = f": {error}" if isinstance(error, ValueError) else ""
+        # the others are the words of others
+        fault = f": {error}" if type(error) is ValueError else ""
         raise UsageError(f"trace '{path}' was changed since it was exported{fault}", hint="export it again") from error
 
 
@@ -215,6 +234,12 @@ def _op(row: Mapping[str, Any]) -> TraceOp:
 def _check(graph: TraceGraph) -> None:
     """Raise ValueError for what no run has: someone edited the file, or another program."""
     texts = [*graph.steps, *graph.notes, *(lane.name for lane in graph.lanes)]
+    origin = graph.origin
+    if origin is not None:
+        steps = len(graph.steps) if origin.step == ALONE else len(origin.weights)
+        whole = len(origin.weights) == steps and (origin.step == ALONE or 0 <= origin.step < steps)
+        if not whole or not all(isfinite(weight) for weight in origin.weights):
+            raise ValueError("its steps are not those that were predicted")
     if not _all(str, texts) or not all(_count(lane.rank) and type(lane.device) is bool for lane in graph.lanes):
         raise ValueError("a lane, a step or a note has another type")
     for index, op in enumerate(graph.ops):

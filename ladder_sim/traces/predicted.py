@@ -1,18 +1,120 @@
-"""A predicted forward pass as a trace."""
+"""A prediction as a trace, and such a trace in other wirings.
 
-from typing import Literal
+The trace holds the passes that a prediction averages, every layer of them, one after another. It says what it was
+predicted from, so that its rewiring is the predictor's own: the same layouts, streams and contention, given the times
+that the trace's ops take. What no op of the trace runs, because its wiring does not, takes what is predicted for it.
+"""
 
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.shapes import CollectiveShape
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from ladder_sim.closed_loop.step import ServedRequest, simulate_request
+from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.des.shared import NOTHING
+from ladder_sim.des.spans import length_s, subtract
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.shapes import CollectiveShape, Shape
 from ladder_sim.prediction import simulation_inputs
-from ladder_sim.simulate.passes import Engine, simulate
-from ladder_sim.simulate.ranks import replicate_of_every_layer
+from ladder_sim.simulate.lower import LAUNCH
+from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate, timeline_of
+from ladder_sim.simulate.ranks import Jitter, replicate_of_every_layer
+from ladder_sim.simulate.request import NO_JITTER, decode_contexts
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.traces.graph import Collective, TraceGraph
-from ladder_sim.traces.replay import from_timeline
+from ladder_sim.traces.graph import ALONE, REDUCES, Collective, Origin, TraceGraph, TraceOp
+from ladder_sim.traces.replay import StepError, from_timeline
+from ladder_sim.traces.summary import RankSummary, spans_of
+
+# steps of requests in flight, in the order of `ServedRequest.token_passes`
+_IN_FLIGHT = (
+    "decode of half of the requests",
+    "decode of all requests",
+    "prompts on an idle GPU",
+    "prompts on a busy GPU",
+)
+# name of what the CPU does before a step
+_PREPARE = "prepare step"
+
+# kind and shape of an op at the size of its pass
+_Key = tuple[str, Shape]
 
 
-def predicted_step(
+class Passes(NamedTuple):
+    """Forward passes of one wiring that a prediction averages."""
+
+    steps: tuple[str, ...]
+    """Name of each."""
+    passes: tuple[ForwardPass, ...]
+    weights: tuple[float, ...]
+    """How much of each one prefill, or one further token, takes on average."""
+    host_s: float
+    """Time of the CPU before each, seconds."""
+    seconds: float
+    """Prefill, or time per further token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewired:
+    """A predicted run in one wiring."""
+
+    seconds: float
+    """Prefill, or time per further token."""
+    comm: RankSummary
+    """Communication and computation in that time."""
+    graph: TraceGraph
+    """Its passes."""
+    unrecorded: tuple[str, ...]
+    """Kernels that the run does not hold, by name without their layer: they take what is predicted for them."""
+
+
+def predicted_passes(
+    scenario: Scenario, phase: Phase, variants: Sequence[str], costs: CostModel, *, engine: Engine = "fast"
+) -> dict[str, Passes]:
+    """Simulate the passes of a phase for several wirings.
+
+    Raises
+    ------
+    UsageError
+        The answer has one token, so that no step decodes.
+    """
+    workload = scenario.workload
+    if phase == "prefill":
+        prefills = {
+            name: simulate(replace(scenario, variant=name), phase, workload.prompt, costs, engine=engine)
+            for name in variants
+        }
+        return {
+            name: Passes(("prefill",), (each,), (1.0,), 0.0, float(each.seconds)) for name, each in prefills.items()
+        }
+    further = workload.gen - 1
+    if not further:
+        raise UsageError("an answer of 1 token has no decode step", hint="--phase prefill, or a larger --gen")
+    averaged = {}
+    for name, request in simulate_request(scenario, variants, costs, engine=engine).items():
+        seconds = float(request.decode_s) / further
+        if isinstance(request, ServedRequest):
+            weighted = [
+                (step, each, float(weight))
+                for step, (each, weight) in zip(_IN_FLIGHT, request.token_passes, strict=True)
+            ]
+        else:
+            contexts = decode_contexts(workload.prompt, workload.gen, static_cache=scenario.stack.static_cache)
+            weighted = [
+                (f"decode at context {context}", each, float(times) / further)
+                for (context, _), (each, times) in zip(contexts, request.passes[1:], strict=True)
+            ]
+        steps, passes, weights = zip(*weighted, strict=True)
+        gpu_s = sum(weight * float(each.seconds) for each, weight in zip(passes, weights, strict=True))
+        host_s = seconds - gpu_s
+        host_s = host_s / sum(weights) if host_s > STEADY * seconds else 0.0
+        averaged[name] = Passes(steps, passes, weights, host_s, seconds)
+    return averaged
+
+
+def predicted_run(
     scenario: Scenario,
     phase: Phase,
     *,
@@ -22,24 +124,243 @@ def predicted_step(
     jitter: float | Literal["measured"] = 0.0,
     seed: int = 0,
 ) -> TraceGraph:
-    """Simulate every layer of one forward pass. A decode step attends to the prompt and half of the new tokens.
+    """Predict the passes of a phase as a trace: one prefill, or those that a further token takes on average.
 
-    Arguments are those of `ladder_sim.prediction.predict`. With jitter the trace holds every rank, else one for all.
+    Arguments are those of `ladder_sim.prediction.predict`. With jitter the trace holds one draw on every rank, else one
+    rank for all.
+
+    Raises
+    ------
+    UsageError
+        The answer has one token, so that no step decodes.
     """
     costs, _, uneven = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=jitter, seed=seed)
-    workload = scenario.workload
-    context = workload.prompt + (workload.gen // 2 if phase == "decode" else 0)
-    step = simulate(scenario, phase, context, costs, engine=engine, keep=scenario.model.layers)
-    schedule, timeline = replicate_of_every_layer(step, scenario.plan.tp, uneven) if uneven.sigma else step.simulated
-    distinct = step.distinct(schedule)
-    ops = [distinct[like] for like in schedule.layout.same_as]
-    ranks = scenario.plan.tp if uneven.sigma else 1
-    launches = len(timeline.end_s) // ranks - len(ops)
-    collectives = [
-        Collective(message_bytes=op.shape.message_bytes, group="tp", ranks=scenario.plan.tp)
-        if isinstance(op.shape, CollectiveShape)
-        else None
-        for op in ops
-    ]
-    kinds = [*["launch"] * launches, *(op.kind for op in ops)]
-    return from_timeline(timeline, kinds * ranks, [*[None] * launches, *collectives] * ranks)
+    passes = predicted_passes(scenario, phase, [scenario.variant], costs, engine=engine)[scenario.variant]
+    graph = _joined(_graphs(passes, scenario, engine, uneven), passes)
+    if uneven.sigma:
+        return graph
+    return replace(graph, origin=Origin(scenario=scenario, phase=phase, weights=passes.weights, profile=profile))
+
+
+def rewired_as_predicted(
+    run: TraceGraph, variants: Sequence[str], *, stream_wait_s: float | None = None, contention: bool = True
+) -> dict[str, Rewired]:
+    """Lay out a predicted run's passes in other wirings, as long as the ops of the run take.
+
+    Parameters
+    ----------
+    run
+        With an origin; its ops may take other times than were predicted.
+    variants
+        Canonical names.
+    stream_wait_s
+        Time that a stream takes to wait for another; None: the stack's.
+    contention
+        Whether ops that overlap slow each other.
+
+    Raises
+    ------
+    UsageError
+        This version predicts other ops for the run's scenario.
+    """
+    origin = run.origin
+    assert origin is not None
+    costs, _, _ = simulation_inputs(origin.scenario, origin.profile, ignore_memory=True, jitter=0.0, seed=0)
+    recorded = _RecordedCosts(run, origin, costs, stream_wait_s, contention)
+    results = {}
+    for name, passes in predicted_passes(origin.scenario, origin.phase, variants, recorded).items():
+        if origin.step != ALONE:
+            passes = _one_of(passes, origin.step)
+        graphs = _graphs(passes, replace(origin.scenario, variant=name), "fast", NO_JITTER)
+        results[name] = Rewired(
+            seconds=passes.seconds,
+            comm=_communication(graphs, passes.weights),
+            graph=_joined(graphs, passes),
+            unrecorded=recorded.unrecorded(passes),
+        )
+    return results
+
+
+def recorded_and_replayed(run: TraceGraph) -> StepError:
+    """The weighted length of a predicted run's steps, and the same as `rewired_as_predicted` has it."""
+    origin = run.origin
+    assert origin is not None
+    # it finds out whether a step is missing
+    replayed_s = rewired_as_predicted(run, [origin.scenario.variant])[origin.scenario.variant].seconds
+    weights = run.weights.values()
+    ends_s = [max(op.end_s for op in run.ops if op.step == step) for step in range(len(weights))]
+    lengths_s = [end_s - before_s for before_s, end_s in zip([0.0, *ends_s], ends_s, strict=False)]
+    recorded_s = sum(weight * length_s for weight, length_s in zip(weights, lengths_s, strict=True))
+    if abs(replayed_s - recorded_s) <= STEADY * recorded_s:
+        # sums in another order
+        replayed_s = recorded_s
+    name = origin.phase if origin.step == ALONE else run.steps[0]
+    return StepError(name=name, recorded_s=recorded_s, replayed_s=replayed_s)
+
+
+class _RecordedCosts:
+    """What ops take that a run holds; what others are predicted to take, as much longer as those of their kind."""
+
+    def __init__(
+        self, run: TraceGraph, origin: Origin, costs: CostModel, stream_wait_s: float | None, contention: bool
+    ) -> None:
+        own = origin.scenario.variant
+        passes = predicted_passes(origin.scenario, origin.phase, [own], costs)[own]
+        if origin.step != ALONE:
+            passes = _one_of(passes, origin.step)
+        self._costs, self._contention = costs, contention
+        self._shapes, self._kinds = _ratios(run, _graphs(passes, origin.scenario, "fast", NO_JITTER))
+        stack, launches = costs.hardware.stack, self._kinds.get("launch", 1.0)
+        prepared_s = sum(op.duration_s for op in run.ops if op.name == _PREPARE)
+        host = _ratio(prepared_s, len(passes.passes) * passes.host_s)
+        changed = replace(
+            stack,
+            stream_wait_s=stack.stream_wait_s if stream_wait_s is None else stream_wait_s,
+            eager_launch_s=launches * stack.eager_launch_s,
+            graph_launch_s=launches * stack.graph_launch_s,
+            host_request_s=host * stack.host_request_s,
+            host_rank_s=host * stack.host_rank_s,
+        )
+        self.hardware: Hardware = replace(costs.hardware, stack=changed)
+
+    def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
+        """Times of ops, each alone on its GPU."""
+        return [
+            self._scaled(estimate, self._shapes.get((op.kind, op.shape), self._kinds.get(_family(op.kind), 1.0)))
+            for op, estimate in zip(ops, self._costs.estimates(ops), strict=True)
+        ]
+
+    def _scaled(self, estimate: Estimate, ratio: float) -> Estimate:
+        demand = estimate.demand if self._contention else NOTHING
+        return replace(estimate, seconds=ratio * estimate.seconds, slowed_s=ratio * estimate.slowed_s, demand=demand)
+
+    def unrecorded(self, passes: Passes) -> tuple[str, ...]:
+        """Kernels of passes that the run does not hold, by their names without a layer."""
+        names = {}
+        for each in passes.passes:
+            ops, layout = each.distinct(each.schedule), each.schedule.layout
+            for name, like in zip(layout.names, layout.same_as, strict=True):
+                if (ops[like].kind, ops[like].shape) not in self._shapes:
+                    names[name.partition(".")[2] if name.startswith("layer") else name] = True
+        return tuple(names)
+
+
+def _ratios(
+    run: TraceGraph, predicted: Sequence[tuple[TraceGraph, tuple[Op, ...]]]
+) -> tuple[dict[_Key, float], dict[str, float]]:
+    """How much longer ops of a run take than was predicted for them, by kind and shape, and by kind."""
+    durations_s = {(op.step, op.name): op.duration_s for op in run.ops}
+    # recorded and predicted seconds
+    shapes: dict[_Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step, (graph, ops) in enumerate(predicted):
+        launches = len(graph.ops) - len(ops)
+        for number, task in enumerate(graph.ops):
+            if (step, task.name) not in durations_s:
+                raise UsageError(
+                    f"the trace was predicted by another version: it lacks op '{task.name}'", hint="export it again"
+                )
+            sums = [kinds[_family(task.kind)]]
+            if number >= launches:
+                op = ops[number - launches]
+                sums.append(shapes[op.kind, op.shape])
+            for each in sums:
+                each[0] += durations_s[step, task.name]
+                each[1] += task.duration_s
+    by_shape = {key: _ratio(*sums) for key, sums in shapes.items()}
+    return by_shape, {kind: _ratio(*sums) for kind, sums in kinds.items()}
+
+
+def _family(kind: str) -> str:
+    """A kind, all-reduces with a norm among all-reduces."""
+    return "all_reduce" if kind in REDUCES else kind
+
+
+def _ratio(recorded_s: float, predicted_s: float) -> float:
+    return recorded_s / predicted_s if predicted_s else 1.0
+
+
+def _one_of(passes: Passes, step: int) -> Passes:
+    """One of several passes, by itself."""
+    name, each = passes.steps[step], passes.passes[step]
+    return Passes((name,), (each,), (1.0,), passes.host_s, passes.host_s + float(each.seconds))
+
+
+def _graphs(
+    passes: Passes, scenario: Scenario, engine: Engine, uneven: Jitter
+) -> list[tuple[TraceGraph, tuple[Op, ...]]]:
+    """Every layer of each pass, and its ops at their size, in the order of those behind its launches."""
+    graphs = []
+    for each in passes.passes:
+        if uneven.sigma:
+            schedule, timeline = replicate_of_every_layer(each, scenario.plan.tp, uneven)
+        else:
+            schedule, program = each.lowered(scenario.model.layers)
+            timeline = timeline_of(program, ENGINES[engine](program))
+        ranks = scenario.plan.tp if uneven.sigma else 1
+        distinct = each.distinct(schedule)
+        ops = tuple(distinct[like] for like in schedule.layout.same_as)
+        launches = len(timeline.end_s) // ranks - len(ops)
+        collectives = [
+            Collective(message_bytes=float(op.shape.message_bytes), group="tp", ranks=scenario.plan.tp)
+            if isinstance(op.shape, CollectiveShape)
+            else None
+            for op in ops
+        ]
+        kinds = [*["launch"] * launches, *(op.kind for op in ops)]
+        graph = from_timeline(timeline, kinds * ranks, [*[None] * launches, *collectives] * ranks)
+        graphs.append((graph, ops))
+    return graphs
+
+
+def _joined(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], passes: Passes) -> TraceGraph:
+    """Passes one after another, each behind what the CPU does before it."""
+    ops: list[TraceOp] = []
+    begin_s = 0.0
+    lanes = tuple(replace(lane, device=number % 3 != LAUNCH) for number, lane in enumerate(graphs[0][0].lanes))
+    for step, (graph, _) in enumerate(graphs):
+        # what the pass waits for: the last ops of the one before
+        ahead = tuple({op.lane: index for index, op in enumerate(ops)}.values())
+        if passes.host_s:
+            first, end_s = len(ops), begin_s + passes.host_s
+            for lane in range(LAUNCH, len(lanes), 3):
+                ops.append(
+                    TraceOp(
+                        name=_PREPARE,
+                        kind="host",
+                        lane=lane,
+                        start_s=begin_s,
+                        end_s=end_s,
+                        duration_s=passes.host_s,
+                        after=ahead,
+                        step=step,
+                    )
+                )
+            ahead, begin_s = tuple(range(first, len(ops))), end_s
+        base = len(ops)
+        firsts = {queue[0] for queue in graph.queues() if queue}
+        groups = max((op.group for op in ops), default=ALONE) + 1
+        for index, op in enumerate(graph.ops):
+            after = tuple(base + before for before in op.after)
+            ops.append(
+                replace(
+                    op,
+                    start_s=begin_s + op.start_s,
+                    end_s=begin_s + op.end_s,
+                    after=after if after or index not in firsts else ahead,
+                    group=op.group if op.group == ALONE else groups + op.group,
+                    step=step,
+                )
+            )
+        begin_s = max(op.end_s for op in ops[base:])
+    return TraceGraph(ops=tuple(ops), lanes=lanes, steps=passes.steps)
+
+
+def _communication(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], weights: Sequence[float]) -> RankSummary:
+    """Weighted sums of the passes' communication and computation."""
+    totals_s = [0.0, 0.0, 0.0]
+    for (graph, _), weight in zip(graphs, weights, strict=True):
+        comm, compute = spans_of(graph, graph.ranks[0])
+        parts = length_s(comm), length_s(subtract(comm, compute)), length_s(compute)
+        totals_s = [total_s + weight * part for total_s, part in zip(totals_s, parts, strict=True)]
+    return RankSummary(rank=graphs[0][0].ranks[0], comm_s=totals_s[0], exposed_s=totals_s[1], busy_s=totals_s[2])

@@ -8,6 +8,7 @@ from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import HOST_KINDS, TraceGraph
 from ladder_sim.traces.iterations import choose_step, step_position
 from ladder_sim.traces.peers import with_waits_as_work
+from ladder_sim.traces.predicted import recorded_and_replayed, rewired_as_predicted
 from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_times
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
 from ladder_sim.traces.summary import RankSummary, summarize_run
@@ -31,20 +32,37 @@ class VariantTime:
     """Communication and computation of the first rank."""
     graph: TraceGraph
     """The rewired ops at their simulated times."""
+    unrecorded: tuple[str, ...] = ()
+    """Kernels that a predicted run does not hold, by name without their layer: they take what is predicted for them."""
 
 
 def predict_variants(
     step: TraceGraph,
     variants: Sequence[str],
     *,
-    stream_wait_s: float = STREAM_WAIT_S,
+    stream_wait_s: float | None = None,
     contention: Contention | None = None,
+    contended: bool = True,
 ) -> dict[str, VariantTime]:
-    """Rewire one recorded iteration and simulate it; see `ladder_sim.traces.rewire.rewire`.
+    """Rewire one recorded iteration and simulate it, or what was predicted.
 
-    With `contention`, ops of other wirings slow each other down; those that overlap in the recording did already.
+    Parameters
+    ----------
+    step
+        The iteration, or a run with an origin.
+    variants
+        Wirings, as `ladder_sim.traces.rewire.rewire` takes them; of a predicted run all that `predict` takes.
+    stream_wait_s
+        Time that a stream takes to wait for another; None: `STREAM_WAIT_S`, in a predicted run its stack's.
+    contention
+        How ops of other wirings slow each other down; those that overlap in a recording did already.
+    contended
+        Whether ops of a predicted run slow each other, as they did when it was predicted.
     """
     names = list(dict.fromkeys(map(canonical, variants)))
+    if step.origin is not None:
+        return _as_predicted(step, step.origin.scenario.variant, names, stream_wait_s, contended)
+    stream_wait_s = STREAM_WAIT_S if stream_wait_s is None else stream_wait_s
     baseline_s, simulated = _rewired(step, names, stream_wait_s, contention)
     apart = with_waits_as_work(step)
     apart_s, staying = (0.0, {}) if apart is step else _rewired(apart, names, stream_wait_s, contention)
@@ -57,6 +75,24 @@ def predict_variants(
             graph=graph,
         )
         for name, (seconds, graph) in simulated.items()
+    }
+
+
+def _as_predicted(
+    run: TraceGraph, own: str, names: Sequence[str], stream_wait_s: float | None, contended: bool
+) -> dict[str, VariantTime]:
+    asked = list(dict.fromkeys([own, *names]))
+    rewired = rewired_as_predicted(run, asked, stream_wait_s=stream_wait_s, contention=contended)
+    return {
+        name: VariantTime(
+            seconds=rewired[name].seconds,
+            speedup=rewired[own].seconds / rewired[name].seconds,
+            speedup_waits_stay=None,
+            comm=rewired[name].comm,
+            graph=rewired[name].graph,
+            unrecorded=rewired[name].unrecorded,
+        )
+        for name in names
     }
 
 
@@ -98,6 +134,8 @@ def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:
 
 def baseline(graph: TraceGraph, step: str | None) -> StepError:
     """A step of a trace (`choose_step`) as recorded, and as it is replayed alone."""
+    if graph.origin is not None:
+        return recorded_and_replayed(choose_step(graph, step))
     position = step_position(graph, step)
     replayed_s, _ = _simulated(choose_step(graph, step))
     return StepError(

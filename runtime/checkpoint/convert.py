@@ -26,8 +26,6 @@ COMPANIONS = (
     "chat_template.jinja",
 )
 
-# begins the names of architectures whose wiring config.json names
-_WIRED = "Ladder"
 # the model's classes for transformers, which are written with the weights
 _HF_CODE = "modeling_llama_ladder"
 _HF_CLASSES = {
@@ -51,7 +49,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
     if variant != "standard" and not checkpoint.shape.ladder_layers:
         raise UsageError(
             f"{folder}: its weights were trained as '{variant}' (ladder_sim_wiring): must be standard or ladder",
-            hint="convert the checkpoint that it was trained from, or retrain it: ladder-sim adapt",
+            hint="convert the checkpoint that it was trained from, or adapt it: examples/train",
         )
     beyond = beyond_llama(checkpoint.shape)
     if hf_code and beyond:
@@ -82,25 +80,6 @@ def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
     dropped = ("architectures", "auto_map", "ladder_sim_wiring")
     kept = {key: value for key, value in config.items() if key not in dropped and value is not None}
     return {**TYPES[str(config["model_type"])], **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
-
-
-def wired(config: dict[str, object], wiring: str) -> dict[str, object]:
-    """A config.json of a wiring without ladder layers.
-
-    Unless it is standard, its architecture is "Ladder" and the standard model's, as the vLLM plug-in knows it. A vLLM
-    that does not know it refuses the weights rather than serve them as standard.
-    """
-    dropped = ["ladder_layers", "ladder_sim_wiring"]
-    if config.get("model_type") == "llamaLadder":
-        # the classes of a ladder
-        config = {**config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-        dropped.append("auto_map")
-    kept = {key: value for key, value in config.items() if key not in dropped}
-    named = kept.get("architectures")
-    if isinstance(named, list):
-        plain = [str(each).removeprefix(_WIRED) for each in named]
-        kept["architectures"] = plain if wiring == "standard" else [f"{_WIRED}{each}" for each in plain]
-    return kept if wiring == "standard" else {**kept, "ladder_sim_wiring": wiring}
 
 
 def beyond_llama(shape: ModelConfig) -> str:

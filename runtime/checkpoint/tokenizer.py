@@ -1,4 +1,4 @@
-"""Text to tokens and back: a checkpoint's tokenizer.json, its chat template, and the tokens that end a text.
+"""Text to tokens and back: a checkpoint's tokenizer.json, and the tokens that end a text.
 
 Imports no torch: the launcher refuses a prompt that cannot be encoded before any rank is started.
 """
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
 from runtime.checkpoint.files import CONFIG
-from runtime.checkpoint.template import chat_prompt
 from runtime.config import ModelConfig
 from runtime.fields import read_object
 
@@ -29,9 +28,7 @@ class Text:
     """The tokenizer of a checkpoint."""
 
     def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer", vocab: int) -> None:
-        self._folder, self._file, self._tokenizer, self._vocab = folder, folder / "tokenizer.json", tokenizer, vocab
-        # tokens that end a text
-        self.ends = _end_tokens(folder)
+        self._file, self._tokenizer, self._vocab = folder / "tokenizer.json", tokenizer, vocab
 
     @classmethod
     def open(cls, folder: Path, shape: ModelConfig) -> Self:
@@ -63,26 +60,17 @@ class Text:
         tokenizer.no_truncation()
         return cls(folder, tokenizer, shape.vocab)
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokens of a text, including those that the tokenizer adds if `special`, usually one at the beginning.
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, including those that the tokenizer adds, usually one at the beginning.
 
         Raises
         ------
         UsageError
             The tokenizer fails, or adds a token that has no embedding in the model.
         """
-        ids: list[int] = _library(self._file, lambda: self._tokenizer.encode(text, add_special_tokens=special).ids)
+        ids: list[int] = _library(self._file, lambda: self._tokenizer.encode(text).ids)
         if ids and max(ids) >= self._vocab:
             raise UsageError(f"{self._file}: adds token {max(ids)}: must be below {self._vocab}", hint=_DAMAGED)
-        return ids
-
-    def encode_prompt(self, prompt: str, *, raw: bool) -> list[int]:
-        """Tokens of a prompt, in the chat template if there is one, unless `raw`."""
-        chat = None if raw else chat_prompt(self._folder, prompt)
-        # templates contain the special tokens
-        ids = self.encode(prompt) if chat is None else self.encode(chat, special=False)
-        if not ids:
-            raise UsageError(f"prompt {prompt!r}: no tokens", hint="give a prompt that is not empty")
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -111,7 +99,7 @@ def _unknown(processor: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _end_tokens(folder: Path) -> frozenset[int]:
+def end_tokens(folder: Path) -> frozenset[int]:
     """`eos_token_id` in generation_config.json, else in config.json: one token, several or none."""
     for name in ("generation_config.json", CONFIG):
         if (folder / name).exists():

@@ -16,7 +16,6 @@ from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.device import Spans, kind_of
 from runtime.model import attention_kernels, kernels
-from runtime.model.autograd import shared
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
 
@@ -119,8 +118,7 @@ def _joint(
     """
     square_2BT = kernels.mean_squares(q_BTHK, k_BTGK, comm.size if comm else 1)
     if comm:
-        comm.all_reduce(square_2BT.detach(), blocking=True).wait()
-        square_2BT = shared(square_2BT, comm)
+        comm.all_reduce(square_2BT, blocking=True).wait()
     return (
         kernels.norm_heads(q_BTHK, square_2BT[0], q_norm.weight_D, q_norm.eps),
         kernels.norm_heads(k_BTGK, square_2BT[1], k_norm.weight_D, k_norm.eps),

@@ -13,7 +13,6 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.device import kind_of
 from runtime.model import attention_kernels, kernels
 from runtime.model.attention import Step
-from runtime.model.autograd import gathered, repeated, shared
 from runtime.model.dispatch import Arriving, arrived
 from runtime.model.layers import Layer
 from runtime.model.linear import RMSNorm
@@ -181,8 +180,8 @@ class Decoder(nn.Module):
         first = self.comm.rank * self.shard.embedding_rows if split else None
         x_BTD = kernels.embed(tokens_BT, self.embedding_VD, first)
         if split and wiring.reduces:
-            self.comm.all_reduce(x_BTD.detach(), blocking=True).wait()
-        return shared(x_BTD, self.comm)
+            self.comm.all_reduce(x_BTD, blocking=True).wait()
+        return x_BTD
 
     def _sent(self, wiring: Wiring) -> Iterator[Sent]:
         """Outputs that the stage before sends."""
@@ -206,6 +205,6 @@ class Decoder(nn.Module):
         if self.engine.prefill_logits == "last":
             n_BTD = n_BTD[:, -1:]
         if not self.engine.sharded_lm_head or self.comm.size == 1:
-            return kernels.lm_head(repeated(n_BTD, self.comm), self.lm_head_VD)
+            return kernels.lm_head(n_BTD, self.lm_head_VD)
         shard_BTV = kernels.lm_head(n_BTD, self.lm_head_VD)
-        return gathered(shard_BTV, self.comm)[..., : self.config.vocab]
+        return self.comm.all_gather(shard_BTV)[..., : self.config.vocab]

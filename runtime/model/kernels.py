@@ -117,7 +117,7 @@ def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tupl
 
 
 def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    if not x_BTD.is_cpu or torch.is_grad_enabled():
+    if not x_BTD.is_cpu:
         return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
     # torch's own squares and averages in passes over memory of their own on CPUs
     x = x_BTD.float()
@@ -178,9 +178,8 @@ def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     if not gated:
         return function(x_BTN)
     gate_BTI, up_BTI = x_BTN.chunk(2, dim=-1)
-    active_BTI = function(gate_BTI)
-    # in place where autograd needs no copy: few tensors of a prefill are as large
-    return active_BTI * up_BTI if active_BTI.requires_grad else active_BTI.mul_(up_BTI)
+    # in place: few tensors of a prefill are as large
+    return function(gate_BTI).mul_(up_BTI)
 
 
 @kernel("router")

@@ -16,7 +16,6 @@ from torch import Tensor
 from runtime.comm.base import Communicator, Handle, Pipeline
 from runtime.config import EngineConfig
 from runtime.model import kernels
-from runtime.model.autograd import shared
 from runtime.model.dispatch import Arriving, arrived
 from runtime.model.linear import RMSNorm
 from runtime.model.wiring import BlockPlan
@@ -118,11 +117,11 @@ class ResidualStream:
         return n_BTD
 
     def _norm(self, norm: RMSNorm, x_BTD: Tensor) -> Tensor:
-        return kernels.norm(x_BTD, shared(norm.weight_D, self._comm), norm.eps)
+        return kernels.norm(x_BTD, norm.weight_D, norm.eps)
 
     def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The stream with an output, and its norm."""
-        return kernels.add_norm(self.x_BTD, y_BTD, shared(norm.weight_D, self._comm), norm.eps)
+        return kernels.add_norm(self.x_BTD, y_BTD, norm.weight_D, norm.eps)
 
     def _add_others(self, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
         """The stream, which has a rank's own part of a sum, with all of it."""
@@ -201,7 +200,7 @@ class ResidualStream:
 
     def _sum(self, x: Tensor, *, blocking: bool) -> tuple[Handle, Callable[[], Tensor]]:
         """Start to sum a tensor over the ranks, in place or not; returns also what makes the sum of what arrived."""
-        return self._comm.all_reduce(x.detach(), blocking=blocking), lambda: shared(x, self._comm)
+        return self._comm.all_reduce(x, blocking=blocking), lambda: x
 
     def average(self, percent: int) -> bool:
         """Add all outputs, and start to average the channels that are not the first ones over the ranks, if any."""

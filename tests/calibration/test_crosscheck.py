@@ -473,4 +473,4 @@ def test_the_simulators_command_line_passes_everything_on(tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
     assert {row["variant"] for row in json.loads(out.read_text())["rows"]} == {"standard", "ladder", "upper-bound"}
     assert page.exists()
-    assert "usage: ladder-sim crosscheck" in process("crosscheck", "--help").out
+    assert "usage: ladder-sim calibrate check" in process("calibrate", "check", "--help").out

@@ -66,7 +66,7 @@ def test_every_command_is_listed_with_what_it_needs() -> None:
                 assert name.split()[0] in helped, name
     needs = {name: group["needs"] for group in groups for name in group["names"]}
     assert needs["predict"] == []
-    for name in ("run", "train", "adapt", "crosscheck", "calibrate evidence"):
+    for name in ("run", "calibrate check", "calibrate evidence"):
         assert "torch" in needs[name], name
     text = run("doctor").out
     assert all(name.split()[-1] in text for name in listed)

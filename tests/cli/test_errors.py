@@ -12,6 +12,7 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ladder_sim.cli.gone import GONE
 from ladder_sim.cli.main import app
 from ladder_sim.costs.profile_file import SCHEMA
 from ladder_sim.errors import UsageError, install_command
@@ -148,7 +149,7 @@ def test_tp_that_does_not_divide(arguments: tuple[str, ...], parts: tuple[str, .
     ],
 )
 def test_model_that_does_not_fit(arguments: tuple[str, ...], needs: str, way_out: str) -> None:
-    refused(("predict", *arguments), 3, needs, f"{way_out} ", "--ignore-memory")
+    refused(("predict", *arguments), 3, needs, f"{way_out} ", "--set ignore_memory=true")
     # the hint holds: that degree fits, and no smaller one does
     *nodes, _, tp = way_out.split()
     followed = run("predict", *_without("--tp", arguments), *way_out.split(), "--json")
@@ -170,8 +171,8 @@ def test_other_commands_say_what_fits_too() -> None:
     refused(("advise", "--batches", "512", "--tp", "8"), 3, "at batch 512", "or --batches 183 fits")
     refused(("advise", "--model", "405b", "--tp", "8"), 3, "needs 111 GB per GPU at TP 8", "--gpus 16 fits")
     refused(("breakeven", "intra.allreduce_floor=1:9us", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits")
-    refused(("sensitivity", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits", "--ignore-memory")
-    assert "does not fit: needs 111 GB" in run("sensitivity", "--model", "405b", "--ignore-memory").out
+    refused(("sensitivity", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits", "ignore_memory=true")
+    assert "does not fit: needs 111 GB" in run("sensitivity", "--model", "405b", "--set", "ignore_memory=true").out
     refused(("compare", "h200-sxm", "h100-sxm", "--model", "405b"), 3, "error: h100-sxm: llama-3.1-405b needs 111 GB")
 
 
@@ -179,7 +180,7 @@ def test_nothing_fits() -> None:
     err = refused(
         ("predict", "--model", "405b", "--prompt", "10000000"), 3, "no other degree, precision, stack or batch"
     )
-    assert "--ignore-memory" in err
+    assert "--set ignore_memory=true" in err
 
 
 @pytest.mark.parametrize("flag", ["--batch", "--prompt", "--gen", "--nodes", "--gpus-per-node", "--tp"])
@@ -376,11 +377,12 @@ def test_formats_exclude_each_other() -> None:
 
 
 def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
+    search = ("capacity", "--model", "8b", "--slo", "tpot_p95=30ms", "--rate", "1", "--requests", "20", "--seeds", "1")
     missing = tmp_path / "missing" / "x.json"
-    refused((*SMALL, "--save", str(missing)), 2, f"'{missing}' cannot be written", "No such file", "folder")
-    refused((*SMALL, "--json", "--save", str(tmp_path)), 2, f"'{tmp_path}'", "directory")
+    refused((*search, "--save", str(missing)), 2, f"'{missing}' cannot be written", "No such file", "folder")
+    refused((*search, "--json", "--save", str(tmp_path)), 2, f"'{tmp_path}'", "directory")
     for name in ("x.foo", "x", "x.json.bak"):
-        refused((*SMALL, "--save", str(tmp_path / name)), 2, name, "unknown extension", ".json, .csv, .txt")
+        refused((*search, "--save", str(tmp_path / name)), 2, name, "unknown extension", ".json, .csv, .txt")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -393,16 +395,17 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
         (("predct",), ("'predct'", "--help")),
         (("--verbose",), ("--verbose", "`ladder-sim --help`")),
         (("calibrate", "shw"), ("'shw'", "`ladder-sim calibrate --help`")),
-        (("list", "models", "more"), ("more", "`ladder-sim list --help`")),
-        (("show",), ("name", "`ladder-sim show --help`")),
-        (("list", "model"), ("unknown list 'model'", "did you mean 'models'?")),
-        (("list", "gpus"), ("unknown list 'gpus'", "profiles, settings, stacks, techniques, variants")),
-        (("show", "h100-smx"), ("unknown model, cluster or stack 'h100-smx'", "did you mean 'h100-sxm'?")),
-        (("show", "nothing-like-it"), ("'nothing-like-it'", "`ladder-sim list` shows all")),
-        (("show", "absent.toml"), ("absent.toml: no such file", "the TOML file of a cluster or stack")),
-        (("show", "--toml", "70b"), ("'70b' is a model", "config.json", "--set")),
+        (("list", "models", "more"), ("'more': only quality", "list quality ladder")),
+        (("list", "model"), ("unknown list, model, cluster or stack 'model'", "did you mean 'models'?")),
+        (("list", "gpus"), ("'gpus'", "`ladder-sim list` shows all")),
+        (("list", "h100-smx"), ("unknown list, model, cluster or stack 'h100-smx'", "did you mean 'h100-sxm'?")),
+        (("list", "nothing-like-it"), ("'nothing-like-it'", "`ladder-sim list` shows all")),
+        (("list", "absent.toml"), ("absent.toml: no such file", "the TOML file of a cluster or stack")),
+        (("list", "--toml", "70b"), ("'70b' is a model", "config.json", "--set")),
         (("list", "models", "--cluster", "h100-sxm"), ("choose the defaults of settings", "list settings")),
-        (("show", "absent.json"), ("absent.json: no such file", "config.json")),
+        (("list", "absent.json"), ("absent.json: no such file", "config.json")),
+        (("list", "models", "--toml"), ("--toml is for one cluster or stack", "list h100-sxm --toml")),
+        (("list", "70b", "--json"), ("'70b' is shown as text", "leave out --json")),
     ],
 )
 def test_unknown_option_command_or_entry(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -413,32 +416,35 @@ def test_unknown_option_command_or_entry(arguments: tuple[str, ...], parts: tupl
     ("content", "part"),
     [("name = [", "not valid TOML"), ('[gpu]\nname = "x"', "bf16_flops"), ('attention = "flash"', "is missing")],
 )
-def test_show_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
+def test_list_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
     """Regression: a broken cluster was read as a stack, and the message said what a stack lacks."""
     file = tmp_path / "mine.toml"
     file.write_text(content)
-    refused(("show", str(file)), 2, str(file), part)
+    refused(("list", str(file)), 2, str(file), part)
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--jitter", "abc"), ("--jitter 'abc' is not a number", "'measured'")),
-        (("--jitter", ""), ("--jitter '' is not a number", "0.05")),
-        (("--jitter", "5%"), ("--jitter '5%' is not a number", "0.05")),
-        (("--jitter", "-0.1"), ("jitter -0.1 is not between 0 and 1", "0.05")),
-        (("--jitter", "2"), ("jitter 2.0 is not between 0 and 1", "0.05")),
-        (("--jitter", "nan"), ("jitter nan is not between 0 and 1", "0.05")),
-        (("--jitter", "inf"), ("jitter inf is not between 0 and 1", "0.05")),
-        (("--jitter", "measured"), ("profile 'h100-sxm-gpt-fast' holds no measured jitter", "give a number")),
-        (("--jitter", "measured", "--profile", "none"), ("profile 'none' holds no measured jitter", "give a number")),
-        (("--seed", "-1"), ("seed -1: must be a whole number, 0 or more", "for example 0")),
-        (("--seed", "-1", "--jitter", "0.05"), ("seed -1: must be a whole number, 0 or more", "for example 0")),
-        (("--seed", "1.5"), ("--seed", "'1.5'", "whole number")),
-        (("--engine", "foo"), ("unknown engine 'foo'", "known: des, fast")),
-        (("--engine", "fats"), ("unknown engine 'fats'", "did you mean 'fast'?")),
-        (("--engine", "dess"), ("unknown engine 'dess'", "did you mean 'des'?")),
-        (("--engine", ""), ("unknown engine ''", "fast")),
+        (("--set", "jitter=abc"), ("jitter 'abc' is not a number", "'measured'")),
+        (("--set", "jitter="), ("--set 'jitter=' is not KEY=VALUE",)),
+        (("--set", "jitter=5%"), ("jitter '5%' is not a number", "0.05")),
+        (("--set", "jitter=-0.1"), ("jitter -0.1 is not between 0 and 1", "0.05")),
+        (("--set", "jitter=2"), ("jitter 2.0 is not between 0 and 1", "0.05")),
+        (("--set", "jitter=nan"), ("jitter nan is not between 0 and 1", "0.05")),
+        (("--set", "jitter=inf"), ("jitter inf is not between 0 and 1", "0.05")),
+        (("--set", "jitter=measured"), ("profile 'h100-sxm-gpt-fast' holds no measured jitter", "give a number")),
+        (
+            ("--set", "jitter=measured", "--profile", "none"),
+            ("profile 'none' holds no measured jitter", "give a number"),
+        ),
+        (("--set", "seed=-1"), ("seed: '-1' must be finite and not negative",)),
+        (("--set", "seed=-1", "--set", "jitter=0.05"), ("seed: '-1' must be finite and not negative",)),
+        (("--set", "seed=1.5"), ("seed is '1.5'", "whole number")),
+        (("--set", "engine=foo"), ("unknown engine 'foo'", "known: des, fast")),
+        (("--set", "engine=fats"), ("unknown engine 'fats'", "did you mean 'fast'?")),
+        (("--set", "engine=dess"), ("unknown engine 'dess'", "did you mean 'des'?")),
+        (("--set", "engine="), ("--set 'engine=' is not KEY=VALUE",)),
     ],
 )
 def test_jitter_seed_or_engine_that_is_none(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
@@ -446,8 +452,18 @@ def test_jitter_seed_or_engine_that_is_none(arguments: tuple[str, ...], parts: t
 
 
 # that start processes or servers, or write files
-_OTHER_COMMANDS = {"run", "crosscheck", "explore", "calibrate", "doctor", "capture", "import", "export"}
-_OTHER_OPTIONS = {"--save", "--save-trace", "--plot", "--timeline", "--workers", "--dask", "--resume", "--debug"}
+_OTHER_COMMANDS = {
+    "run",
+    "train",
+    "adapt",
+    "explore",
+    "calibrate",
+    "doctor",
+    "capture",
+    "import",
+    "export",
+}
+_OTHER_OPTIONS = {"--save", "--save-trace", "--plot", "--workers", "--dask", "--resume", "--debug"}
 # some that an option may take, and some that none does
 WORDS = (
     *("8b", "70b", "h100-sxm", "vllm", "ladder", "standard", "desync:2", "none", "nccl", "bf16", "tpot", "protocol-a"),
@@ -508,8 +524,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     [
         ("trace", "predict", "x" * 5000),
         ("validate", "--data", "x" * 5000),
-        (*SMALL, "--plot", f"{'x' * 5000}/p.html"),
-        (*SMALL, "--save", f"{'x' * 5000}.json"),
+        (*SMALL, "--set", f"plot={'x' * 5000}/p.html"),
+        ("sweep", "--model", "8b", "--save", f"{'x' * 5000}.csv"),
     ],
 )
 def test_a_name_that_is_too_long(arguments: tuple[str, ...]) -> None:
@@ -535,6 +551,15 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         assert "\x1b" not in ran.err
 
 
+@pytest.mark.parametrize(("old", "way_out"), GONE.items())
+def test_what_has_gone_says_what_replaced_it(old: str, way_out: str) -> None:
+    refused(("predict", old, "x") if old.startswith("--") else (old, "x", "--json"), 2, f"{old}", "any more", way_out)
+
+
+def test_a_flag_that_a_command_never_had_is_unknown_as_ever() -> None:
+    assert "unknown option '--seed'" in refused(("trace", "info", "x.json", "--seed", "1"), 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
@@ -546,7 +571,7 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         ("sweep --batch 1..16", "write 1:16:x2"),
         ("sweep --set inter.allreduce_floor=1-50us", "write 1:50:x2us"),
         ("doctor 70b", "`ladder-sim doctor --help` lists the options"),
-        ("predict --seed 1,2", "`ladder-sim predict --help` lists the options"),
+        ("predict --set seed=1,2", "hint: "),
         ("predict --batch 1,2,4", "`ladder-sim sweep --batch 1,2,4` takes several"),
         ("predict --prompt 4k", "write --prompt 4096"),
         ("compare --price 2,3 h100-sxm h200-sxm", "repeat it: --price 2 --price 3"),
@@ -580,7 +605,7 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         ("predict --model llama-405b", "models of 405b: llama-3.1-405b;"),
         ("predict --model 72b", "models of 72b: qwen2.5-72b;"),
         ("predict --model 7b", "models of 7b: llama-2-7b, mistral-7b, qwen2.5-7b;"),
-        ("predict --cluster h20", "`ladder-sim show --toml h100-sxm > mine.toml`"),
+        ("predict --cluster h20", "`ladder-sim list h100-sxm --toml > mine.toml`"),
         ("predict --cluster mi300x", "no measurements of it are shipped"),
         ("predict --cluster a100-pcie", "no other GPU stands in for it"),
         ("predict --cluster h100-smx", "did you mean 'h100-sxm'?"),

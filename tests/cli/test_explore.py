@@ -55,7 +55,7 @@ def test_export_writes_a_page_without_addresses(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--model", "nope"), "unknown model 'nope'"),
-        (("--engine", "des"), "unknown option '--engine'"),
+        (("--set", "engine=des"), "unknown setting 'engine'"),
         (("--export", "page.pdf"), "must end in .html"),
         (("--set", "inter.fabric=x"), "cannot be set on a page"),
         (("--tp", "7"), "not divisible by tp 7"),

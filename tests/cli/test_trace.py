@@ -1,6 +1,7 @@
 """`ladder-sim trace`, command by command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from ladder_sim.cli.trace import trace
 from ladder_sim.des.program import NO_GROUP
 from ladder_sim.errors import LadderSimError, MemoryFitError, UsageError
 from ladder_sim.report.figures.traces import trace_figure
+from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
 from tests.conftest import DATA, REPO
@@ -144,7 +146,9 @@ def test_few_all_reduces_in_passes_are_warned_of(tmp_path: Path) -> None:
 
 def test_a_ladder_run_is_no_standard_run(tmp_path: Path) -> None:
     path = tmp_path / "ladder.json"
-    shown("export", path, "--model", "8b", "--tp", "4", "--profile", "none", "--variant", "ladder")
+    shown("export", path, "--model", "8b", "--tp", "4", "--profile", "none", "--variant", "ladder", "--gen", "2")
+    # what was predicted knows its wiring, what was recorded does not
+    perfetto.write({"recorded": replace(load([path]), origin=None)}, path)
     done = run("predict", path)
     assert isinstance(done.exception, UsageError)
     assert "or do not wait for them" in done.exception.message
@@ -155,11 +159,13 @@ def test_a_norm_in_an_all_reduce_stays_with_the_computation(tmp_path: Path) -> N
     exported = {}
     for variant in ("standard", "ladder"):
         path = tmp_path / f"{variant}.json"
-        shown("export", path, "--model", "8b", "--tp", "4", "--stack", "vllm", "--variant", variant)
+        shown("export", path, "--model", "8b", "--tp", "4", "--stack", "vllm", "--gen", "2", "--variant", variant)
         exported[variant] = load([path])
     fused = [op for op in exported["standard"].ops if op.kind == "all_reduce_norm"]
     assert len(fused) == 64
     assert all(op.communicates for op in fused)
+    # as if it were recorded
+    perfetto.write({"standard": replace(exported["standard"], origin=None)}, tmp_path / "standard.json")
     document = json.loads(shown("predict", tmp_path / "standard.json", "--json"))
     assert document["layers"] == 32
     predicted_s = max(op.end_s for op in exported["ladder"].ops)
@@ -176,7 +182,7 @@ def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
     shown(*command)
     alone = load([path])
     written = []
-    for flags in (("--jitter", "0.1"), ("--jitter", "0.1"), ("--jitter", "0.1", "--seed", "7")):
+    for flags in (("--set", "jitter=0.1"), ("--set", "jitter=0.1"), ("--set", "jitter=0.1", "--set", "seed=7")):
         shown(*command, *flags)
         written.append(path.read_bytes())
     graph = load([path])
@@ -195,7 +201,7 @@ def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
     assert replayed.unexplained() == []
     small = ("--set", "gpu.hbm=1GB")
     assert isinstance(run(*command, *small).exception, MemoryFitError)
-    shown(*command, *small, "--ignore-memory")
+    shown(*command, *small, "--set", "ignore_memory=true")
 
 
 def test_names_of_a_trace_do_not_move_the_cursor(tmp_path: Path) -> None:
@@ -278,9 +284,12 @@ def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
     standard = tmp_path / "standard.json.gz"
     where = ("--model", "70b", "--nodes", "2", "--batch", "16", "--variant", "standard", "--profile", "h100-sxm")
     shown("export", standard, *where)
-    variants = "standard,ladder,hybrid-ladder:16,upper-bound"
+    load_of = tmp_path / "load.json.gz"
+    shown("export", load_of, "--model", "70b", "--concurrency", "64", "--variant", "standard")
     for text in (
-        shown("predict", standard, "--variant", variants),
+        shown("predict", standard, "--variant", "standard,ladder,hybrid-ladder:16,upper-bound"),
+        shown("predict", standard, "--variant", "standard,ladder,parallel,upper-bound", "--from", "0s"),
+        shown("predict", load_of, "--variant", "standard,parallel,ladder,upper-bound"),
         shown("replay", DATA / "traces" / "nccl_ddp.json.gz"),
     ):
         printed = [line.rstrip() for line in text.splitlines()]

@@ -38,7 +38,7 @@ def test_70b_does_not_fit_one_gpu() -> None:
     assert caught.value.exit_code == 3
     assert "H100 SXM5 80GB" in caught.value.message
     assert "--tp 2 or --dtype fp8 fits" in caught.value.hint
-    assert "--ignore-memory" in caught.value.hint
+    assert "--set ignore_memory=true" in caught.value.hint
 
 
 def test_ignoring_memory_predicts_all_the_same() -> None:

@@ -75,7 +75,7 @@ def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: P
 def test_pages_in_files_break_no_rule(browser: Browser, address: str, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("page.html", "plot.html", "kept.html")]
     assert main(["explore", "--model", "405b", "--nodes", "2", "--export", str(files[0])]) == 0
-    assert main(["predict", "--plot", str(files[1])]) == 0
+    assert main(["predict", "--set", f"plot={files[1]}"]) == 0
     # with the views in the background
     with urlopen(f"{address}/download/page.html?model=8b&tp=2&stack=vllm&concurrency=8") as kept:
         files[2].write_bytes(kept.read())

@@ -287,7 +287,7 @@ def test_names() -> None:
         Techniques.of("fused")
     with pytest.raises(UsageError, match="given twice"):
         Techniques.of("fused-norm+fused-norm")
-    assert {*REWRITES} == {*TECHNIQUES, "own-fused-norm", "backward"}
+    assert {*REWRITES} == {*TECHNIQUES, "own-fused-norm"}
     for technique in TECHNIQUES.values():
         assert technique.summary
         assert technique.limit != bool(technique.support and technique.needs)

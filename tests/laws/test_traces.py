@@ -3,20 +3,25 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ladder_sim import Scenario, predict
+from ladder_sim.traces import perfetto
 from ladder_sim.traces.idle import KERNEL_WAIT_S
 from ladder_sim.traces.load import load
+from ladder_sim.traces.predicted import predicted_run
 from ladder_sim.traces.replay import MAX_ERROR, replay
 from ladder_sim.traces.whatif import with_gaps
-from ladder_sim.traces.wirings import predict_variants
+from ladder_sim.traces.wirings import baseline, predict_variants
 from tests.support import commands
 from tests.support.laws import law
 from tests.support.nsys_files import write_nsys
+from tests.support.random_scenarios import scenarios
 from tests.support.trace_files import COMM, MAIN, TraceFile, decode_graph, tensor_parallel, uneven_ranks
 
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
@@ -160,3 +165,25 @@ def test_waits_for_an_absent_rank_are_told_apart(folder: Path, extra_us: list[fl
         staying = alone[variant].speedup_waits_stay
         assert staying is not None or sum(extra_us) < 40
         assert (staying or alone[variant].speedup) == pytest.approx(together.speedup, rel=0.02), variant
+
+
+PREDICTED = scenarios(models=("8b", "llama-3.2-1b", "gemma-3-27b", "qwen3-30b-a3b"), in_flight=None)
+WIRINGS = ("standard", "parallel", "ladder", "hybrid-ladder:3", "upper-bound")
+
+
+@law(examples=25)
+@given(PREDICTED, st.sampled_from(["standard", "standard", "ladder"]))
+def test_a_rewired_prediction_is_the_prediction(folder: Path, scenario: Scenario, own: str) -> None:
+    """A predicted trace, read back and rewired, gives the time per token and the gain of every wiring's prediction."""
+    path = folder / "predicted.json.gz"
+    scenario = replace(scenario, variant=own)
+    perfetto.write({own: predicted_run(scenario, "decode", ignore_memory=True)}, path)
+    run = load([path])
+    predicted, rewired = predict(scenario, WIRINGS, ignore_memory=True), predict_variants(run, WIRINGS)
+    replayed = baseline(run, None)
+    assert replayed.recorded_s == pytest.approx(predicted[own].tpot_s, rel=1e-6)
+    assert replayed.error == pytest.approx(0.0, abs=1e-6)
+    for name, prediction in predicted.items():
+        assert rewired[name].seconds == pytest.approx(prediction.tpot_s, rel=1e-6), name
+        gain = predicted[own].tpot_s / prediction.tpot_s
+        assert rewired[name].speedup == pytest.approx(gain, rel=1e-6), name

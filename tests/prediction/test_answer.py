@@ -49,7 +49,7 @@ def test_no_name_is_refused(nothing: list[str]) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("flags", ["", "--variant ladder", "--variant standard,desync:4 --jitter 0.05"])
+@pytest.mark.parametrize("flags", ["", "--variant ladder", "--variant standard,desync:4 --set jitter=0.05"])
 def test_printed_is_what_the_command_prints(flags: str) -> None:
     """The table, then the warnings, which the command writes to stderr."""
     ran = run(*shlex.split(f"{COMMAND} {flags}"))

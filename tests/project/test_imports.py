@@ -25,7 +25,7 @@ SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
 EXPLORER = {"dash", "flask", "werkzeug"}
 
 RUNTIME = {"torch"}
-RUNTIME_LAZY = {"jinja2", "pyarrow", "safetensors", "tokenizers"}
+RUNTIME_LAZY = {"safetensors", "tokenizers"}
 
 # What all three packages share.
 SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")

@@ -90,7 +90,7 @@ def test_a_schema_of_a_table_knows_its_names_units_and_limits() -> None:
 def test_answers_are_as_their_schemas_say(tmp_path: Path) -> None:
     check("prediction", json.loads(run(*SMALL, "--json").out))
     check("prediction", json.loads(run(*SMALL, "--stack", "vllm", "--concurrency", "8", "--json").out))
-    for command in (("list", "settings"), ("quality",), ("sensitivity", "--model", "8b", "--variant", "ladder")):
+    for command in (("list", "settings"), ("list", "quality"), ("sensitivity", "--model", "8b", "--variant", "ladder")):
         check("answer", json.loads(run(*command, "--json").out))
     file = tmp_path / "sweep.jsonl"
     # 405B does not fit

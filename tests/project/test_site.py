@@ -51,7 +51,6 @@ def test_every_command_is_listed_with_every_option(reference: ModuleType) -> Non
     # of those that another package reads, as its own help has them
     runtime_parsers, calibration_parsers = map(members, (runtime.argument_parser(), calibration.argument_parser()))
     shown |= {"run": runtime_parsers["complete"].format_help() + runtime_parsers["bench"].format_help()}
-    shown |= {name: runtime_parsers[name].format_help() for name in ("train", "adapt")}
     shown |= {f"calibrate {name}": calibration_parsers[name].format_help() for name in ("run", "fit", "show")}
     for name, text in shown.items():
         assert options(text) - {"--help"} <= options(listed[name].replace("&#95;", "_")), name

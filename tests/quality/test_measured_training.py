@@ -2,15 +2,56 @@
 
 import json
 import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from scipy.stats import t
 
-from benchmarks.from_scratch import compare
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import published
 from tests.conftest import REPO
 
 RESULTS = REPO / "tests" / "data" / "training"
+
+
+class Gap(NamedTuple):
+    """Held-out losses of a size and wiring, nats per byte, next to those of the same seeds in standard."""
+
+    wiring: str
+    parameters: int
+    """Parameters of the standard model."""
+    tokens: int
+    """Tokens that each seed learned from."""
+    loss: float
+    """Mean loss of the seeds."""
+    gaps: tuple[float, ...]
+    """Difference of each seed to standard."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.gaps)
+
+    @property
+    def half(self) -> float:
+        """Half of the mean's 95 % interval, by Student's t."""
+        spread = statistics.stdev(self.gaps) / math.sqrt(len(self.gaps))
+        return float(t.ppf(0.975, len(self.gaps) - 1)) * spread
+
+
+def compare(folder: Path) -> Iterator[Gap]:
+    """What the files of a folder hold."""
+    runs = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    standards = {run["size"]: run for run in runs if run["wiring"] == "standard"}
+    for run in runs:
+        standard = standards[run["size"]]
+        base = dict(zip(standard["seeds"], standard["held_out"], strict=True))
+        losses = dict(zip(run["seeds"], run["held_out"], strict=True))
+        gaps = tuple(losses[seed] - base[seed] for seed in losses if seed in base)
+        loss = statistics.mean(losses.values())
+        yield Gap(run["wiring"], standard["parameters_of_a_rank"], run["tokens"], loss, gaps)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +94,12 @@ def test_the_page_has_the_measured_recovery(page: str) -> None:
 def test_the_page_has_the_measured_gaps_from_scratch(page: str) -> None:
     shown = {}
     for folder in (RESULTS / "scratch").iterdir():
-        for each in compare(folder):
+        gaps = list(compare(folder))
+        standards = {each.parameters: each for each in gaps if each.wiring == "standard"}
+        for each in gaps:
             if each.wiring == "standard":
-                standard = each
                 continue
+            standard = standards[each.parameters]
             shown[each.wiring, round(each.parameters / 1e6, 2), round(each.tokens / 1e6, 1)] = each, standard
             cells = (
                 f"{each.parameters / 1e6:.2f} M",

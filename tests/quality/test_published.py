@@ -1,7 +1,5 @@
 """Published figures of quality: what the file holds, and what is said of a wiring."""
 
-import csv
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -109,7 +107,7 @@ def test_a_spread_is_next_to_its_value() -> None:
 
 
 def test_the_command_says_what_is_published_and_what_not() -> None:
-    every = run("quality").out
+    every = run("list", "quality").out
     assert "no published quality is known here of track:D, drop:K, partial:P" in every
     assert "secondary copy" in every
     assert "+0.42 worse" in every
@@ -117,14 +115,14 @@ def test_the_command_says_what_is_published_and_what_not() -> None:
     assert "parity" not in every
     # not again for each of its figures
     assert every.count("Transformer 3.5B, 3.5 B  100 B tokens, from scratch on FineWeb-edu") == 1
-    answer = json.loads(run("quality", "ladder:2", "--json").out)
+    answer = json.loads(run("list", "quality", "ladder:2", "--json").out)
     assert answer["unknown"] == ["ladder:2"]
     assert {row["wiring"] for row in answer["rows"]} == {
         "ladder",
         *(f"hybrid-ladder:{last}" for last in (8, 15, 16, 20)),
     }
-    (nothing,) = csv.DictReader(io.StringIO(run("quality", "track:4", "--csv").out))
-    assert {name for name, cell in nothing.items() if cell} == {"wiring"}
-    refused = run("quality", "upper-bound")
+    nothing = json.loads(run("list", "quality", "track:4", "--json").out)
+    assert (nothing["unknown"], nothing["rows"]) == (["track:4"], [])
+    refused = run("list", "quality", "upper-bound")
     assert refused.code == 2
     assert "needs no training" in refused.err

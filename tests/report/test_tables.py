@@ -76,7 +76,7 @@ def test_figures_stay_in_one_piece(predictions: Predictions, width: int, monkeyp
     "command",
     [
         "predict --model 405b --nodes 2 --explain",
-        "predict --model 8b --tp 2 --gen 4 --jitter 0.05 --variant standard",
+        "predict --model 8b --tp 2 --gen 4 --set jitter=0.05 --variant standard",
         "sweep --tp 2,4 --batch 1:4 --stack gpt-fast,vllm --nodes 1,2 --price 2",
         "breakeven inter.allreduce_floor --model 405b --nodes 2 --gain 10%",
         "sensitivity --model 405b --nodes 2",

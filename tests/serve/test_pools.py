@@ -206,15 +206,15 @@ def test_the_side_with_fewer_gpus_says_how_long_a_kv_cache_takes() -> None:
 
 def test_the_command_takes_pools() -> None:
     flags = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--rate", "20", "--requests", "80", "--variant", "ladder")
-    shown = run("serve", *flags, "--seeds", "1", "--prefill-replicas", "2", "--prefill-tp", "1")
+    shown = run("serve", *flags, "--seeds", "1", "--set", "prefill_replicas=2", "--set", "prefill_tp=1")
     assert "80 requests, 4 GPUs" in shown.out
     assert "prompts on TP 1, DP 2; 20 requests/s" in shown.out
-    measured = run("serve", *flags, "--prefill-replicas", "2", "--steps", "steps.toml")
-    assert "--prefill-replicas with --steps" in measured.err
-    without = run("serve", *flags, "--prefill-tp", "1")
-    assert "--prefill-tp 1 without --prefill-replicas" in without.err
-    negative = run("serve", *flags, "--prefill-replicas", "-1")
-    assert "--prefill-replicas is -1: must be a whole number from 1" in negative.err
+    measured = run("serve", *flags, "--set", "prefill_replicas=2", "--steps", "steps.toml")
+    assert "prefill_replicas with --steps" in measured.err
+    without = run("serve", *flags, "--set", "prefill_tp=1")
+    assert "prefill_tp 1 without prefill_replicas" in without.err
+    negative = run("serve", *flags, "--set", "prefill_replicas=-1")
+    assert "prefill_replicas: '-1' must be finite and not negative" in negative.err
 
 
 def test_answers_of_one_token_leave_nothing_to_decode(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_answers_of_one_token_leave_nothing_to_decode(tmp_path: Path) -> None:
     flags = ("--model", "8b", "--tp", "1", "--stack", "sglang", "--rate", "5", "--requests", "30", "--gen", "1")
     figure, trace = tmp_path / "load.html", tmp_path / "minute.json"
     shown = run(
-        *("serve", *flags, "--variant", "standard", "--seeds", "1", "--prefill-replicas", "1"),
-        *("--plot", str(figure), "--perfetto", str(trace)),
+        *("serve", *flags, "--variant", "standard", "--seeds", "1", "--set", "prefill_replicas=1"),
+        *("--set", f"plot={figure}", "--set", f"perfetto={trace}"),
     )
     assert shown.code == 0, shown.err
     assert figure.exists()

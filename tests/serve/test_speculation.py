@@ -107,10 +107,10 @@ def test_the_command_drafts() -> None:
     flags = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--rate", "4", "--requests", "50", "--seeds", "1")
     plain, drafted = (
         json.loads(run("serve", *flags, "--variant", "ladder", *more, "--json").out)
-        for more in ((), ("--speculate", "3:0.7"))
+        for more in ((), ("--set", "speculate=3:0.7"))
     )
     assert drafted["speculation"]["acceptance"] == pytest.approx([0.7, 0.49, 0.343])
     faster = plain["rows"][0]["tpot_mean_s"] / drafted["rows"][0]["tpot_mean_s"]
     # 2.53 tokens a step, which takes longer
     assert 1.5 < faster < 1.0 + 0.7 + 0.7**2 + 0.7**3
-    assert "3 drafted, accepted 0.7/0.49/0.34; 4 requests/s" in run("serve", *flags, "--speculate", "3:0.7").out
+    assert "3 drafted, accepted 0.7/0.49/0.34; 4 requests/s" in run("serve", *flags, "--set", "speculate=3:0.7").out

@@ -1,4 +1,4 @@
-"""`benchmarks/vllm_ladder.py`: what it makes of runs, and how it goes on after links that are measured."""
+"""`benchmarks/vllm_ladder.py`: what it makes of runs."""
 
 import json
 import shutil
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import vllm_ladder
-from benchmarks.vllm_campaign import Campaign, predict, with_section
+from benchmarks.vllm_campaign import predict, with_section
 from benchmarks.vllm_ladder import PAGE, RECORDED, compare, to_section
 from calibration.steps_fit import steps_toml
 from ladder_sim.serve import MeasuredSteps
@@ -65,14 +64,6 @@ def test_compiled_models_have_a_table_of_their_own(recorded: Path) -> None:
     assert "| 1 ms | 5 | TPOT p50 |" in compiled
     assert "| 1 ms, compiled | 5 | TPOT p50 |" in compiled
     assert "1 ms, compiled at 5/s" in " ".join(compiled.split())
-
-
-def test_a_link_that_is_measured_is_kept(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (recorded / "runs.json").read_bytes()
-    # a server could not be started
-    vllm_ladder.measure(Campaign(recorded, recorded, "/no/python", 1.0, 1, ("light",)), "1ms", ("eager",))
-    assert (recorded / "runs.json").read_bytes() == before
-    assert "has the link of 1 ms" in capsys.readouterr().err
 
 
 def test_the_page_shows_what_was_recorded() -> None:

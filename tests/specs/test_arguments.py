@@ -3,8 +3,9 @@
 import inspect
 from dataclasses import fields
 
-from ladder_sim.cli.options import ScenarioFlags
-from ladder_sim.cli.sweep import Axes
+import typer.main
+
+from ladder_sim.cli.main import app
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration
@@ -22,10 +23,12 @@ def test_a_scenario_holds_every_argument() -> None:
     assert Scenario.of(**scenario.fields()) == scenario
 
 
-def test_every_argument_is_a_flag_and_an_axis() -> None:
-    flags = {option.name for option in ScenarioFlags.options()}
-    assert {argument.key for argument in ARGUMENTS.values()} <= flags
-    assert set(ARGUMENTS) <= {option.name for option in Axes.options()}
+def test_every_argument_is_a_flag_or_set_and_an_axis() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    given = {name for name, argument in ARGUMENTS.items() if argument.has_flag}
+    for command, keys in (("predict", {ARGUMENTS[name].key for name in given}), ("sweep", given)):
+        flags = {option.name for option in commands[command].params}
+        assert flags & {*ARGUMENTS, *(each.key for each in ARGUMENTS.values())} == keys
     assert all(argument.maximum > 0 for argument in ARGUMENTS.values() if argument.kind is int)
 
 

@@ -245,7 +245,7 @@ def test_hugging_face_ids_are_names_of_the_catalog() -> None:
         assert catalog.model(hub_id) == catalog.model(hub_id.upper()) == catalog.model(name)
     # each belongs to one model
     assert sum(len(catalog.model_config(name).get("_ids", ())) for name in catalog.model_names()) == len(ids)
-    assert "meta-llama/Llama-3.3-70B-Instruct\n" in run("show", "meta-llama/Llama-3.3-70B-Instruct").out
+    assert "meta-llama/Llama-3.3-70B-Instruct\n" in run("list", "meta-llama/Llama-3.3-70B-Instruct").out
     assert run("predict", "--model", "Qwen/Qwen3-32B").out == run("predict", "--model", "qwen3-32b").out
 
 

@@ -17,7 +17,7 @@ from tests.conftest import REPO
 PAGE = REPO / "docs" / "development.md"
 # the table is what stands between this head and the next empty line
 HEAD = "| law | examples |\n|---|---|\n"
-# of the profile that `make verify-properties` runs
+# of the profile `thorough`
 THOROUGH = 1000
 
 

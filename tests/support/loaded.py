@@ -9,17 +9,13 @@ from torch import Tensor
 
 from runtime.assemble import load
 from runtime.checkpoint.files import Checkpoint
-from runtime.checkpoint.save import save
 from runtime.comm.base import Communicator
-from runtime.complete import left_padded
+from runtime.complete import left_padded, of_first_rank
 from runtime.config import EngineConfig, ModelConfig
-from runtime.fields import read_object
 from runtime.generate import Generator
 from runtime.memory import Workload
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
-from runtime.prepare import SamplingConfig
-from runtime.sampling import Sampler
 from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])
@@ -29,7 +25,6 @@ WIRINGS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "upp
 CASES = [("llama", "flash", name) for name in WIRINGS]
 CASES += [("llama", "math", "standard"), ("llama", "math", "ladder")]
 CASES += [("deepseek-v3", "flash", "standard"), ("deepseek-v3", "math", "ladder")]
-SAMPLED = SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, seed=3)
 
 
 def model_of(folder: Path, comm: Communicator, **engine: Any) -> Decoder:
@@ -43,16 +38,14 @@ def expert_degrees(config: ModelConfig, size: int) -> list[int]:
     return [1, size] if config.experts and size > 1 else [1]
 
 
-def completed(
-    model: Decoder, wiring: Wiring, prompts: Sequence[Sequence[int]], sampling: SamplingConfig
-) -> tuple[Tensor, Tensor]:
+def completed(model: Decoder, wiring: Wiring, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """New tokens of a batch, and the logits they were chosen from."""
     rows, pads = left_padded(prompts)
-    sampler, logits = Sampler(sampling, model.comm), []
+    first, logits = of_first_rank(model), []
 
     def pick(logits_BTV: Tensor, wiring: Wiring) -> Tensor:
         logits.append(logits_BTV[:, -1])
-        return sampler(logits_BTV, wiring)
+        return first(logits_BTV, wiring)
 
     generator = Generator(model, torch.tensor(rows), GEN, pad_B=torch.tensor(pads) if any(pads) else None, pick=pick)
     generator.prefill(wiring)
@@ -66,27 +59,18 @@ def compute(comm: Communicator, root: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     results: dict[str, Any] = {"logits": {}, "greedy": {}, "padded": {}, "alone": {}}
     standard = lay_out("standard", 4)
-    for folder in sorted(path for path in root.iterdir() if not path.name.startswith("saved")):
+    for folder in sorted(root.iterdir()):
         logits, greedy = results["logits"][folder.name], results["greedy"][folder.name] = {}, {}
         for ep in expert_degrees(Checkpoint.open(folder).shape, comm.size):
             model = model_of(folder, comm, prefill_logits="all", ep=ep)
             with torch.inference_mode():
                 logits[ep] = model(torch.tensor([PROMPTS[0]]), standard)
-            greedy[ep] = completed(model, standard, PROMPTS[:1], SamplingConfig())[0]
-        # of the last degree
-        save(model, root / f"saved-{folder.name}-{comm.size}", read_object(folder / "config.json", what="x"))
+            greedy[ep] = completed(model, standard, PROMPTS[:1])[0]
     for case in CASES:
         family, attention, variant = case
         model, wiring = model_of(root / family, comm, attention=attention), lay_out(variant, 4)
-        results["padded"][case] = completed(model, wiring, PROMPTS, SamplingConfig())
-        results["alone"][case] = [completed(model, wiring, [prompt], SamplingConfig()) for prompt in PROMPTS]
-    results["sampled"] = completed(model, standard, PROMPTS, SAMPLED)[0]
-    sharded = model_of(root / "qwen2-tied", comm, sharded_embedding=True, sharded_lm_head=True)
-    save(
-        sharded,
-        root / f"saved-sharded-{comm.size}",
-        read_object(root / "qwen2-tied" / "config.json", what="x"),
-    )
+        results["padded"][case] = completed(model, wiring, PROMPTS)
+        results["alone"][case] = [completed(model, wiring, [prompt]) for prompt in PROMPTS]
     return results
 
 

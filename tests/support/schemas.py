@@ -77,7 +77,7 @@ def made() -> dict[str, dict[str, Any]]:
             "The answer of `ladder-sim doctor --json`",
             _marked(ladder_sim.cli.doctor.SCHEMA, typed(ladder_sim.cli.doctor.Report)),
         ),
-        "crosscheck": _of("A result of `ladder-sim crosscheck --json`", typed(ResultDocument)),
+        "crosscheck": _of("A result of `ladder-sim calibrate check --json`", typed(ResultDocument)),
         "steps": _of(
             "Times of steps (.toml), of `ladder-sim calibrate fit-steps`",
             _marked(ladder_sim.serve.engine.measured_steps.SCHEMA, table(MeasuredSteps)),

@@ -6,7 +6,7 @@ One world per tensor-parallel degree runs every case, because starting a process
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -202,47 +202,17 @@ def logits(case: Case, comm: Communicator) -> dict[str, Tensor]:
         return {"uncached": model(tokens_BT, wiring), "cached": torch.cat(parts, dim=1)}
 
 
-def gradients(case: Case, comm: Communicator) -> dict[str, Tensor]:
-    """Of every parameter of this rank."""
-    config = MODELS[case.model]
-    model = decoder(config, engine_of(case, comm.size), comm)
-    loss(model(tokens_of(config), lay_out(case.variant, config.layers))).backward()
-    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-
-
-def loss(logits_BTV: Tensor) -> Tensor:
-    return logits_BTV.log_softmax(-1)[..., 3].sum()
-
-
 class World(NamedTuple):
     """What the ranks of one degree computed, rank by rank."""
 
     logits: list[dict[Case, dict[str, Tensor]]]
-    gradients: list[dict[Case, dict[str, Tensor]]]
 
 
-TRAINED = [Case("grouped", "flash", variant) for variant in (*VARIANTS[:-1], *OTHERS, *HYBRIDS)]
-TRAINED += [Case("grouped", "sharded", variant) for variant in ("ladder", "hybrid-ladder:1", "delayed:1", "partial:50")]
-TRAINED += [Case("behind", "flash", variant) for variant in WHOLE]
-TRAINED_APART = [Case("split", "flash", variant) for variant in ("standard", "desync:3", *OTHERS)]
-# these hold weights whole on every rank, whose gradients are parts
-TRAINED_ALONE = [Case("experts", "flash", "ladder"), Case("latent", "flash", "standard")]
-
-
-def trained(size: int) -> list[Case]:
-    """Cases whose gradients a degree computes."""
-    return {1: TRAINED + TRAINED_ALONE, 2: TRAINED, 4: TRAINED_APART}[size]
-
-
-def compute(comm: Communicator) -> dict[str, Any]:
+def compute(comm: Communicator) -> dict[Case, dict[str, Tensor]]:
     torch.set_num_threads(1)
-    return {
-        "logits": {case: logits(case, comm) for case in cases(comm.size)},
-        "gradients": {case: gradients(case, comm) for case in trained(comm.size)},
-    }
+    return {case: logits(case, comm) for case in cases(comm.size)}
 
 
 def run_world(size: int, folder: Path) -> World:
     """Compute everything with `size` ranks."""
-    results = on_ranks(size, folder, compute)
-    return World([result["logits"] for result in results], [result["gradients"] for result in results])
+    return World(on_ranks(size, folder, compute))

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ladder_sim.errors import UsageError
+from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate
 from tests.support.nsys_files import write_nsys
@@ -327,6 +329,34 @@ def test_steps_are_found_by_their_marks_and_by_repetition(saved: Saved) -> None:
     assert unmarked.steps == ("iteration 1", "iteration 2", "iteration 3")
     lengths = [[round(step.recorded_s / US) for step in replay(graph).steps] for graph in (marked, unmarked)]
     assert lengths == [[355] * 3] * 2
+
+
+def replayed_graphs(layers: int, replays: int) -> TraceFile:
+    """CUDA graphs of some layers that run one after another, without a head, marks or waits."""
+    trace = TraceFile()
+    now = 400.0
+    for number in range(replays):
+        graph = trace.call("cudaGraphLaunch", 60.0 * number, 50)
+        for _ in range(layers):
+            for name in ("qkv_gemm", "flash_fwd", "o_gemm", "all_reduce", "up_gemm", "silu", "down_gemm", "all_reduce"):
+                kind = "ncclDevKernel_AllReduce" if name == "all_reduce" else name
+                trace.event("kernel", kind, now, 20, COMPUTE, stream=COMPUTE, device=0, correlation=graph)
+                now += 20.5
+        now += 8
+    return trace
+
+
+def test_a_cuda_graph_of_several_layers_is_an_iteration(saved: Saved) -> None:
+    """Regression: replays in a row were one pass of all their layers, as long as the first launch took as well."""
+    graph = saved(replayed_graphs(layers=3, replays=4))
+    assert graph.steps == ("iteration 1", "iteration 2", "iteration 3", "iteration 4")
+    assert [forward.layers for forward in find_passes(choose_step(graph, None))] == [3]
+    # a graph of one layer is a piece of a pass, which engines compile so
+    assert saved(replayed_graphs(layers=1, replays=12)).steps == ()
+    # and one that does something else is another part of it
+    other = replayed_graphs(layers=3, replays=4)
+    other.kernel("head_gemm", 260, 400 + 3 * 8 * 20.5 + 2, 5)
+    assert saved(other).steps == ()
 
 
 def test_layers_are_no_iterations(saved: Saved) -> None:

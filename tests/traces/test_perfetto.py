@@ -11,7 +11,7 @@ from ladder_sim import Scenario
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp
 from ladder_sim.traces.load import load
-from ladder_sim.traces.predicted import predicted_step
+from ladder_sim.traces.predicted import predicted_run
 from ladder_sim.traces.replay import simulate, with_times
 from ladder_sim.traces.summary import summarize_run
 from ladder_sim.traces.whatif import without_launch_gaps
@@ -92,9 +92,9 @@ def points(before: TraceOp, op: TraceOp) -> bool:
 
 
 @pytest.mark.parametrize("stack", ["gpt-fast", "vllm"])
-def test_a_predicted_step(reader: Processor, stack: str) -> None:
+def test_a_predicted_run(reader: Processor, stack: str) -> None:
     scenario = Scenario.of(model="8b", tp=4, variant="ladder", stack=stack)
-    assert_shown(reader, {"predicted": predicted_step(scenario, "decode", profile="h100-sxm")})
+    assert_shown(reader, {"predicted": predicted_run(scenario, "decode", profile="h100-sxm")})
 
 
 def test_a_measured_run_beside_its_replay(reader: Processor) -> None:

@@ -87,7 +87,7 @@ def test_an_archive_is_compared_with_what_was_predicted_before_and_with_today(tm
     assert archive.sentence in " ".join(said.out.split())
     assert "Not measured: second, served." in said.out
     assert "not measured: second: no time" in said.out
-    document = json.loads(run("validate", str(path), "--json", "--plot", str(tmp_path / "figure.html")).out)
+    document = json.loads(run("validate", str(path), "--json", "--set", f"plot={tmp_path / 'figure.html'}").out)
     assert document["sentence"] == archive.sentence
     assert len(document["rows"]) == 6
     assert (tmp_path / "figure.html").exists()
@@ -117,7 +117,7 @@ def test_the_table_of_archives_is_that_of_the_repository() -> None:
 def test_an_archive_without_a_run_says_so(tmp_path: Path) -> None:
     archive = read_archive(pack(tmp_path / "node.tar.gz", measured=False))
     assert "0 of 6 rows measured; nothing to compare." in archive.sentence
-    assert run("validate", str(tmp_path / "node.tar.gz"), "--plot", str(tmp_path / "figure.html")).code == 0
+    assert run("validate", str(tmp_path / "node.tar.gz"), "--set", f"plot={tmp_path / 'figure.html'}").code == 0
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,7 @@ def test_the_command_reads_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
     [
         (("--level", "transfer"), "unknown level 'transfer'"),
         (("--level", "roofline", "--profile", "h100-sxm"), "exclude each other"),
-        (("--plot", "errors.pdf"), "unknown extension"),
+        (("--set", "plot=errors.pdf"), "unknown extension"),
         (("--json", "--csv"), "exclude each other"),
     ],
 )

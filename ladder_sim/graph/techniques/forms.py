@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ladder_sim.graph import backward
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import Phase
@@ -55,8 +54,6 @@ REWRITES: Mapping[str, Rewrite] = {
     "gemm-overlap": Rewrite(gemm_overlap.applies, lambda layout, _: gemm_overlap.rewrite(layout)),
     "ideal-overlap": Rewrite(_always, lambda layout, _: ideal_overlap.rewrite(layout)),
     "token-split": Rewrite(token_split.applies, lambda layout, parts: token_split.rewrite(layout, int(parts))),
-    # of training steps alone (`ladder_sim.simulate.training`); the parameter says whether activations are recomputed
-    "backward": Rewrite(_always, lambda layout, kept: backward.rewrite(layout, recompute=kept == "recompute")),
 }
 
 

