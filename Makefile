@@ -3,6 +3,7 @@
 # make test          the whole test suite, about a quarter of an hour on two cores
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
+#                    PAPER=1 the table of the Ladder Residual paper, an hour; SERVE=1 vLLM with random weights as well
 # make loop          examples/loop.py: run, time, simulate, predict and check on two CPU cores, three minutes
 # make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
@@ -15,7 +16,9 @@ PYTEST_ARGS ?=
 # processes that share the tests; with 0 pytest runs them itself, as --pdb needs
 WORKERS ?= 2
 # folder and archive of gpu-evidence, and further options of `ladder-sim calibrate evidence`
-EVIDENCE ?= evidence
+PAPER ?=
+SERVE ?=
+EVIDENCE ?= measured$(if $(PAPER),-paper)$(if $(SERVE),-serve)
 EVIDENCE_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -51,8 +54,16 @@ verify-exact: $(VENV)/.test-installed
 loop: $(VENV)/.runtime-installed
 	$(BIN)/python -m examples.loop
 
-gpu-evidence: $(VENV)/.runtime-installed
-	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(EVIDENCE_ARGS)
+gpu-evidence: $(VENV)/.runtime-installed $(if $(SERVE),$(VENV)-vllm/.installed)
+	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(if $(PAPER),--paper) \
+		$(if $(SERVE),--serve --vllm $(VENV)-vllm/bin/vllm) $(EVIDENCE_ARGS)
+
+# vLLM pins a torch of its own, so it has an environment of its own, with the plug-in.
+$(VENV)-vllm/.installed: pyproject.toml
+	@echo "Installing vLLM into $(VENV)-vllm: several GB, some minutes the first time"
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install '.[vllm]'
+	@touch $@
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
 # that the build backend is the pinned one too.
@@ -121,4 +132,4 @@ dist:
 		--output-file dist/ladder_sim-$(VERSION).cdx.json $(RELEASE)/bare
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-vllm build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

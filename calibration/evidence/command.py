@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,30 @@ from ladder_sim.system.files import locked
 
 # engines whose kernels differ most: math attention and NCCL, flash attention and all-reduces of its own
 STACKS, BATCHES = ("gpt-fast", "vllm"), ("1", "16")
+DEFAULTS: Mapping[str, Any] = {
+    "model": "70b",
+    "stack": STACKS,
+    "batch": BATCHES,
+    "degrees": None,
+    "p2p": None,
+    "prompt": 1024,
+    "gen": 128,
+    "dtype": "bf16",
+    "repeats": 7,
+    "warmups": 2,
+}
+
+# the table of the Ladder Residual paper (arXiv 2501.06589) under gpt-fast; six requests have a 95 % interval
+PAPER: Mapping[str, Any] = {
+    "stack": ("gpt-fast",),
+    "batch": ("1", "16", "64", "4"),
+    "degrees": ("8", "4", "2", "1"),
+    "p2p": ("on", "off"),
+    "gen": 512,
+    "dtype": "fp16",
+    "repeats": 6,
+    "warmups": 1,
+}
 
 
 def add_to(commands: Any) -> None:
@@ -20,16 +45,27 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("evidence", help="measure a borrowed machine in one go, and pack what it tells")
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to fill, or to go on with; the archive is next to it")
-    add("--model", default="70b", help="model whose shards are measured and run (default %(default)s)")
+    add(
+        "--paper",
+        action="store_true",
+        help="the table of the Ladder Residual paper: 70B, TP 8 to 1, P2P on and off, an hour",
+    )
+    add("--serve", action="store_true", help="vLLM as well, standard and ladder, with random weights under three loads")
+    add("--vllm", default="vllm", help="command of vLLM, where this package is installed as well (default %(default)s)")
+    add("--model", help="model whose shards are measured and run (default 70b)")
     add("--ranks", type=int, help="ranks with real links between them; default: one for each GPU")
     add("--tp", type=int, default=8, help="degree that a single rank emulates (default %(default)s)")
+    add("--degrees", type=_words, help="tensor-parallel degrees of runs, the most valuable first; default: all ranks")
+    add("--p2p", type=_words, help="links of runs: on,off runs each with and without NCCL_P2P_DISABLE=1")
     add("--cluster", help="catalog cluster, or its .toml; default: one with this GPU, SXM if there is one")
-    add("--budget", default="30m", help="time to spend (default %(default)s)")
-    add("--stack", type=_words, default=STACKS, help=f"engines to run as (default {','.join(STACKS)})")
-    add("--batch", type=_words, default=BATCHES, help=f"sequences served together (default {','.join(BATCHES)})")
-    add("--prompt", type=int, default=1024, help="tokens of each prompt (default %(default)s)")
-    add("--gen", type=int, default=128, help="new tokens of each sequence (default %(default)s)")
-    add("--repeats", type=int, default=7, help="requests of each variant (default %(default)s)")
+    add("--budget", help="time to spend (default 30m, with --paper or --serve 55m)")
+    add("--stack", type=_words, help=f"engines to run as (default {','.join(STACKS)})")
+    add("--batch", type=_words, help=f"sequences served together (default {','.join(BATCHES)})")
+    add("--prompt", type=int, help="tokens of each prompt (default 1024)")
+    add("--gen", type=int, help="new tokens of each sequence (default 128, with --paper 512)")
+    add("--dtype", help="precision of runs (default bf16, with --paper fp16)")
+    add("--repeats", type=int, help="requests of each variant (default 7, with --paper 6)")
+    add("--warmups", type=int, help="requests of each variant before those (default 2, with --paper 1)")
     add("--most", type=float, help="limit on the sizes of single ops, as of `calibrate run`")
     add_created(parser)
     parser.set_defaults(run=_run)
@@ -40,6 +76,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _run(options: argparse.Namespace) -> int:
+    _fill(options)
     spend_s = budget_s(options.budget)
     require_torch()
     ranks = _gpus() if options.ranks is None else whole(options.ranks, "--ranks", 1, 1024)
@@ -57,6 +94,15 @@ def _run(options: argparse.Namespace) -> int:
     for line in failed:
         print(line, file=sys.stderr)
     return int(bool(failed))
+
+
+def _fill(options: argparse.Namespace) -> None:
+    """Give options that were left out their defaults: those of the paper's table, if it is asked for."""
+    for name, value in {**DEFAULTS, **(PAPER if options.paper else {})}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.budget is None:
+        options.budget = "55m" if options.paper or options.serve else "30m"
 
 
 def _gpus() -> int:

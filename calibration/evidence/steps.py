@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -12,68 +11,58 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import typer
 
 from calibration.evidence.checks import Check, of_captures, of_device, of_ranks, of_run, of_samples
 from calibration.evidence.faults import cause, faults
+from calibration.evidence.runs import VARIANTS, Run, arguments_of, linked, links_here, own_files, planned
+from calibration.evidence.serving import serve, servings
 from calibration.fit.command import report
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import SampleStore
 from ladder_sim import __version__
 from ladder_sim.answer import Prediction
 from ladder_sim.cli.run import measure
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.memory import memory_use
 from ladder_sim.costs.profile_file import is_shipped, load_profile, save_profile
 from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.report.archive import archive_figure, markdown
+from ladder_sim.report.figures.style import save_figure
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
 from ladder_sim.system.files import read_bytes, replacing, write_file
 from ladder_sim.system.schema import Schema
 from ladder_sim.units import format_seconds
+from ladder_sim.validation.archive import FAILURES, PREDICTED, figures, read_archive, scenario_of
 
 # files of the folder; the first is of single ops that have begun, the second of those that are done
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
-PREDICTED, RUNS, COMPARED, TRACES = "predicted.json", "runs.csv", "compared.json", "traces"
-TOKENS, FAULTS, CHECKS, FAILURES = "tokens.json", "faults.json", "checks.json", "failures.json"
+RUNS, COMPARED, TRACES, TABLE, FIGURE = "runs.csv", "compared.json", "traces", "table.md", "figure.html"
+TOKENS, FAULTS, CHECKS = "tokens.json", "faults.json", "checks.json"
 # of all of them that are JSON
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
+# ... where a table of runs was asked for, and what servers get then
+PAPER_OPS_SHARE, SERVE_SHARE = 0.1, 0.6
 # what an emulated all-reduce is looked up by: 1 KB to 1 GB
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
-VARIANTS = "standard,parallel,ladder,upper-bound"
 # what is compared: its name, and a value of it as text
 FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "ttft_s": ("TTFT", format_seconds),
     "tpot_s": ("TPOT", format_seconds),
     "speedup": ("speedup", "{:.2f}".format),
 }
-
-# all-reduces between GPUs that stand for an engine's own, as far as the links can do them
-BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
-
-
-class Run(NamedTuple):
-    """A `run --bench`."""
-
-    name: str
-    """Of its file."""
-    stack: str
-    """As which it runs."""
-    batch: int
-    allreduce: AllReduce | Literal["own"] = "own"
-    """Kernel of all-reduces; own: the stack's, which an emulated link takes the time of."""
 
 
 class Evidence:
@@ -100,19 +89,17 @@ class Evidence:
         self._folder, self._options, self._ranks, self._machine = folder, options, ranks, machine
         self._tp = ranks if ranks > 1 else whole(options.tp, "--tp", 2, 1024)
         self._on_gpus = "gpu" in machine
-        self._p2p = not (self._on_gpus and ranks > 1 and os.environ.get("NCCL_P2P_DISABLE") == "1")
+        self._p2p = links_here() or not self._on_gpus or ranks == 1
         self._cluster = options.cluster or _cluster_of(machine)
         # files of one's own come along
-        self._own = {
-            given: folder / f"{name}{Path(given).suffix}"
-            for name, given in (("model", options.model), ("cluster", self._cluster))
-            if Path(given).suffix in (".json", ".toml")
-        }
+        self._own = own_files(options, self._cluster, folder)
         whole(options.repeats, "--repeats", 1, 1_000_000)
+        whole(options.warmups, "--warmups", 0, 1_000_000)
         if options.most is not None and not options.most > 0.0:
             raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
         # makes a scenario of each, which checks the other options
-        self._runs = tuple(self._planned())
+        self._runs = tuple(planned(options, self._cluster, ranks=ranks, on_gpus=self._on_gpus))
+        self._served = tuple(servings(options, ranks)) if options.serve else ()
         self._claim()
         for given, kept in self._own.items():
             write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
@@ -121,10 +108,13 @@ class Evidence:
     def collect(self, spend_s: float) -> list[str]:
         """Every stage that is not done yet; returns what could not be measured, or is not as expected."""
         failed: list[str] = []
+        serve_share = SERVE_SHARE if self._served else 0.0
+        ops_share = PAPER_OPS_SHARE if self._options.paper or self._served else OPS_SHARE
         for name, stage in (
             ("predictions", self._predict()),
-            ("runs", self._run_all(time.monotonic() + (1.0 - OPS_SHARE) * spend_s)),
-            ("single ops", self._measure_ops(OPS_SHARE * spend_s)),
+            ("runs", self._run_all(time.monotonic() + (1.0 - ops_share - serve_share) * spend_s)),
+            ("servings", self._serve_all(serve_share * spend_s)),
+            ("single ops", self._measure_ops(ops_share * spend_s)),
             ("profile", self._fit()),
             ("comparison", self._compare()),
             ("checks", self._check()),
@@ -135,7 +125,21 @@ class Evidence:
                 # whatever it is, the other stages and the archive do not depend on it
                 failed.append(f"{name}: {getattr(error, 'message', f'{type(error).__name__}: {error}')}")
         write_file(self._folder / FAILURES, json.dumps(SCHEMA.marked(failures=failed), indent=1))
+        failed.extend(self._shown())
         return failed
+
+    def _shown(self) -> Iterator[str]:
+        """One table and one figure of all runs next to what was predicted before them."""
+        try:
+            archive = read_archive(self._folder)
+            write_file(self._folder / TABLE, markdown(archive))
+            save_figure(archive_figure(archive), self._folder / FIGURE)
+        except Exception as error:
+            yield f"table: {getattr(error, 'message', f'{type(error).__name__}: {error}')}"
+            return
+        print(archive.sentence, file=sys.stderr)
+        if not archive.measured:
+            yield "no run was measured: the lines above say why"
 
     def pack(self) -> Path:
         """Everything in one archive, in place of the last one."""
@@ -144,26 +148,15 @@ class Evidence:
             archive.add(self._folder, arcname=self._folder.name)
         return path
 
-    def _planned(self) -> Iterator[Run]:
-        """Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own."""
-        for stack in self._options.stack:
-            for text in self._options.batch:
-                batch = whole(int(text) if text.isdecimal() else text, "--batch", 1, 100_000)
-                run = Run(f"{stack}-batch-{batch}", stack, batch)
-                scenario = self._scenario(run)
-                if self._ranks == 1 or not self._on_gpus or scenario.stack.allreduce == "nccl":
-                    yield run
-                    continue
-                for allreduce in BETWEEN_GPUS:
-                    if not ALL_REDUCE[allreduce].unmet(scenario):
-                        yield Run(f"{run.name}-{allreduce}", stack, batch, allreduce)
-
     def _claim(self) -> None:
         """Refuse to go on with results of other settings; write down those that results will have."""
         files = {given: hashlib.sha256(read_bytes(Path(given), what="a file")).hexdigest() for given in self._own}
         shared = {"model": self._options.model, "ranks": self._ranks, "tp": self._tp, "p2p": self._p2p, "files": files}
         own = {
-            "runs": {**shared, **{name: getattr(self._options, name) for name in ("prompt", "gen", "repeats")}},
+            "runs": {
+                **shared,
+                **{name: getattr(self._options, name) for name in ("prompt", "gen", "dtype", "repeats")},
+            },
             "ops": {**shared, "most": self._options.most},
         }
         there = {
@@ -182,48 +175,91 @@ class Evidence:
         write_file(path, json.dumps(SCHEMA.marked(**own), indent=1))
 
     def _predict(self) -> Iterator[str]:
-        """What the shipped profile says of every run, written before the first one; of CPUs it says nothing."""
-        path = self._folder / PREDICTED
-        if path.exists() or not self._on_gpus:
-            return
-        rows = []
-        for run in self._runs:
-            try:
-                predictions = predict(self._scenario(run), VARIANTS.split(","))
-            except LadderSimError as error:
-                yield f"not predicted: {run.name}: {error.message}"
+        """Every run, with what the shipped profile says of it, before the first one; of CPUs it says nothing."""
+        path, rows = self._folder / PREDICTED, []
+        before = json.loads(read_bytes(path, what="predictions"))["rows"] if path.exists() else []
+        known = {row["run"] for row in before}
+        planned_now = [
+            (run.name, VARIANTS.split(","), arguments_of(run, self._options), self._model) for run in self._runs
+        ]
+        planned_now += [(each.name, list(each.variants), each.arguments, each.model) for each in self._served]
+        for name, variants, arguments, model in planned_now:
+            if name in known:
                 continue
-            rows += [
-                {"run": run.name, "variant": variant, **dict(zip(FIGURES, _figures(prediction), strict=True))}
-                for variant, prediction in predictions.items()
-            ]
-        head = {"ladder_sim": __version__, "commit": _commit(), "cluster": self._cluster}
-        write_file(path, json.dumps(SCHEMA.marked(**head, rows=rows), indent=1))
+            predicted: Mapping[str, Mapping[str, float]] = {}
+            try:
+                predicted = figures(scenario_of(arguments, model, self._cluster), variants) if self._on_gpus else {}
+            except LadderSimError as error:
+                yield f"not predicted: {name}: {error.message}"
+            own = {"run": name, "model": Path(model).name if model == self._model else model, "scenario": arguments}
+            rows += [{**own, "variant": variant, **predicted.get(variant, {})} for variant in variants]
+        if rows or not path.exists():
+            head = {"ladder_sim": __version__, "commit": _commit(), "cluster": Path(self._cluster).name}
+            head |= {"gpu": self._machine.get("gpu", ""), "rehearsal": self._rehearsal}
+            write_file(path, json.dumps(SCHEMA.marked(**head, rows=[*before, *rows]), indent=1))
+
+    @property
+    def _rehearsal(self) -> str:
+        """Why what is measured here is no evidence; empty: it is."""
+        if not self._on_gpus:
+            return f"CPUs, {self._ranks} ranks"
+        return "one rank that stands for all, with emulated all-reduces" if self._ranks == 1 else ""
 
     def _run_all(self, end_s: float) -> Iterator[str]:
         """`run --bench` as every engine at every batch, the first with captures; yields what failed."""
-        for number, run in enumerate(self._runs):
+        for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():
                 continue
-            if time.monotonic() > end_s:
-                yield f"not measured: {run.name}: no time was left"
+            reason = self._impossible(run)
+            if not reason and time.monotonic() + (0.0 if run == self._first else self._expected_s(run)) > end_s:
+                reason = "no time was left for it"
+            if reason:
+                yield f"not measured: {run.name}: {reason}"
                 continue
             print(f"running {run.name}", file=sys.stderr)
-            flags = [f"--tp={self._tp}", f"--batch={run.batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
-            flags += [f"--prompt={self._options.prompt}", f"--gen={self._options.gen}", "--warmups=2"]
-            flags += [f"--allreduce={run.allreduce}"] if run.allreduce not in ("own", "nccl") else []
-            flags += [] if number else [f"--trace={self._folder / TRACES}"]
+            flags = run.flags(self._options)
+            flags += [f"--trace={self._folder / TRACES}"] if run == self._first else []
             try:
                 flags += ["--backend=emulate", f"--emulate={self._table(run)}"] if self._ranks == 1 else []
-                measure(self._model, [VARIANTS], run.stack, None, True, path, flags)
+                with linked(p2p=run.p2p):
+                    measure(self._model, [VARIANTS], run.stack, None, True, path, flags)
             except (LadderSimError, typer.Exit) as error:
                 # the others may fit; a run that failed has said why
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
 
+    @cached_property
+    def _first(self) -> Run | None:
+        """The most valuable run that this machine can make."""
+        return next((run for run in self._runs if not self._impossible(run)), None)
+
+    def _impossible(self, run: Run) -> str:
+        """Why this machine cannot make a run; empty: it can."""
+        if run.tp > self._ranks > 1:
+            return f"there are {self._ranks} GPUs"
+        if not self._on_gpus or (use := memory_use(self._scenario(run))).fits:
+            return ""
+        return f"it needs {use.total_bytes / 1e9:.0f} GB of each GPU"
+
+    def _expected_s(self, run: Run) -> float:
+        """What the requests of a run take as predicted; 0: nothing is predicted."""
+        if not (self._folder / PREDICTED).exists():
+            return 0.0
+        rows = json.loads(read_bytes(self._folder / PREDICTED, what="predictions"))["rows"]
+        own = [row for row in rows if row["run"] == run.name]
+        steps = self._options.gen - 1
+        request_s: float = sum(row.get("ttft_s", 0.0) + steps * row.get("tpot_s", 0.0) for row in own)
+        requests: int = self._options.repeats + self._options.warmups
+        return request_s * requests
+
+    def _serve_all(self, spend_s: float) -> Iterator[str]:
+        """Every serving by vLLM; yields what failed."""
+        yield from serve(self._served, self._folder, self._options.vllm, time.monotonic() + spend_s)
+
     def _table(self, run: Run) -> Path:
         """The all-reduces that a single rank waits for: what is predicted for links of the cluster."""
-        path, scenario = self._folder / f"all-reduce-{run.stack}.csv", self._scenario(run)
+        links = f"{run.stack}{'' if run.tp == self._tp else f'-tp-{run.tp}'}{'' if run.p2p else '-p2p-off'}"
+        path, scenario = self._folder / f"all-reduce-{links}.csv", self._scenario(run)
         if not path.exists():
             profile = resolve_profile(scenario, None)
             network = Network(scenario, profile, Hardware.of(scenario, profile))
@@ -310,7 +346,7 @@ class Evidence:
         checks += self._once(FAULTS, (cause(fault, self._model) for fault in causes))
         for run, result in self._results():
             checks += of_run(run.name, result)
-            if run == self._runs[0]:
+            if run == self._first:
                 checks += of_captures(self._folder / TRACES, run.stack, result["shape"]["layers"])
         write_file(self._folder / CHECKS, _rows(check._asdict() for check in checks))
         for check in checks:
@@ -331,18 +367,7 @@ class Evidence:
         return SampleStore(self._folder / SAMPLES)
 
     def _scenario(self, run: Run) -> Scenario:
-        sizes = {"batch": run.batch, "prompt": self._options.prompt, "gen": self._options.gen}
-        cluster = catalog.cluster(self._cluster)
-        return Scenario.of(
-            model=getattr(self, "_model", self._options.model),
-            cluster=cluster,
-            stack=run.stack,
-            allreduce=None if run.allreduce == "own" else run.allreduce,
-            tp=self._tp,
-            gpus_per_node=max(self._tp, cluster.gpus_per_node),
-            p2p=self._p2p,
-            **sizes,
-        )
+        return scenario_of(arguments_of(run, self._options), self._model, self._cluster)
 
     def _compare(self) -> Iterator[str]:
         """Every run next to its prediction by the measured profile; the runs become a table as well."""
@@ -374,8 +399,8 @@ class Evidence:
             # `validate` runs in the folder, which has another path at home
             "model": Path(self._model).name if self._options.model in self._own else self._model,
             "cluster": Path(self._cluster).name,
-            "tp": self._tp,
-            "p2p": int(self._p2p),
+            "tp": run.tp,
+            "p2p": int(run.p2p),
             "stack": run.stack,
             "variant": variant,
             "batch": run.batch,

@@ -24,8 +24,8 @@ def validate(
     dataset: Annotated[
         str,
         typer.Argument(
-            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, SGLang, "
-            "AIPerf, GenAI-Perf, GuideLLM or InferenceX."
+            help="CSV file of runs or servings, a data set of the package, JSON of vllm bench serve, SGLang, AIPerf, "
+            "GenAI-Perf, GuideLLM or InferenceX, or an archive of `calibrate evidence`."
         ),
     ] = DEFAULT_DATASET,
     model: flags.Model = None,
@@ -67,11 +67,17 @@ def validate(
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
+    from ladder_sim.validation.archive import is_archive
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     asked = flags.Asked.of(context, requests="the file has the requests")
     output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
     maximum = None if max_error is None else _fraction(max_error)
+    if is_archive(Path(dataset)):
+        if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
+            raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
+        _validate_archive(Path(dataset), output)
+        return
     if Path(dataset).suffix in _RESULTS:
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
@@ -98,6 +104,14 @@ def validate(
     )
     if maximum is not None:
         comparison.gate(strongest, maximum)
+
+
+def _validate_archive(path: Path, output: Output) -> None:
+    from ladder_sim.report.archive import archive_document, archive_figure, archive_report
+    from ladder_sim.validation.archive import read_archive
+
+    archive = read_archive(path)
+    output.give(lambda: archive_document(archive), lambda: archive_report(archive), lambda: archive_figure(archive))
 
 
 def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:

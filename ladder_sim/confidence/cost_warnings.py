@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
@@ -83,6 +84,7 @@ def cost_warnings(
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return [
         *warnings,
+        *_rewired(scenario, simulated),
         *_odd_links(scenario, simulated),
         *_slow_decode(costs, simulated),
         *_faster_than_the_bound(simulated),
@@ -124,6 +126,25 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
                 f"profile '{profile.name}' holds no {what} in {name}: its times of bf16 are carried over by the ratio "
                 f"of the formulas; it holds {', '.join(tables)}"
             )
+
+
+def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Whether variants have all-reduces of their own, where the engine would take another algorithm."""
+    stack = scenario.stack
+    shapes = (
+        step.prices[number][0].shape
+        for request in simulated.values()
+        for step, _ in request.passes
+        for number in step.schedule.numbers
+    )
+    rewired = any(isinstance(shape, CollectiveShape) and shape.kernel in ALL_REDUCE for shape in shapes)
+    if rewired and scenario.custom_allreduce:
+        yield Caution(
+            f"the plug-in for {stack.unversioned} runs rewired models with {stack.rewired_allreduce.upper()} on a side "
+            "stream, and so they are priced (stack.rewired_allreduce=auto: the engine's own all-reduce)",
+            "stack",
+            stack.name,
+        )
 
 
 def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterator[str]:

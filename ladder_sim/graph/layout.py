@@ -60,6 +60,8 @@ class Structure(NamedTuple):
     """What blocks normalise: what they read, their outputs before they are joined, or both."""
     vocab_parallel: bool
     """Each rank has a part of embedding and LM head."""
+    reduce_kernel: str = ""
+    """As `CollectiveShape.kernel`, of blocks' all-reduces."""
 
     @property
     def wiring(self) -> Wiring:
@@ -297,7 +299,7 @@ class _Builder:
             output = self._op(f"{prefix}.fold", "add", ResidualOp("fold"), [tensor, output], layer)
         if block.percent < 100:
             output = self._op(f"{prefix}.slice", "copy", ResidualOp("slice", percent=block.percent), [output], layer)
-        role = ResidualOp("all_reduce", percent=block.percent)
+        role = ResidualOp("all_reduce", percent=block.percent, kernel=self.structure.reduce_kernel)
         reduced = self._op(f"{prefix}.all_reduce", "all_reduce", role, [output], layer)
         if block.folds_residual:
             self.folded.add(reduced)
@@ -361,7 +363,8 @@ class _Builder:
             self._add(self._join(self._due(joins), "final", -1), "final", -1)
             role = ResidualOp("slice", percent=wiring.percent, others=True)
             own = self._op("final.slice", "copy", role, [self.residual])
-            self.residual = self._op("final.all_reduce", "all_reduce", role._replace(op="all_reduce"), [own])
+            role = role._replace(op="all_reduce", kernel=self.structure.reduce_kernel)
+            self.residual = self._op("final.all_reduce", "all_reduce", role, [own])
             joins = ()
         norm = self._norm("final", joins, -1)
         logits = self._op("lm_head", "lm_head", ResidualOp("lm_head"), [norm])

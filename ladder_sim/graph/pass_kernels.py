@@ -85,6 +85,10 @@ class PassKernels:
             norms=model.block_norms,
             vocab_parallel=stack.vocab_parallel and sharded,
         )
+        own = [structure._replace(variant=name).wiring.layers for name in model.own_wirings]
+        # a technique that fuses all-reduces with norms has kernels of its own
+        if "fused-norm" not in rewrites and structure.wiring.layers not in own:
+            structure = structure._replace(reduce_kernel=stack.rewired_kernel)
         orders = tuple(self._block(key).structure for key in structure.block_keys)
         return rewritten(lay_out(structure._replace(blocks=orders), keep), rewrites)
 

@@ -340,7 +340,8 @@ class CollectiveShape(DataMovement):
     per_sequence: bool = False
     """It grows with the sequences, not with their tokens."""
     kernel: str = ""
-    """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; bits of a quantised all-reduce."""
+    """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; bits of a quantised all-reduce; algorithm
+    of an all-reduce that is not the stack's."""
     own_type: bool = False
     """Its elements are not of the activations' type, but token ids or 32-bit sums."""
 

@@ -225,6 +225,11 @@ class ModelSpec:
         return config
 
     @property
+    def own_wirings(self) -> tuple[str, ...]:
+        """Variants that engines run by themselves in models of these sizes."""
+        return ("standard", "parallel") if self.parallel_blocks else ("standard",)
+
+    @property
     def kinds(self) -> tuple[LayerKind, ...]:
         """What each layer is made of; layers that are alike hold the same object."""
         return _kinds(self)

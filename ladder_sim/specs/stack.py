@@ -197,6 +197,9 @@ class StackSpec:
     """Idle time before each kernel beyond what measured kernel times hold, seconds."""
     own_allreduce: OwnAllReduce = OwnAllReduce()
     """What all-reduce ``auto`` takes."""
+    rewired_allreduce: Literal["auto", "nccl"] = "auto"
+    """Algorithm of blocks' all-reduces, where `allreduce` is ``auto``, in wirings that the engine has not itself; auto:
+    the engine's own."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     host_rank_s: Seconds = 0.0
@@ -290,6 +293,11 @@ class StackSpec:
     def shares_gemms(self) -> bool:
         """No fit of its own: the GPU's tables price its GEMMs as those of every other such stack."""
         return not self.profile
+
+    @property
+    def rewired_kernel(self) -> str:
+        """Algorithm of the all-reduces that other wirings have of their own; empty: they have the engine's."""
+        return self.rewired_allreduce if self.allreduce == "auto" != self.rewired_allreduce else ""
 
     @property
     def static_cache(self) -> bool:

@@ -55,6 +55,11 @@ _RULES = (
         "no kernel of its own quantises inputs in this precision; --dtype fp8-dynamic uses it",
     ),
     _Rule(
+        ("stack.rewired_allreduce",),
+        lambda scenario: scenario.stack.allreduce == "auto",
+        "the algorithm of the all-reduce is fixed; --allreduce auto uses it",
+    ),
+    _Rule(
         tuple(f"stack.{name}" for name in _IN_FLIGHT),
         lambda scenario: scenario.workload.concurrency is not None,
         "requests of a static batch start together; --concurrency uses it",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import pytest
 import typer
 
 from calibration.__main__ import main
-from calibration.evidence import steps
+from calibration.evidence import serving, steps
 from calibration.evidence.checks import Check
 from calibration.evidence.faults import Fault
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure import command as measuring
 from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.validation.archive import read_archive
 from ladder_sim.validation.dataset import read_dataset
 from runtime import environment
 from tests.conftest import REPO
@@ -313,3 +315,144 @@ def _failing(op: str) -> Callable[[], None]:
             raise RuntimeError("CUDA error: an illegal instruction\nCompile with TORCH_USE_CUDA_DSA")
 
     return run
+
+
+def test_the_paper_is_measured_by_worth_and_what_was_not_is_said(
+    tmp_path: Path, ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On four GPUs: TP 8 is not there, TP 1 does not fit, and the others run with and without peer-to-peer access."""
+    out = tmp_path / "paper"
+    linked = []
+    bench = steps.measure
+    monkeypatch.setattr(
+        steps, "measure", lambda *given: (linked.append(os.environ.get("NCCL_P2P_DISABLE")), bench(*given))
+    )
+    command = ["evidence", f"--out={out}", "--paper", "--ranks=4", "--batch=1,16", "--budget=9h"]
+    assert main(command) == 1
+    printed = capsys.readouterr().err
+    runs = [words for words in ran if words[0] == "gpt-fast"]
+    names = ["batch-1", "batch-1-p2p-off", "batch-16", "batch-16-p2p-off", "batch-1-tp-2", "batch-1-tp-2-p2p-off"]
+    assert [(words[1], words[2]) for words in runs[:4]] == [("--tp=4", "--batch=1")] * 2 + [
+        ("--tp=4", "--batch=16")
+    ] * 2
+    assert {"--prompt=1024", "--gen=512", "--dtype=fp16", "--repeats=6"} <= set(runs[0])
+    assert linked == [None, "1"] * (len(runs) // 2)
+    assert "NCCL_P2P_DISABLE" not in os.environ
+    assert "not measured: gpt-fast-batch-1-tp-8: there are 4 GPUs" in printed
+    assert "not measured: gpt-fast-batch-1-tp-1: it needs 1" in printed
+    archive = read_archive(out.with_name("paper.tar.gz"))
+    assert list(dict.fromkeys(row.run for row in archive.measured))[:6] == [f"gpt-fast-{name}" for name in names]
+    assert archive.commit
+    assert not archive.rehearsal
+    table = (out / steps.TABLE).read_text()
+    assert "| gpt-fast-batch-1 | ladder | 1.00 s | " in table
+    assert "Not measured: gpt-fast-batch-1-tp-8, " in table
+    assert (out / steps.FIGURE).stat().st_size > 1000
+
+    # a time that is over: the first run is begun, what is predicted to last longer than what is left is not
+    late = tmp_path / "late"
+    monkeypatch.setattr(steps.time, "monotonic", lambda: 0.0)
+    assert main([*command[:1], f"--out={late}", *command[2:-1], "--budget=1s"]) == 1
+    assert "not measured: gpt-fast-batch-16: no time was left for it" in capsys.readouterr().err
+    assert (late / "gpt-fast-batch-1.json").exists()
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """A command that does as vLLM's does."""
+    path = tmp_path / "vllm"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {REPO / "tests" / "support" / "fake_vllm.py"} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_servers_are_measured_one_after_another_and_one_that_fails_costs_itself(
+    tmp_path: Path,
+    vllm: Path,
+    ran: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "served"
+    command = ["evidence", f"--out={out}", "--serve", f"--vllm={vllm}", "--ranks=4", "--budget=9h"]
+    command += ["--stack=gpt-fast", "--batch=1"]
+    # those that four GPUs can serve: 8B at TP 4
+    monkeypatch.setenv("FAKE_VLLM_FAILS", "LadderLlamaForCausalLM")
+    assert main(command) == 1
+    failed = "not measured: serve-8b-tp-4-ladder: the server ended with 1: ValueError: no kernel image is available"
+    assert failed in capsys.readouterr().err
+    archive = read_archive(out)
+    assert failed in archive.failures
+    served = [row for row in archive.measured if row.run.startswith("serve-")]
+    assert {(row.run, row.variant) for row in served} == {
+        (f"serve-8b-tp-4-load-{load}", "standard") for load in serving.LOADS
+    }
+    # what is measured stays, what failed is tried again
+    monkeypatch.delenv("FAKE_VLLM_FAILS")
+    main(command)
+    served = [row for row in read_archive(out).measured if row.run.startswith("serve-")]
+    assert len(served) == 2 * len(serving.LOADS)
+    for row in served:
+        assert row.measured == pytest.approx({"ttft_s": 0.1, "tpot_s": 0.01, "speedup": 1.0})
+        assert row.predicted == pytest.approx(row.now)
+    ladder, standard = (
+        next(row for row in served if row.variant == name and row.run.endswith("-64"))
+        for name in ("ladder", "standard")
+    )
+    assert ladder.predicted["tpot_s"] != standard.predicted["tpot_s"]
+
+
+def test_commands_of_vllm(tmp_path: Path) -> None:
+    standard, ladder = (serving.server_command("vllm", tmp_path, 8, name, 1) for name in serving.VARIANTS)
+    assert "--load-format=dummy" in standard
+    assert ladder[:-1] == standard
+    wired = json.loads(ladder[-1].partition("=")[2])
+    assert wired == {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": "ladder"}
+    load = serving.Serving("70b", 8, 64)
+    asked = serving.bench_command("vllm", tmp_path, load, 1, tmp_path / "result.json")
+    assert {"--max-concurrency=64", "--num-prompts=192", "--ignore-eos", "--save-result"} <= set(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_with_every_op_failing_two_kills_and_a_full_disk_runs_are_measured(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "evidence"
+    arguments = ["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--stack=gpt-fast", "--batch=1,2"]
+    arguments += ["--prompt=8", "--gen=4", "--repeats=1", "--most=4", "--budget=9h"]
+    # before the first run is there, and after it
+    for there in (steps.SETTINGS, "gpt-fast-batch-1.json"):
+        killed = subprocess.Popen(
+            [sys.executable, "-m", "calibration", *arguments], cwd=REPO, stderr=subprocess.DEVNULL
+        )
+        until(lambda there=there, killed=killed: (out / there).exists() or killed.poll() is not None)
+        killed.kill()
+        assert killed.wait() == -signal.SIGKILL
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def failing(command: Sequence[str], *, capture: bool) -> tuple[int, str]:
+        return 1, ""
+
+    with monkeypatch.context() as once:
+        once.setattr(steps, "write_file", full)
+        assert main(arguments) != 0
+        assert "No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr(steps.processes, "run", failing)
+    # every op of the runtime's benchmark still works: runs are started by another module's `processes`
+    monkeypatch.setattr("ladder_sim.cli.run.runtime", _runtime)
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == f"{out}.tar.gz"
+    assert "single ops: they ended with an error" in printed.err
+    assert "rehearsal, no evidence (CPUs, 2 ranks)" in printed.err
+    with tarfile.open(f"{out}.tar.gz") as archive:
+        names = archive.getnames()
+    assert {f"evidence/gpt-fast-batch-{batch}.json" for batch in (1, 2)} <= set(names)
+
+
+def _runtime(arguments: Sequence[str], *, capture: bool) -> str:
+    command = [sys.executable, "-m", "runtime", *arguments]
+    return subprocess.run(command, cwd=REPO, capture_output=capture, text=True, check=True).stdout

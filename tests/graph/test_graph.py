@@ -470,23 +470,29 @@ def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_no
     assert not any(kind == "all_reduce_norm" for _, kind in norms_and_reduces(separate))
 
 
+# all-reduces of the engine's own in every wiring
+OWN = {"overrides": {"stack.rewired_allreduce": "auto"}}
+
+
 @pytest.mark.parametrize(
     ("variant", "fields", "fused"),
     [
         # 5 layers of two blocks; parallel has one
         ("standard", {}, 10),
         ("desync:1", {}, 10),
-        ("parallel", {}, 5),
+        ("parallel", OWN, 5),
+        # as the plug-in runs it, NCCL
+        ("parallel", {}, 0),
         # it reads the residual without the last sum, which is reduced meanwhile
         ("ladder", {}, 0),
         # all blocks of the standard layers but the last one, whose sum the first ladder layer does not read
-        ("hybrid-ladder:2", {}, 5),
+        ("hybrid-ladder:2", OWN, 5),
         # the sum is the residual: nothing is added
         ("desync:2", {}, 0),
         ("upper-bound", {}, 0),
         ("delayed:1", {}, 0),
         # all but two of attention
-        ("drop:2", {}, 8),
+        ("drop:2", OWN, 8),
         # a share of the channels
         ("partial:50", {}, 0),
         ("standard", {"tp": 1}, 0),

@@ -6,7 +6,7 @@ import pickle
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -464,8 +464,26 @@ def test_a_strong_baseline_leaves_less_to_gain(tp: int) -> None:
     assert strong.tpot_speedup < weak.tpot_speedup
 
 
+def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
+    """Guards against ladder under vLLM with an all-reduce that its plug-in does not call."""
+    served: dict[str, Any] = {"model": "70b", "tp": 8, "stack": "vllm", "concurrency": 64}
+    own = predict(Scenario.of(**served, overrides={"stack.rewired_allreduce": "auto"}))
+    nccl = predict(Scenario.of(**served))
+    assert nccl["ladder"].request_s > own["ladder"].request_s
+    for name in ("standard", "upper-bound"):
+        assert nccl[name].request_s == own[name].request_s
+    (says,) = (text for text in nccl["ladder"].confidence.warnings if "plug-in" in text)
+    assert "NCCL on a side stream" in says
+    # where the engine takes NCCL itself, with all-reduces by name, and of standard alone nothing differs
+    silent = [
+        *(own.values(), predict(Scenario.of(**served), ["standard"]).values()),
+        *(predict(Scenario.of(**served, **fields)).values() for fields in ({"p2p": False}, {"allreduce": "multimem"})),
+    ]
+    assert not any("plug-in" in text for each in chain(*silent) for text in each.confidence.warnings)
+
+
 # all-reduces of a stack in which starting one costs little
-CHEAP = {"stack.collective_launch": "2.5us"}
+CHEAP = {"stack.collective_launch": "2.5us", "stack.rewired_allreduce": "auto"}
 
 
 @pytest.mark.parametrize(

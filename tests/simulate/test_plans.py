@@ -174,7 +174,7 @@ PIPELINES: list[dict[str, Any]] = [
     {"model": "8b", "tp": 1, "pp": 8, "batch": 16, "stack": "vllm"},
     {"model": "8b", "tp": 1, "pp": 8, "batch": 3, "stack": "vllm"},
     {"model": "deepseek-v2-lite", "tp": 1, "pp": 8, "batch": 8, "stack": "vllm"},
-    {"model": "gemma-3-4b", "tp": 2, "pp": 4, "batch": 7, "prompt": 3000, "stack": "vllm"},
+    {"model": "gemma-3-4b", "tp": 2, "pp": 4, "batch": 7, "prompt": 3000, "stack": "sglang"},
 ]
 
 

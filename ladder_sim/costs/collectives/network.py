@@ -97,7 +97,7 @@ class Network:
             Sizes of the messages; of the gathered result for an all-gather, of all that is scattered, of all that a
             rank sends for the others.
         kernel
-            Of a dispatch or combine; bits of a quantised all-reduce.
+            Of a dispatch or combine; bits of a quantised all-reduce; algorithm of one that is not the stack's.
         """
         if kind in ("dispatch", "combine"):
             return self._dispatch(kind, kernel, message_bytes)
@@ -108,6 +108,8 @@ class Network:
             return fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
         if kind not in ("all_reduce", "all_reduce_norm"):
             return self.alone(kind, "nccl", message_bytes)
+        if kernel in ALL_REDUCE:
+            return self.alone(kind, kernel, message_bytes)
         if kernel:
             # a wiring may reduce part of the channels only: others of the pass are large enough
             small = message_bytes < LEAST_BYTES

@@ -1,0 +1,272 @@
+"""What `calibrate evidence` brought home: runs next to predictions written before them, and to those of today.
+
+An archive is a folder or a `.tar.gz` of one. `predicted.json` in it names every run that was planned, with the scenario
+that predicts it; a run has a file of its own once it was measured.
+"""
+
+import contextlib
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import comb
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.prediction import predict
+from ladder_sim.serve.requests.results import read_results
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.system.files import read_bytes
+from ladder_sim.system.schema import Schema
+
+PREDICTED, FAILURES = "predicted.json", "failures.json"
+SCHEMA = Schema()
+# of a run: seconds, and standard's time for a request over the variant's
+FIGURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speedup"}
+# of a file that is read; captures of runs may be larger, and are not
+MOST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One variant of one run; figures by the names of `FIGURES`, those that are not known left out."""
+
+    run: str
+    """Name of the run: that of its file."""
+    variant: str
+    """Canonical name of the wiring."""
+    scenario: Mapping[str, Any]
+    """Arguments of `Scenario.of`, but for the model and the cluster."""
+    model: str
+    """Catalog id, or a config.json in the archive."""
+    predicted: Mapping[str, float]
+    """Figures as they were predicted before the run."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Measured figures: medians of a static batch, means of a serving; empty: it was not measured."""
+    interval: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """95 % intervals of medians, where there are six repeats or more."""
+    now: Mapping[str, float] = field(default_factory=dict)
+    """Figures as this version predicts them."""
+
+    def error(self, name: str, *, now: bool = False) -> float | None:
+        """Return the predicted figure over the measured one, less 1; None: one of them is missing."""
+        predicted, measured = (self.now if now else self.predicted).get(name), self.measured.get(name)
+        return predicted / measured - 1.0 if predicted and measured else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """One archive."""
+
+    name: str
+    """File or folder."""
+    version: str
+    """Version of ladder-sim that predicted."""
+    commit: str
+    """Commit of the clone that predicted; empty: it was no clone."""
+    cluster: str
+    """Catalog id of the cluster, or a file in the archive."""
+    gpu: str
+    """GPU as the driver calls it; empty: CPUs."""
+    rehearsal: str
+    """Why it is no evidence; empty: it is."""
+    rows: tuple[Row, ...]
+    """Every run that was planned, in the order of their worth."""
+    failures: tuple[str, ...]
+    """What was not measured or is not as expected, with the causes."""
+
+    @property
+    def measured(self) -> list[Row]:
+        """Rows with a measurement."""
+        return [row for row in self.rows if row.measured]
+
+    def errors(self, name: str, *, now: bool = False) -> list[float]:
+        """Return the absolute errors of a figure; those of standard's speedup, which is 1, left out."""
+        rows = [row for row in self.rows if name != "speedup" or row.variant != "standard"]
+        return [abs(error) for row in rows if (error := row.error(name, now=now)) is not None]
+
+    @property
+    def sentence(self) -> str:
+        """How far off predictions are, in one line."""
+        kind = f"rehearsal, no evidence ({self.rehearsal})" if self.rehearsal else f"evidence of {self.gpu}"
+        parts = [f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name)))]
+        today = [
+            f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name, now=True)))
+        ]
+        off = f"predictions made before were off by {', '.join(parts)}" if parts else "nothing to compare"
+        again = f"; today's by {', '.join(today)}" if today else ""
+        return f"{self.name}: {kind}, {len(self.measured)} of {len(self.rows)} rows measured; {off}{again}."
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path names an archive or a folder: results of load generators are single files."""
+    return path.is_dir() or path.name.endswith((".tar.gz", ".tgz"))
+
+
+def read_archive(path: Path) -> Archive:
+    """Read an archive and predict its runs again.
+
+    Raises
+    ------
+    LadderSimError
+        It is no archive, or damaged.
+    """
+    with _unpacked(path) as folder:
+        if not (folder / PREDICTED).exists():
+            raise UsageError(
+                f"{path}: holds no {PREDICTED}",
+                hint="give an archive of `ladder-sim calibrate evidence`, or its folder",
+            )
+        try:
+            return _read(path.name, folder)
+        except (KeyError, TypeError, ValueError, AttributeError) as fault:
+            raise UsageError(f"{path}: damaged: {type(fault).__name__} {fault}", hint="copy it once more") from fault
+
+
+def scenario_of(arguments: Mapping[str, Any], model: str, cluster: str) -> Scenario:
+    """Return the scenario that predicts a run, on a node that has as many GPUs as it takes."""
+    spec = catalog.cluster(cluster)
+    return Scenario.of(
+        model=model, cluster=spec, gpus_per_node=max(int(arguments["tp"]), spec.gpus_per_node), **arguments
+    )
+
+
+def figures(scenario: Scenario, variants: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Predict a run: the figures of each variant."""
+    predictions = predict(scenario, variants, ignore_memory=True)
+    return {
+        name: {"ttft_s": each.ttft_s, "speedup": each.speedup.value} | ({"tpot_s": each.tpot_s} if each.tpot_s else {})
+        for name, each in predictions.items()
+    }
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """The folder of an archive, captures left out."""
+    if path.is_dir():
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="ladder-sim-") as place:
+        try:
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    parts = Path(member.name).parts
+                    if member.isfile() and "traces" not in parts and member.size <= MOST_BYTES:
+                        archive.extract(member, place, filter="data")
+        except (OSError, EOFError, tarfile.TarError) as fault:
+            raise UsageError(f"{path}: cannot be unpacked: {fault}", hint="copy it once more") from fault
+        yield next(iter(sorted(Path(place).iterdir())), Path(place))
+
+
+def _read(name: str, folder: Path) -> Archive:
+    head = _json(folder / PREDICTED)
+    cluster = _inside(folder, head["cluster"])
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for row in head["rows"]:
+        runs.setdefault(row["run"], []).append(row)
+    return Archive(
+        name=name,
+        version=head["ladder_sim"],
+        commit=head["commit"],
+        cluster=head["cluster"],
+        gpu=head["gpu"],
+        rehearsal=head["rehearsal"],
+        rows=tuple(row for rows in runs.values() for row in _run(folder, cluster, rows)),
+        failures=tuple(_json(folder / FAILURES)["failures"]) if (folder / FAILURES).exists() else (),
+    )
+
+
+def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """The variants of one run."""
+    arguments, variants = rows[0]["scenario"], [row["variant"] for row in rows]
+    measured, intervals = _measured(folder, rows)
+    now: Mapping[str, Mapping[str, float]] = {}
+    if measured and any("ttft_s" in row for row in rows):
+        # what cannot be predicted any more has no figures
+        with contextlib.suppress(LadderSimError):
+            now = figures(scenario_of(arguments, _inside(folder, rows[0]["model"]), cluster), variants)
+    for row in rows:
+        name = row["variant"]
+        yield Row(
+            run=row["run"],
+            variant=name,
+            scenario=arguments,
+            model=row["model"],
+            predicted={figure: row[figure] for figure in FIGURES if row.get(figure) is not None},
+            measured=measured.get(name, {}),
+            interval=intervals.get(name, {}),
+            now=now.get(name, {}),
+        )
+
+
+def _measured(
+    folder: Path, rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
+    """Figures and intervals by variant; empty where the run was not measured."""
+    arguments, run = rows[0]["scenario"], rows[0]["run"]
+    if arguments.get("concurrency") is None:
+        path = folder / f"{run}.json"
+        return _of_bench(_json(path)["variants"], arguments["gen"] - 1) if path.exists() else ({}, {})
+    served = {}
+    for row in rows:
+        path = folder / f"{run}-{row['variant']}.json"
+        if path.exists():
+            (result,) = read_results(path)
+            served[row["variant"]] = {name: result.figures[f"{name[:-2]}_mean_s"] for name in ("ttft_s", "tpot_s")}
+    for each in served.values():
+        if "standard" in served:
+            times = (one["ttft_s"] + one["tpot_s"] * (arguments["gen"] - 1) for one in (served["standard"], each))
+            each["speedup"] = next(times) / next(times)
+    return served, {}
+
+
+def _of_bench(
+    variants: Mapping[str, Mapping[str, Any]], steps: int
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
+    """Medians, and their intervals, of a result of `run --bench`."""
+    measured, intervals = {}, {}
+    for name, result in variants.items():
+        measured[name] = {figure: result[figure] for figure in FIGURES if result.get(figure) is not None}
+        repeats = result.get("repeats", [])
+        times = {"ttft_s": [each["ttft_s"] for each in repeats]}
+        if steps:
+            times["tpot_s"] = [each["decode_s"] / steps for each in repeats]
+        found = {figure: median_interval(each) for figure, each in times.items()}
+        found["speedup"] = tuple(result["speedup_95"]) if result.get("speedup_95") else None
+        intervals[name] = {figure: each for figure, each in found.items() if each is not None}
+    return measured, intervals
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a median: the order statistics between which it lies; None below six values.
+
+    Examples
+    --------
+    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
+    (1.0, 6.0)
+    """
+    ordered, count = sorted(values), len(values)
+    outside, cut = 0.0, 0
+    while cut < count // 2 and (outside := outside + 2.0 * comb(count, cut) * 0.5**count) <= 0.05:
+        cut += 1
+    return (ordered[cut - 1], ordered[-cut]) if cut else None
+
+
+def _spread(errors: Sequence[float]) -> str:
+    return f"{fmean(errors):.1%} (at most {max(errors):.1%})" if errors else ""
+
+
+def _inside(folder: Path, name: str) -> str:
+    """A catalog id, or the place of a file that came along."""
+    return str(folder / Path(name).name) if Path(name).suffix in (".json", ".toml") else name
+
+
+def _json(path: Path) -> Any:
+    document = json.loads(read_bytes(path, what="a file of an archive"))
+    if "schema_version" in document and isinstance(document["schema_version"], int) and path.name == PREDICTED:
+        SCHEMA.check(document, str(path), error=UsageError)
+    return document

@@ -1,0 +1,163 @@
+"""Archives of `calibrate evidence`: what they hold, how far off predictions were, the table of those sent in."""
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.archives import FOLDER, archives_in, page
+from ladder_sim.errors import UsageError
+from ladder_sim.report.archive import archives_table
+from ladder_sim.validation.archive import Row, figures, is_archive, median_interval, read_archive, scenario_of
+from tests.support.commands import run
+
+ARGUMENTS: Mapping[str, Any] = {
+    "stack": "gpt-fast",
+    "tp": 8,
+    "p2p": True,
+    "batch": 1,
+    "prompt": 64,
+    "gen": 9,
+    "dtype": "fp16",
+}
+SERVED: Mapping[str, Any] = {"stack": "vllm", "tp": 8, "concurrency": 4, "prompt": 64, "gen": 9, "dtype": "bf16"}
+# measured over predicted
+SLOWER = {"standard": 1.25, "ladder": 1.0}
+
+
+def pack(path: Path, *, rehearsal: str = "", gpu: str = "NVIDIA H100 80GB HBM3", measured: bool = True) -> Path:
+    """An archive of two runs: the first measured, in times that are a fixed multiple of the predicted ones."""
+    predicted = figures(scenario_of(ARGUMENTS, "8b", "h100-sxm"), list(SLOWER))
+    rows = [
+        {"run": name, "model": "8b", "scenario": arguments, "variant": variant, **predicted[variant]}
+        for name, arguments in (("first", ARGUMENTS), ("second", ARGUMENTS), ("served", SERVED))
+        for variant in SLOWER
+    ]
+    head = {
+        "ladder_sim": "1.0",
+        "commit": "0123456789abcdef",
+        "cluster": "h100-sxm",
+        "gpu": gpu,
+        "rehearsal": rehearsal,
+    }
+    times = {name: (SLOWER[name] * each["ttft_s"], SLOWER[name] * each["tpot_s"]) for name, each in predicted.items()}
+    result = {
+        name: {
+            "ttft_s": ttft_s,
+            "tpot_s": tpot_s,
+            "speedup": each["speedup"],
+            "speedup_95": [0.9, 1.5],
+            "repeats": [{"ttft_s": ttft_s * (1 + n / 100), "decode_s": 8 * tpot_s} for n in range(-3, 4)],
+        }
+        for (name, (ttft_s, tpot_s)), each in zip(times.items(), predicted.values(), strict=True)
+    }
+    files = {"predicted.json": {**head, "rows": rows}, "failures.json": {"failures": ["not measured: second: no time"]}}
+    files |= {"first.json": {"variants": result}} if measured else {}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            data = json.dumps(content).encode()
+            entry = tarfile.TarInfo(f"folder/{name}")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
+
+
+def test_an_archive_is_compared_with_what_was_predicted_before_and_with_today(tmp_path: Path) -> None:
+    path = pack(tmp_path / "node.tar.gz")
+    archive = read_archive(path)
+    assert [(row.run, row.variant) for row in archive.measured] == [("first", "standard"), ("first", "ladder")]
+    standard, ladder = archive.measured
+    for now in (False, True):
+        assert standard.error("tpot_s", now=now) == pytest.approx(1 / 1.25 - 1)
+        assert ladder.error("tpot_s", now=now) == pytest.approx(0.0)
+    assert standard.interval["ttft_s"][0] < standard.measured["ttft_s"] < standard.interval["ttft_s"][1]
+    # standard's own speedup is 1 and no error
+    assert archive.errors("speedup") == [pytest.approx(0.0)]
+    sentence = (
+        "node.tar.gz: evidence of NVIDIA H100 80GB HBM3, 2 of 6 rows measured; predictions made before were off by "
+    )
+    times = "TTFT 10.0% (at most 20.0%), TPOT 10.0% (at most 20.0%), speedup 0.0% (at most 0.0%)"
+    assert archive.sentence == f"{sentence}{times}; today's by {times}."
+    said = run("validate", str(path))
+    assert said.code == 0
+    assert archive.sentence in " ".join(said.out.split())
+    assert "Not measured: second, served." in said.out
+    assert "not measured: second: no time" in said.out
+    document = json.loads(run("validate", str(path), "--json", "--set", f"plot={tmp_path / 'figure.html'}").out)
+    assert document["sentence"] == archive.sentence
+    assert len(document["rows"]) == 6
+    assert (tmp_path / "figure.html").exists()
+
+
+def test_a_rehearsal_is_called_one_and_is_never_evidence(tmp_path: Path) -> None:
+    pack(tmp_path / "real.tar.gz")
+    pack(tmp_path / "fake.tar.gz", rehearsal="CPUs, 2 ranks", gpu="")
+    (tmp_path / "README.md").write_text("# By hand\n\nRehearsals do not count.\n\nold table\n")
+    archives = [read_archive(path) for path in archives_in(tmp_path)]
+    assert archives[0].sentence.startswith("fake.tar.gz: rehearsal, no evidence (CPUs, 2 ranks), 2 of 6 rows measured")
+    table = archives_table(archives)
+    assert (
+        "| real.tar.gz | NVIDIA H100 80GB HBM3 | 0123456789ab | 2 of 6 | 10.0%, 20.0% | 10.0%, 20.0% | 0.0%, 0.0% |"
+        in table
+    )
+    assert "fake" not in table
+    assert page(tmp_path) == f"# By hand\n\nRehearsals do not count.\n\n{table}"
+    assert "nothing here is counted" in archives_table(archives[:1])
+
+
+def test_the_table_of_archives_is_that_of_the_repository() -> None:
+    """`python -m benchmarks.archives` writes it."""
+    assert (FOLDER / "README.md").read_text("utf-8") == page(FOLDER)
+
+
+def test_an_archive_without_a_run_says_so(tmp_path: Path) -> None:
+    archive = read_archive(pack(tmp_path / "node.tar.gz", measured=False))
+    assert "0 of 6 rows measured; nothing to compare." in archive.sentence
+    assert run("validate", str(tmp_path / "node.tar.gz"), "--set", f"plot={tmp_path / 'figure.html'}").code == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.write_bytes(b"no archive"), "cannot be unpacked"),
+        (lambda path: path.write_bytes(path.read_bytes()[:400]), "cannot be unpacked"),
+        (lambda path: tarfile.open(path, "w:gz").close(), "holds no predicted.json"),
+    ],
+)
+def test_what_is_no_archive_is_refused(damage: Any, says: str, tmp_path: Path) -> None:
+    path = pack(tmp_path / "node.tar.gz")
+    damage(path)
+    with pytest.raises(UsageError, match=says):
+        read_archive(path)
+
+
+def test_entries_that_are_missing_or_of_another_kind_are_refused(tmp_path: Path) -> None:
+    for head in ({"rows": []}, {"rows": [{"run": 1}]}, [], {"rows": 3}):
+        (tmp_path / "predicted.json").write_text(json.dumps(head))
+        with pytest.raises(UsageError, match="damaged"):
+            read_archive(tmp_path)
+    assert is_archive(tmp_path)
+    assert not is_archive(tmp_path / "predicted.json")
+
+
+def test_other_flags_are_refused(tmp_path: Path) -> None:
+    path = pack(tmp_path / "node.tar.gz")
+    assert run("validate", str(path), "--max-error", "8").code == 2
+
+
+def test_an_error_needs_both_figures() -> None:
+    row = Row(run="run", variant="ladder", scenario={}, model="8b", predicted={"ttft_s": 2.0}, measured={"tpot_s": 1.0})
+    assert [row.error(name) for name in ("ttft_s", "tpot_s")] == [None, None]
+
+
+def test_the_interval_of_a_median_has_the_coverage_of_order_statistics() -> None:
+    """Six values: all of them, 97 %; seven: the same, 98 %; nine: without the ends, 96 %."""
+    values = [float(value) for value in range(9)]
+    assert median_interval(values[:5]) is None
+    assert median_interval(values[:6]) == (0.0, 5.0)
+    assert median_interval(values[:7]) == (0.0, 6.0)
+    assert median_interval(values) == (1.0, 7.0)
