@@ -44,7 +44,7 @@ def main(folder: str = ".") -> None:
     check = validate(runs, profile=str(profile), held_back=HELD_BACK)
     print(check)
     check.require(tpot_s=0.15, speedup=0.08)
-    print("Every error is within its bound: TPOT 15 %, speedup 8 %.")
+    print("No error is beyond its bound, by the measured intervals: TPOT 15 %, speedup 8 %.")
 
 
 if __name__ == "__main__":
