@@ -120,6 +120,8 @@ def test_a_profile_of_other_runs_or_a_timed_wiring_is_refused(turns: tuple[Runs,
 def test_a_machine_without_a_datasheet_needs_a_profile(turns: tuple[Runs, CalibrationProfile, Runs]) -> None:
     with pytest.raises(UsageError, match="cluster 'this-machine' has no datasheet"):
         predict(SMALL)
+    with pytest.raises(UsageError, match="has no datasheet, and profile 'h100-sxm' holds no times of real passes"):
+        predict(SMALL, profile="h100-sxm")
     with pytest.raises(ProfileError, match="times of real passes on one machine, not of 'h100-sxm'"):
         predict(Scenario.of(model="1b", tp=2, prompt=16, gen=4), profile=turns[1])
 
