@@ -169,6 +169,7 @@ def simulate(
     for _ in range(concurrency):
         send(0.0)
     waiting: deque[_Request] = deque()
+
     # requests that decode, by the step that decodes their last token
     ending: list[tuple[int, int, _Request]] = []
     running = decoding = tick = ended = busy_steps = begun = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape, Shape, varies
@@ -66,7 +66,7 @@ class InPlace:
 
         Raises
         ------
-        ProfileError
+        UsageError
             No collective of the kind ran.
         """
         curve = self.collectives.get(kind)
@@ -82,9 +82,9 @@ class InPlace:
         return shape.message_bytes * (1.0 if shape.own_type else self.element_bytes / STATE_BYTES)
 
     @staticmethod
-    def unmeasured(kind: str) -> ProfileError:
-        """The error of an op that no pass of the profile ran."""
-        return ProfileError(
+    def unmeasured(kind: str) -> UsageError:
+        """The error of an op that no pass of the profile ran; the profile may hold other points of a sweep."""
+        return UsageError(
             f"the profile's passes ran no {kind.replace('_', '-')} of this size",
             hint="measure this model, workload and wiring: ladder-sim calibrate run --out",
         )

@@ -147,6 +147,7 @@ class Device:
         needs = [task.memory / _waits(task, tasks) if task.is_collective else task.memory for task in tasks]
         sms = [self._sms_of(task) for task in tasks]
         per_sm: Number = 1.0 / sum(sms, start=0.0)
+
         # each round finds at least one task more that has all it needs
         for _ in tasks[1:]:
             left: Number = 1.0
