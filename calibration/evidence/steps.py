@@ -152,6 +152,7 @@ class Evidence:
         """Refuse to go on with results of other settings; write down those that results will have."""
         files = {given: hashlib.sha256(read_bytes(Path(given), what="a file")).hexdigest() for given in self._own}
         shared = {"model": self._options.model, "ranks": self._ranks, "tp": self._tp, "p2p": self._p2p, "files": files}
+        shared["GPU"] = str(self._machine.get("gpu", ""))
         own = {
             "runs": {
                 **shared,
