@@ -13,7 +13,7 @@ from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.values import whole
 from ladder_sim.validation.archive import scenario_of
 
-VARIANTS = "standard,parallel,ladder,upper-bound"
+VARIANTS = ("standard", "parallel", "ladder", "upper-bound")
 # all-reduces between GPUs that stand for an engine's own, as far as the links can do them
 BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
+from ladder_sim.costs import in_place
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.graph.build import build
-from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.variants import canonical
@@ -104,7 +104,7 @@ def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:
 
 
 def message_bytes(op: Op) -> float:
-    """Bytes of a collective on a CPU; a graph counts 2 bytes per activation, and others as they are."""
+    """Bytes of a collective on a CPU."""
     if not isinstance(op.shape, CollectiveShape):
         raise TypeError(f"{op.name} is not a collective")
-    return op.shape.message_bytes * (1.0 if op.shape.own_type else ELEMENT_BYTES / STATE_BYTES)
+    return in_place.message_bytes(op.shape, ELEMENT_BYTES)

@@ -38,8 +38,6 @@ ResidualAdd = Literal["apart", "compiled", "fused"]
 CudaGraphs = Literal["off", "decode", "all"]
 MemoryFractionOf = Literal["total", "static", "free"]
 
-# of a measured time
-Factor = Annotated[float, Limits(0, 1000.0, above=True)]
 Share = Annotated[float, Limits(0, 1)]
 Tokens = Annotated[int, Limits(0, 100_000_000)]
 Requests = Annotated[int, Limits(0, 1_000_000)]

@@ -169,9 +169,8 @@ def rewired_as_predicted(
     costs, _, _ = simulation_inputs(origin.scenario, origin.profile, ignore_memory=True, jitter=0.0, seed=0)
     recorded = _RecordedCosts(run, origin, costs, stream_wait_s, contention)
     results = {}
-    for name, passes in predicted_passes(origin.scenario, origin.phase, variants, recorded).items():
-        if origin.step != ALONE:
-            passes = _one_of(passes, origin.step)
+    for name, every in predicted_passes(origin.scenario, origin.phase, variants, recorded).items():
+        passes = _kept(every, origin)
         graphs = _graphs(passes, replace(origin.scenario, variant=name), "fast", NO_JITTER)
         results[name] = Rewired(
             seconds=passes.seconds,
@@ -206,9 +205,7 @@ class _RecordedCosts:
         self, run: TraceGraph, origin: Origin, costs: CostModel, stream_wait_s: float | None, contention: bool
     ) -> None:
         own = origin.scenario.variant
-        passes = predicted_passes(origin.scenario, origin.phase, [own], costs)[own]
-        if origin.step != ALONE:
-            passes = _one_of(passes, origin.step)
+        passes = _kept(predicted_passes(origin.scenario, origin.phase, [own], costs)[own], origin)
         self._costs, self._contention = costs, contention
         self._shapes, self._kinds = _ratios(run, _graphs(passes, origin.scenario, "fast", NO_JITTER))
         stack, launches = costs.hardware.stack, self._kinds.get("launch", 1.0)
@@ -281,9 +278,11 @@ def _ratio(recorded_s: float, predicted_s: float) -> float:
     return recorded_s / predicted_s if predicted_s else 1.0
 
 
-def _one_of(passes: Passes, step: int) -> Passes:
-    """One of several passes, by itself."""
-    name, each = passes.steps[step], passes.passes[step]
+def _kept(passes: Passes, origin: Origin) -> Passes:
+    """Those that a run holds: all, or the step to which it was cut."""
+    if origin.step == ALONE:
+        return passes
+    name, each = passes.steps[origin.step], passes.passes[origin.step]
     return Passes((name,), (each,), (1.0,), passes.host_s, passes.host_s + float(each.seconds))
 
 
@@ -292,13 +291,13 @@ def _graphs(
 ) -> list[tuple[TraceGraph, tuple[Op, ...]]]:
     """Every layer of each pass, and its ops at their size, in the order of those behind its launches."""
     graphs = []
+    ranks = scenario.plan.tp if uneven.sigma else 1
     for each in passes.passes:
         if uneven.sigma:
-            schedule, timeline = replicate_of_every_layer(each, scenario.plan.tp, uneven)
+            schedule, timeline = replicate_of_every_layer(each, ranks, uneven)
         else:
             schedule, program = each.lowered(scenario.model.layers)
             timeline = timeline_of(program, ENGINES[engine](program))
-        ranks = scenario.plan.tp if uneven.sigma else 1
         distinct = each.distinct(schedule)
         ops = tuple(distinct[like] for like in schedule.layout.same_as)
         launches = len(timeline.end_s) // ranks - len(ops)

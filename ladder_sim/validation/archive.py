@@ -235,9 +235,9 @@ def _of_bench(
         times = {"ttft_s": [each["ttft_s"] for each in repeats]}
         if steps:
             times["tpot_s"] = [each["decode_s"] / steps for each in repeats]
-        found = {figure: median_interval(each) for figure, each in times.items()}
-        found["speedup"] = tuple(result["speedup_95"]) if result.get("speedup_95") else None
-        intervals[name] = {figure: each for figure, each in found.items() if each is not None}
+        ends = {figure: median_interval(each) for figure, each in times.items()}
+        ends["speedup"] = tuple(result["speedup_95"]) if result.get("speedup_95") else None
+        intervals[name] = {figure: each for figure, each in ends.items() if each is not None}
     return measured, intervals
 
 
