@@ -21,9 +21,9 @@ class Times(NamedTuple):
     """Seconds of one request."""
 
     prefill_s: float
-    """Until the first new token."""
+    """Seconds until the first new token."""
     decode_s: float
-    """All later ones."""
+    """Seconds of all later tokens together."""
 
 
 class Runs(dict[str, list[Times]]):

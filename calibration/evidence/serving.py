@@ -45,7 +45,7 @@ class Serving(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its files, before the variant."""
+        """Name of the load's files, before the variant."""
         return f"serve-{self.model}-tp-{self.tp}-load-{self.concurrency}"
 
     @property

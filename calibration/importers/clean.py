@@ -25,6 +25,7 @@ FALLS: Mapping[Kind, tuple[tuple[str, ...], float]] = {
     "attention_prefill": (AXES["attention_prefill"], 1.04),
     "attention_decode": (AXES["attention_decode"], 1.04),
 }
+
 # outliers that a note names
 NAMED = 3
 # weights of a static GEMM are read once, at most at this share of the memory's bandwidth, behind this launch

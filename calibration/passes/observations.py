@@ -40,7 +40,7 @@ class Observations:
     links: tuple[str, ...]
     """Names of the interconnects."""
     calibration_link: str
-    """The one whose requests of standard a profile is fitted to."""
+    """Interconnect whose requests of standard a profile is fitted to."""
     emulated: Mapping[str, Curve]
     """Emulated links: seconds of an all-reduce by message bytes."""
     requests: dict[Run, list[Times]] = field(default_factory=lambda: defaultdict(list))
@@ -52,9 +52,9 @@ class Observations:
     )
     """Kernels of requests without communication, timed in their place: the upper bound's, and others that it lacks."""
     collectives: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """On a real link, by kind and message bytes."""
+    """Collectives on a real link, by kind and message bytes."""
     overlaps: dict[float, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """On a real link, by message bytes: seconds of an all-reduce during a pass, and how much longer the pass takes."""
+    """Seconds of an all-reduce during a pass and how much longer the pass takes, on a real link, by message bytes."""
     load: list[float] = field(default_factory=list)
     """Load average of the machine after each round."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -49,6 +49,7 @@ class Passes(NamedTuple):
     steps: tuple[str, ...]
     """Name of each."""
     passes: tuple[ForwardPass, ...]
+    """One for each step."""
     weights: tuple[float, ...]
     """How much of each one prefill, or one further token, takes on average."""
     host_s: float
@@ -182,7 +183,7 @@ def rewired_as_predicted(
 
 
 def recorded_and_replayed(run: TraceGraph) -> StepError:
-    """The weighted length of a predicted run's steps, and the same as `rewired_as_predicted` has it."""
+    """Return how long a predicted run's steps take by their weights, as recorded and by `rewired_as_predicted`."""
     origin = run.origin
     assert origin is not None
     # it finds out whether a step is missing
@@ -199,7 +200,7 @@ def recorded_and_replayed(run: TraceGraph) -> StepError:
 
 
 class _RecordedCosts:
-    """What ops take that a run holds; what others are predicted to take, as much longer as those of their kind."""
+    """Times that a run's ops take; of others, those predicted, as much longer as the run's ops of their kind take."""
 
     def __init__(
         self, run: TraceGraph, origin: Origin, costs: CostModel, stream_wait_s: float | None, contention: bool

@@ -93,11 +93,11 @@ class Archive:
     def sentence(self) -> str:
         """How far off predictions are, in one line."""
         kind = f"rehearsal, no evidence ({self.rehearsal})" if self.rehearsal else f"evidence of {self.gpu}"
-        parts = [f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name)))]
-        today = [
-            f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name, now=True)))
-        ]
-        off = f"predictions made before were off by {', '.join(parts)}" if parts else "nothing to compare"
+        before, today = (
+            [f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name, now=now)))]
+            for now in (False, True)
+        )
+        off = f"predictions made before were off by {', '.join(before)}" if before else "nothing to compare"
         again = f"; today's by {', '.join(today)}" if today else ""
         return f"{self.name}: {kind}, {len(self.measured)} of {len(self.rows)} rows measured; {off}{again}."
 
