@@ -18,7 +18,6 @@ from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, canonical_nam
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
-from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
@@ -164,11 +163,6 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
         return profile
     name = scenario.cluster.profile if profile is None else profile
     if name in ("", NO_PROFILE):
-        if scenario.cluster.name == THIS_MACHINE:
-            raise UsageError(
-                f"cluster '{THIS_MACHINE}' has no datasheet",
-                hint="measure a profile with `ladder-sim calibrate run --out FILE`, and give --profile FILE",
-            )
         return None
     if profile is not None:
         return load_profile(name)

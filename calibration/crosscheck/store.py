@@ -16,7 +16,7 @@ from ladder_sim.system.schema import Schema
 
 # 3: predictions are from a profile, whose file holds what `calibration` did
 SCHEMA = Schema(version=3, oldest=2, stale="run `ladder-sim calibrate check` again")
-_WHAT = "a result that `crosscheck --json` wrote"
+_WHAT = "a result that `ladder-sim calibrate check --json` wrote"
 
 # shown in a terminal: no escape sequences
 Name = Annotated[str, Field(pattern=r"^\P{C}*$")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
-from ladder_sim.cli.knobs import knobs_of
+from ladder_sim.cli.knobs import commands_with, knobs_of
 from ladder_sim.cli.output import PANEL
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.families import FAMILIES
@@ -146,7 +146,7 @@ class Asked:
                 is_flag = ARGUMENTS[name].kind is bool and not ranged
                 arguments[name] = ARGUMENTS[name].read(text, name=name) if is_flag else text
             elif find_setting(key) is None:
-                raise unknown_setting(key, also=(*knobs, *rare))
+                raise unknown_setting(key, also=(*knobs, *rare), commands=commands_with(name))
             else:
                 figures[key] = text
         return cls(arguments=arguments, settings=figures, profile=context.params.get("profile"), knobs=values)

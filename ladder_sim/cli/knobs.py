@@ -85,6 +85,15 @@ def knobs_of(command: str) -> Mapping[str, Knob]:
     return {each.name: each for each in _TABLE if command in each.commands}
 
 
+def commands_with(name: str) -> list[str]:
+    """Return the commands that take a parameter without a flag; none if no command has one of this name."""
+    return [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
+
+
+def _shown(command: str) -> str:
+    return "trace export" if command == "export" else command
+
+
 def knob_rows() -> list[tuple[str, str, str, str]]:
     """Return name, default, meaning and commands of every parameter without a flag."""
     return [
@@ -92,7 +101,7 @@ def knob_rows() -> list[tuple[str, str, str, str]]:
             each.name,
             "-" if each.default is None else str(each.default).lower(),
             each.meaning,
-            ", ".join("trace export" if name == "export" else name for name in each.commands),
+            ", ".join(map(_shown, each.commands)),
         )
         for each in _TABLE
     ] + [

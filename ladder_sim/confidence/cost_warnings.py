@@ -43,6 +43,10 @@ def cost_warnings(
     warnings: list[str] = []
     if profile is None:
         warnings.append("no measured profile: every time is a datasheet roofline")
+    elif profile.in_place and not costs.measured_here:
+        warnings.append(
+            f"profile '{profile.name}' holds times of real passes: figures of the GPU and its links change none of them"
+        )
     elif not costs.measured_here:
         warnings.append(
             f"profile '{profile.name}' was measured on {profile.cluster_name}, whose GPU or in-node link has other "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape, Shape, varies
@@ -71,7 +71,7 @@ class InPlace:
 
         Raises
         ------
-        ProfileError
+        UsageError
             No collective of the kind ran.
         """
         curve = self.collectives.get(kind)
@@ -83,9 +83,9 @@ class InPlace:
         return float(seconds), bool(in_range), NO_WAIT if nearest is None else self.waits[nearest]
 
     @staticmethod
-    def unmeasured(kind: str) -> ProfileError:
-        """The error of an op that no pass of the profile ran."""
-        return ProfileError(
+    def unmeasured(kind: str) -> UsageError:
+        """The error of an op that no pass of the profile ran; the profile may hold other points of a sweep."""
+        return UsageError(
             f"the profile's passes ran no {kind.replace('_', '-')} of this size",
             hint="measure this model, workload and wiring: ladder-sim calibrate run --out",
         )

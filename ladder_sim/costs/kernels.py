@@ -36,7 +36,7 @@ from ladder_sim.costs.roofline import (
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.graph.shapes import (
     AttentionShape,
@@ -49,6 +49,7 @@ from ladder_sim.graph.shapes import (
     MoeShape,
     Shape,
 )
+from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 
 # scores, softmax with mask, values; keys and values are read expanded
@@ -100,6 +101,12 @@ class KernelCosts:
             raise ProfileError(
                 f"profile '{profile.name}' holds times of real passes on one machine, not of '{scenario.cluster.name}'",
                 hint=f"predict --cluster {profile.cluster_name}",
+            )
+        if scenario.cluster.name == THIS_MACHINE and not (profile and profile.in_place):
+            raise UsageError(
+                f"cluster '{THIS_MACHINE}' has no datasheet"
+                + (f", and profile '{profile.name}' holds no times of real passes on it" if profile else ""),
+                hint="measure a profile with `ladder-sim calibrate run --out FILE`, and give --profile FILE",
             )
         # figures behind the times
         self.hardware = hardware or Hardware.of(scenario, profile)

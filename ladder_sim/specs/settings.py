@@ -225,12 +225,24 @@ def _setting(key: str) -> Setting:
     return setting
 
 
-def unknown_setting(key: str, also: Sequence[str] = ()) -> UnknownNameError:
-    """Return the error of a name that no setting has; `also` are other names that may be meant."""
+def unknown_setting(key: str, also: Sequence[str] = (), commands: Sequence[str] = ()) -> UnknownNameError:
+    """Return the error of a name that no setting has.
+
+    Parameters
+    ----------
+    key
+        Name as typed.
+    also
+        Other names that may be meant.
+    commands
+        Other commands that have a setting of this name.
+    """
     argument = ARGUMENTS.get(key.replace("-", "_"))
     answer = instead_of(key)
     if argument is not None:
         answer = f"it is a flag: {argument.flag}" if argument.has_flag else "it is an argument"
+    elif commands:
+        answer = f"it is a setting of {', '.join(commands)}"
     more = "`ladder-sim list settings` shows all"
     if any(known == f"intra.{key}" for known in settable()):
         more = f"intra is within a node, inter between nodes, host without peer-to-peer; {more}"

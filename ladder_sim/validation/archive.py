@@ -15,13 +15,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.serve.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import real, whole
 from ladder_sim.system.files import read_bytes
 from ladder_sim.system.schema import Schema
+from ladder_sim.units import quoted
 
 PREDICTED, FAILURES = "predicted.json", "failures.json"
 SCHEMA = Schema()
@@ -29,6 +31,8 @@ SCHEMA = Schema()
 FIGURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speedup"}
 # of a file that is read; captures of runs may be larger, and are not
 MOST_BYTES = 64 * 2**20
+# seconds, or a ratio, of a figure that is compared
+MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,8 @@ def read_archive(path: Path) -> Archive:
             )
         try:
             return _read(path.name, folder)
+        except SpecError as fault:
+            raise UsageError(f"{path}: damaged: {fault}", hint="copy it once more") from fault
         except (KeyError, TypeError, ValueError, AttributeError) as fault:
             raise UsageError(f"{path}: damaged: {type(fault).__name__} {fault}", hint="copy it once more") from fault
 
@@ -159,7 +165,8 @@ def _unpacked(path: Path) -> Iterator[Path]:
                         archive.extract(member, place, filter="data")
         except (OSError, EOFError, tarfile.TarError) as fault:
             raise UsageError(f"{path}: cannot be unpacked: {fault}", hint="copy it once more") from fault
-        yield next(iter(sorted(Path(place).iterdir())), Path(place))
+        # packed with or without a folder around it
+        yield next(iter(sorted(Path(place).rglob(PREDICTED))), Path(place) / PREDICTED).parent
 
 
 def _read(name: str, folder: Path) -> Archive:
@@ -167,16 +174,14 @@ def _read(name: str, folder: Path) -> Archive:
     cluster = _inside(folder, head["cluster"])
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for row in head["rows"]:
-        runs.setdefault(row["run"], []).append(row)
+        runs.setdefault(_text(row["run"], "run"), []).append(row)
+    failures = _json(folder / FAILURES)["failures"] if (folder / FAILURES).exists() else ()
     return Archive(
         name=name,
-        version=head["ladder_sim"],
-        commit=head["commit"],
-        cluster=head["cluster"],
-        gpu=head["gpu"],
-        rehearsal=head["rehearsal"],
+        version=_text(head["ladder_sim"], "ladder_sim"),
+        **{key: _text(head[key], key) for key in ("commit", "cluster", "gpu", "rehearsal")},
         rows=tuple(row for rows in runs.values() for row in _run(folder, cluster, rows)),
-        failures=tuple(_json(folder / FAILURES)["failures"]) if (folder / FAILURES).exists() else (),
+        failures=tuple(_text(each, "failure") for each in failures),
     )
 
 
@@ -193,10 +198,10 @@ def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Itera
         name = row["variant"]
         yield Row(
             run=row["run"],
-            variant=name,
+            variant=_text(name, "variant"),
             scenario=arguments,
-            model=row["model"],
-            predicted={figure: row[figure] for figure in FIGURES if row.get(figure) is not None},
+            model=_text(row["model"], "model"),
+            predicted=_figures(row),
             measured=measured.get(name, {}),
             interval=intervals.get(name, {}),
             now=now.get(name, {}),
@@ -208,18 +213,20 @@ def _measured(
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
     """Figures and intervals by variant; empty where the run was not measured."""
     arguments, run = rows[0]["scenario"], rows[0]["run"]
+    steps = whole(arguments["gen"], "gen", 1, 10**9) - 1
     if arguments.get("concurrency") is None:
         path = folder / f"{run}.json"
-        return _of_bench(_json(path)["variants"], arguments["gen"] - 1) if path.exists() else ({}, {})
+        return _of_bench(_json(path)["variants"], steps) if path.exists() else ({}, {})
     served = {}
     for row in rows:
         path = folder / f"{run}-{row['variant']}.json"
         if path.exists():
             (result,) = read_results(path)
-            served[row["variant"]] = {name: result.figures[f"{name[:-2]}_mean_s"] for name in ("ttft_s", "tpot_s")}
+            means = {name: result.figures[f"{name[:-2]}_mean_s"] for name in ("ttft_s", "tpot_s")}
+            served[row["variant"]] = _figures(means)
     for each in served.values():
         if "standard" in served:
-            times = (one["ttft_s"] + one["tpot_s"] * (arguments["gen"] - 1) for one in (served["standard"], each))
+            times = (one["ttft_s"] + one["tpot_s"] * steps for one in (served["standard"], each))
             each["speedup"] = next(times) / next(times)
     return served, {}
 
@@ -230,13 +237,15 @@ def _of_bench(
     """Medians, and their intervals, of a result of `run --bench`."""
     measured, intervals = {}, {}
     for name, result in variants.items():
-        measured[name] = {figure: result[figure] for figure in FIGURES if result.get(figure) is not None}
+        measured[name] = _figures(result)
         repeats = result.get("repeats", [])
-        times = {"ttft_s": [each["ttft_s"] for each in repeats]}
+        times = {"ttft_s": [real(each["ttft_s"], "ttft_s", MOST) for each in repeats]}
         if steps:
-            times["tpot_s"] = [each["decode_s"] / steps for each in repeats]
+            times["tpot_s"] = [real(each["decode_s"], "decode_s", MOST) / steps for each in repeats]
         ends = {figure: median_interval(each) for figure, each in times.items()}
-        ends["speedup"] = tuple(result["speedup_95"]) if result.get("speedup_95") else None
+        if result.get("speedup_95"):
+            low, high = result["speedup_95"]
+            ends["speedup"] = real(low, "speedup_95", MOST), real(high, "speedup_95", MOST)
         intervals[name] = {figure: each for figure, each in ends.items() if each is not None}
     return measured, intervals
 
@@ -254,6 +263,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     while cut < count // 2 and (outside := outside + 2.0 * comb(count, cut) * 0.5**count) <= 0.05:
         cut += 1
     return (ordered[cut - 1], ordered[-cut]) if cut else None
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, float]:
+    """Those of `FIGURES` that a row has."""
+    return {name: real(row[name], name, MOST) for name in FIGURES if row.get(name) is not None}
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {quoted(value)}: must be text")
+    return value
 
 
 def _spread(errors: Sequence[float]) -> str:

@@ -453,7 +453,7 @@ def test_any_damage_to_a_profile_of_passes_is_seen(
     )
     try:
         times = times_of(experiment().scenario, "ladder", load_profile(file))
-    except ProfileError as error:
+    except UsageError as error:
         assert error.hint  # noqa: PT017
         return
     assert 0 < sum(times) < float("inf")
@@ -464,7 +464,7 @@ def test_what_no_pass_ran_is_named() -> None:
     times = profile.in_place
     assert times
     for change, part in (({"kernels": {}}, "ran no embedding"), ({"collectives": {}}, "ran no broadcast")):
-        with pytest.raises(ProfileError, match=part):
+        with pytest.raises(UsageError, match=part):
             times_of(planted().scenario, "upper-bound", replace(profile, in_place=replace(times, **change)))  # type: ignore[arg-type]
 
 

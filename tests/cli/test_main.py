@@ -106,7 +106,9 @@ def test_an_argument_without_a_flag_is_set_alike_everywhere() -> None:
 
 
 def test_what_a_command_does_not_read_is_not_set() -> None:
-    assert "unknown setting 'jitter'" in run("versus", "--model", "8b", "--set", "jitter=0.1").err
+    other = run("versus", "--model", "8b", "--set", "jitter=0.1")
+    assert "unknown setting 'jitter'" in other.err
+    assert "it is a setting of predict, trace export" in other.err
     assert "'burstines'" in (err := run("serve", "--rate", "1", "--set", "burstines=2").err)
     assert "did you mean 'burstiness'?" in err
     listed = run("list", "settings").out

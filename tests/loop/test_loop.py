@@ -9,7 +9,7 @@ import pytest
 
 from calibration.passes.measure import measure
 from examples import loop
-from ladder_sim import Scenario, predict, validate
+from ladder_sim import Scenario, predict, sweep, validate
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import BoundError, InfeasibleError, MissingPackageError, ProfileError, UsageError
@@ -18,13 +18,14 @@ from runtime.runs import Runs, Times, bench
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
+CHANGES = {"model.layers": 4, "model.vocab": 512}
 SMALL = Scenario.of(
     model="1b",
     cluster="this-machine",
     tp=2,
     prompt=16,
     gen=4,
-    overrides={"model.layers": 4, "model.vocab": 512},
+    overrides=CHANGES,
 )
 VARIANTS = [*loop.TIMED, *loop.HELD_BACK]
 
@@ -64,12 +65,23 @@ def test_wirings_that_were_not_timed_are_predicted_as_they_run(
     assert "* held back, never timed for the profile: mean error of TPOT" in text
 
 
-def test_the_profile_holds_what_was_timed_and_no_joint_gemm(turns: tuple[Runs, CalibrationProfile, Runs]) -> None:
+def test_the_profile_holds_what_was_timed_and_no_joint_gemm(
+    turns: tuple[Runs, CalibrationProfile, Runs], tmp_path: Path
+) -> None:
     profile = turns[1]
     assert profile.environment["variants"] == "standard,ladder"
     assert profile.in_place
-    with pytest.raises(ProfileError, match=r"ran no [\w-]+ of this size"):
+    with pytest.raises(UsageError, match=r"ran no [\w-]+ of this size"):
         predict(replace(SMALL, workload=replace(SMALL.workload, prompt=17)), profile=profile)
+    by_hand = replace(SMALL, cluster=replace(SMALL.cluster, intra=replace(SMALL.cluster.intra, bandwidth_Bps=1.0)))
+    slow, as_it_is = (predict(each, "standard", profile=profile) for each in (by_hand, SMALL))
+    assert slow.tpot_s == as_it_is.tpot_s
+    assert "figures of the GPU and its links change none of them" in str(slow)
+    # a sweep goes on
+    save_profile(profile, tmp_path / "mine.json.gz")
+    axes = {"model": "1b", "cluster": "this-machine", "tp": [1, 2], "prompt": 16, "gen": 4, **CHANGES}
+    swept = sweep(axes, ["ladder"], profile=str(tmp_path / "mine.json.gz"))
+    assert ["ran no" in reason for reason in swept["infeasible"]] == [True, False]
 
 
 def compared(predicted: float, low: float, high: float, quantity: str = "tpot_s") -> Compared:
@@ -120,6 +132,8 @@ def test_a_profile_of_other_runs_or_a_timed_wiring_is_refused(turns: tuple[Runs,
 def test_a_machine_without_a_datasheet_needs_a_profile(turns: tuple[Runs, CalibrationProfile, Runs]) -> None:
     with pytest.raises(UsageError, match="cluster 'this-machine' has no datasheet"):
         predict(SMALL)
+    with pytest.raises(UsageError, match="has no datasheet, and profile 'h100-sxm' holds no times of real passes"):
+        predict(SMALL, profile="h100-sxm")
     with pytest.raises(ProfileError, match="times of real passes on one machine, not of 'h100-sxm'"):
         predict(Scenario.of(model="1b", tp=2, prompt=16, gen=4), profile=turns[1])
 

@@ -144,6 +144,47 @@ def test_entries_that_are_missing_or_of_another_kind_are_refused(tmp_path: Path)
     assert not is_archive(tmp_path / "predicted.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "entry", "value"),
+    [
+        ("predicted.json", ("rows", 0, "ttft_s"), "fast"),
+        ("predicted.json", ("rows", 0, "tpot_s"), float("nan")),
+        ("predicted.json", ("rows", 0, "run"), None),
+        ("predicted.json", ("gpu",), 3),
+        ("predicted.json", ("rows", 0, "scenario", "gen"), float("inf")),
+        ("first.json", ("variants", "ladder", "tpot_s"), -1.0),
+        ("first.json", ("variants", "ladder", "speedup_95"), [1.0]),
+        ("first.json", ("variants", "ladder", "repeats", 0, "decode_s"), float("inf")),
+        ("failures.json", ("failures", 0), {}),
+    ],
+)
+def test_a_figure_that_is_no_time_and_a_name_that_is_no_text_are_refused(
+    name: str, entry: tuple[str | int, ...], value: object, tmp_path: Path
+) -> None:
+    with tarfile.open(pack(tmp_path / "node.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "folder" / name
+    part = content = json.loads(path.read_text())
+    for key in entry[:-1]:
+        part = part[key]
+    part[entry[-1]] = value
+    path.write_text(json.dumps(content))
+    said = run("validate", str(tmp_path / "folder"))
+    assert said.code == 2
+    assert "damaged" in said.err
+
+
+def test_an_archive_may_be_packed_without_its_folder_and_with_other_files(tmp_path: Path) -> None:
+    with tarfile.open(pack(tmp_path / "node.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "._folder").write_bytes(b"as macOS adds")
+    for name, around in (("bare.tgz", "."), ("deep.tgz", "a/b")):
+        with tarfile.open(tmp_path / name, "w:gz") as again:
+            again.add(tmp_path / "._folder", "._folder")
+            again.add(tmp_path / "folder", around)
+        assert len(read_archive(tmp_path / name).measured) == 2
+
+
 def test_other_flags_are_refused(tmp_path: Path) -> None:
     path = pack(tmp_path / "node.tar.gz")
     assert run("validate", str(path), "--max-error", "8").code == 2
