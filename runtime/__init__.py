@@ -11,6 +11,7 @@
         bench     every wiring measured, with trace for PyTorch's profiler
         complete  what follows a prompt
         convert   (in checkpoint/)
+    runs          requests of a scenario, run to compare predictions with
     prepare       input of bench and complete, checked before a rank starts
     assemble      a rank's decoder on its device, after memory has checked that it fits
     generate      prefill and decode steps of one batch

@@ -3,9 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import TypeVar
 
 from ladder_sim.system.files import write_file
@@ -13,7 +11,7 @@ from runtime.checkpoint.convert import convert
 from runtime.checkpoint.tokenizer import Text
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig, CompletionConfig
+from runtime.prepare import BenchConfig, CompletionConfig, prepare_completion
 
 _Config = TypeVar("_Config")
 
@@ -23,11 +21,6 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]
     given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
-
-
-def checked_by(prepare: Callable[[_Config], object], config: type[_Config]) -> Callable[[argparse.Namespace], object]:
-    """What refuses input that a command could not use, by preparing it."""
-    return lambda arguments: prepare(_config(config, arguments))
 
 
 def check_bench(arguments: argparse.Namespace) -> None:
@@ -60,8 +53,18 @@ def run_bench(arguments: argparse.Namespace) -> None:
         trace=arguments.trace,
         execution=_config(ExecutionConfig, arguments),
     )
-    if _is_first_rank():
-        _write(json.dumps(result, indent=1), arguments.save)
+    if not _is_first_rank():
+        return
+    text = json.dumps(result, indent=1) + "\n"
+    if arguments.save:
+        write_file(arguments.save, text)
+    else:
+        print(text, end="")
+
+
+def check_complete(arguments: argparse.Namespace) -> None:
+    """Refuse what `run_complete` could not do."""
+    prepare_completion(_config(CompletionConfig, arguments))
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
@@ -89,11 +92,3 @@ def run_convert(arguments: argparse.Namespace) -> None:
 def _is_first_rank() -> bool:
     """Whether this process is the rank that prints."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _write(text: str, save: Path | None = None) -> None:
-    """Print, or write to the file of `--save`."""
-    if save is None:
-        print(text)
-        return
-    write_file(save, text + "\n")

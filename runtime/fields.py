@@ -6,22 +6,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import read_text, shown_path
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import read_text
 
 _Value = TypeVar("_Value")
 
 
-def read_object(file: Path, *, what: str, schema: Schema | None = None) -> dict[str, object]:
-    """The JSON object in a file, which should be `what`, of a version of `schema` if it has any; raises UsageError."""
+def read_object(file: Path, *, what: str) -> dict[str, object]:
+    """The JSON object in a file, which should be `what`; raises UsageError."""
     try:
         value = json.loads(read_text(file, what=what, error=UsageError))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
     if not isinstance(value, dict):
         raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
-    if schema is not None:
-        schema.check(value, shown_path(file), error=UsageError)
     return value
 
 

@@ -13,9 +13,8 @@ from typing import Any, get_args
 
 from ladder_sim.system.arguments import Parser
 from runtime import commands
-from runtime.commands import checked_by
 from runtime.config import AllReduce, Dispatch, EngineConfig, ExecutionConfig, Wish, read_time
-from runtime.prepare import BenchConfig, CompletionConfig, prepare_completion
+from runtime.prepare import BenchConfig, CompletionConfig
 
 _DTYPES = "fp32, bf16 or fp16"
 # commands of earlier versions, and what to use instead
@@ -93,7 +92,7 @@ def _add_bench(subcommands: Any) -> None:
 def _add_complete(subcommands: Any) -> None:
     purpose = "Continue prompts with a checkpoint, each token the most likely one."
     parser = _add_command(subcommands, "complete", purpose, CompletionConfig)
-    parser.set_defaults(check=checked_by(prepare_completion, CompletionConfig), run=commands.run_complete)
+    parser.set_defaults(check=commands.check_complete, run=commands.run_complete)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of a checkpoint")
     add("--variant", help="residual wiring; auto: the checkpoint's")

@@ -42,11 +42,11 @@ class BenchConfig:
     within: float | None = None
     """Half-width that the intervals of speedups shall have at most, as a share; None: `repeats` are enough."""
     budget_s: float = 600.0
-    """Limit of the rounds after those."""
+    """Limit on rounds beyond `repeats`, seconds."""
     threads: int = 1
     """CPU threads of each rank."""
     seed: int = 0
-    """Of weights and prompts."""
+    """Seed of weights and prompts."""
 
     def __post_init__(self) -> None:
         check_counts(tp=self.tp, attention_dp=self.attention_dp, pp=self.pp)

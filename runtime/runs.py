@@ -21,9 +21,9 @@ class Times(NamedTuple):
     """Seconds of one request."""
 
     prefill_s: float
-    """Until the first new token."""
+    """Seconds until the first new token."""
     decode_s: float
-    """All later ones."""
+    """Seconds of all later tokens together."""
 
 
 class Runs(dict[str, list[Times]]):
@@ -98,6 +98,7 @@ def require_ranks(ranks: int) -> None:
 def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str, threads: int) -> dict[str, str]:
     """Everything that the times of a scenario's requests depend on, by name: the machine first."""
     model, workload = scenario.model, scenario.workload
+    known = {name: machine[name] for name in MACHINE if name in machine}
     run = {
         "dtype": dtype,
         "tp": scenario.plan.tp,
@@ -108,11 +109,7 @@ def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str
         **{name: getattr(model, name) for name in ("layers", "hidden", "vocab")},
         **{name: getattr(workload, name) for name in ("batch", "prompt", "gen")},
     }
-    return {name: str(value) for name, value in {**_machine(machine), **run}.items()}
-
-
-def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: environment[name] for name in MACHINE if name in environment}
+    return {name: str(value) for name, value in {**known, **run}.items()}
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,5 @@
-"""The closed loop: measure one machine, predict from it, run the same there, compare.
+"""Predictions of one machine from real passes on it, compared with requests that took turns with those passes.
 
-`testbed` runs and times passes with `timers`. `measure` lets calibration and predicted runs take turns and returns
-`observations`. `predict` calibrates on them and predicts every run, `compare` judges the errors, `run` does it all, and
-`store` keeps results on disk. `testbed`, `timers`, `measure` and `run` need torch.
+`run` observes and predicts with `calibration.passes`, `compare` judges the errors, and `store` reads earlier results.
+`run` needs torch.
 """

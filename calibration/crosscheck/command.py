@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.measure.command import require_torch
+from calibration.options import words
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -41,7 +42,7 @@ def add_to(commands: Any) -> None:
     add("--model", help=ARGUMENTS["model"].help)
     add(
         "--variant",
-        type=_words,
+        type=words,
         action="extend",
         help="wirings, separated by commas; techniques follow "
         f"a plus, as in standard+token-split:2 (default {','.join(VARIANTS)})",
@@ -56,7 +57,7 @@ def add_to(commands: Any) -> None:
     add("--backend", choices=BACKENDS, default="emulate", help="emulate (default): emulated links; gloo: CPU ranks")
     add(
         "--share",
-        type=_words,
+        type=words,
         action="extend",
         help=f"emulated links: parts of standard's time that messages take (default {','.join(SHARES)})",
     )
@@ -72,10 +73,6 @@ def add_to(commands: Any) -> None:
     add("--gate", action="store_true", help="exit with 1 if an error exceeds its bound")
     add("--out", type=Path, metavar="FILE", help="write the profile that predictions are from, for `predict`")
     check.set_defaults(run=_run)
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
 
 
 def _run(options: argparse.Namespace) -> int:

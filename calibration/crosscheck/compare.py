@@ -17,9 +17,9 @@ class Bounds:
     """Largest errors allowed."""
 
     latency: float
-    """Of prefill and decode of every variant."""
+    """Largest error of prefill and decode of every variant, as a share."""
     speedup: float
-    """Of the speedup of every variant but the upper bound."""
+    """Largest error of the speedup of every variant but the upper bound, as a share."""
 
     def of(self, row: Compared) -> float | None:
         """The bound of a row; None: it is not judged."""

@@ -60,7 +60,7 @@ class FittedPart(Part):
 
 
 class RowPart(Part):
-    """A `compare.Row`, and what follows from it."""
+    """A quantity of a variant on a link, predicted and measured, and what follows from it."""
 
     link: Name
     variant: Name

@@ -38,9 +38,9 @@ class Check(NamedTuple):
     """One thing that was expected."""
 
     name: str
-    """Of what."""
+    """Name of what was checked."""
     holds: bool
-    """It is as expected."""
+    """Whether it is as expected."""
     says: str
     """What was measured, next to what was expected."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.measure.command import budget_s, require_torch
-from calibration.options import add_created
+from calibration.options import add_created, words
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import locked
@@ -55,12 +55,12 @@ def add_to(commands: Any) -> None:
     add("--model", help="model whose shards are measured and run (default 70b)")
     add("--ranks", type=int, help="ranks with real links between them; default: one for each GPU")
     add("--tp", type=int, default=8, help="degree that a single rank emulates (default %(default)s)")
-    add("--degrees", type=_words, help="tensor-parallel degrees of runs, the most valuable first; default: all ranks")
-    add("--p2p", type=_words, help="links of runs: on,off runs each with and without NCCL_P2P_DISABLE=1")
+    add("--degrees", type=words, help="tensor-parallel degrees of runs, the most valuable first; default: all ranks")
+    add("--p2p", type=words, help="links of runs: on,off runs each with and without NCCL_P2P_DISABLE=1")
     add("--cluster", help="catalog cluster, or its .toml; default: one with this GPU, SXM if there is one")
     add("--budget", help="time to spend (default 30m, with --paper or --serve 55m)")
-    add("--stack", type=_words, help=f"engines to run as (default {','.join(STACKS)})")
-    add("--batch", type=_words, help=f"sequences served together (default {','.join(BATCHES)})")
+    add("--stack", type=words, help=f"engines to run as (default {','.join(STACKS)})")
+    add("--batch", type=words, help=f"sequences served together (default {','.join(BATCHES)})")
     add("--prompt", type=int, help="tokens of each prompt (default 1024)")
     add("--gen", type=int, help="new tokens of each sequence (default 128, with --paper 512)")
     add("--dtype", help="precision of runs (default bf16, with --paper fp16)")
@@ -69,10 +69,6 @@ def add_to(commands: Any) -> None:
     add("--most", type=float, help="limit on the sizes of single ops, as of `calibrate run`")
     add_created(parser)
     parser.set_defaults(run=_run)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
 
 
 def _run(options: argparse.Namespace) -> int:

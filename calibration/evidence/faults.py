@@ -29,15 +29,15 @@ class Fault(NamedTuple):
 
     name: str
     options: Sequence[str]
-    """Of `python -m runtime bench`."""
+    """Options of `python -m runtime bench`."""
     code: int
-    """Of its end."""
+    """Exit code of the run."""
     words: str
-    """In what it prints."""
+    """Text in what the run prints."""
     strikes: signal.Signals | None = None
     """Sent to the last rank while it computes."""
     variables: Mapping[str, str] | None = None
-    """Of its environment."""
+    """Environment variables of the run."""
 
 
 def faults(ranks: int, gpus: int) -> Iterator[Fault]:

@@ -13,18 +13,18 @@ from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.values import whole
 from ladder_sim.validation.archive import scenario_of
 
-VARIANTS = "standard,parallel,ladder,upper-bound"
 # all-reduces between GPUs that stand for an engine's own, as far as the links can do them
 BETWEEN_GPUS: tuple[AllReduce, ...] = ("nccl", "one-shot", "multimem")
+VARIANTS: tuple[str, ...] = ("standard", "parallel", "ladder", "upper-bound")
 
 
 class Run(NamedTuple):
     """A `run --bench`."""
 
     name: str
-    """Of its file."""
+    """Name of the run's file, without its ending."""
     stack: str
-    """As which it runs."""
+    """Stack that real passes follow."""
     batch: int
     tp: int
     p2p: bool = True

@@ -4,7 +4,6 @@ A server is started with `--load-format dummy` and asked by `vllm bench serve`. 
 server that does not start, or a load that fails, is said with its last line and costs nothing else.
 """
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -46,7 +45,7 @@ class Serving(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its files, before the variant."""
+        """Name of the load's files, before the variant."""
         return f"serve-{self.model}-tp-{self.tp}-load-{self.concurrency}"
 
     @property
@@ -56,7 +55,7 @@ class Serving(NamedTuple):
         return {"stack": "vllm", "concurrency": self.concurrency, **sizes}
 
 
-def servings(options: argparse.Namespace, ranks: int) -> Iterator[Serving]:
+def servings(ranks: int) -> Iterator[Serving]:
     """Every load on every server for which there are GPUs."""
     for model, tp in SERVERS:
         if tp <= ranks:

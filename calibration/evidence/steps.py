@@ -8,7 +8,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from ladder_sim.costs.profile_file import is_shipped, load_profile, save_profile
 from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import predict, resolve_profile
-from ladder_sim.report.archive import archive_figure, markdown
+from ladder_sim.report.archive import archive_figure, figure_text, markdown
 from ladder_sim.report.figures.style import save_figure
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -41,8 +41,7 @@ from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
 from ladder_sim.system.files import read_bytes, replacing, write_file
 from ladder_sim.system.schema import Schema
-from ladder_sim.units import format_seconds
-from ladder_sim.validation.archive import FAILURES, PREDICTED, figures, read_archive, scenario_of
+from ladder_sim.validation.archive import FAILURES, FIGURES, PREDICTED, figures, read_archive, scenario_of
 
 # files of the folder; the first is of single ops that have begun, the second of those that are done
 BEGUN, MEASURED = "ops.begun", "ops.measured"
@@ -53,16 +52,10 @@ TOKENS, FAULTS, CHECKS = "tokens.json", "faults.json", "checks.json"
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
-# ... where a table of runs was asked for, and what servers get then
+# where a table of runs is asked for: of the budget, for single ops and for servers
 PAPER_OPS_SHARE, SERVE_SHARE = 0.1, 0.6
 # what an emulated all-reduce is looked up by: 1 KB to 1 GB
 MESSAGES = tuple(1024.0 * 4**power for power in range(11))
-# what is compared: its name, and a value of it as text
-FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "ttft_s": ("TTFT", format_seconds),
-    "tpot_s": ("TPOT", format_seconds),
-    "speedup": ("speedup", "{:.2f}".format),
-}
 
 
 class Evidence:
@@ -99,7 +92,7 @@ class Evidence:
             raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
         # makes a scenario of each, which checks the other options
         self._runs = tuple(planned(options, self._cluster, ranks=ranks, on_gpus=self._on_gpus))
-        self._served = tuple(servings(options, ranks)) if options.serve else ()
+        self._served = tuple(servings(ranks)) if options.serve else ()
         self._claim()
         for given, kept in self._own.items():
             write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
@@ -180,10 +173,8 @@ class Evidence:
         path, rows = self._folder / PREDICTED, []
         before = json.loads(read_bytes(path, what="predictions"))["rows"] if path.exists() else []
         known = {row["run"] for row in before}
-        planned_now = [
-            (run.name, VARIANTS.split(","), arguments_of(run, self._options), self._model) for run in self._runs
-        ]
-        planned_now += [(each.name, list(each.variants), each.arguments, each.model) for each in self._served]
+        planned_now = [(run.name, VARIANTS, arguments_of(run, self._options), self._model) for run in self._runs]
+        planned_now += [(each.name, each.variants, each.arguments, each.model) for each in self._served]
         for name, variants, arguments, model in planned_now:
             if name in known:
                 continue
@@ -224,7 +215,7 @@ class Evidence:
             try:
                 flags += ["--backend=emulate", f"--emulate={self._table(run)}"] if self._ranks == 1 else []
                 with linked(p2p=run.p2p):
-                    measure(self._model, [VARIANTS], run.stack, None, True, path, flags)
+                    measure(self._model, [",".join(VARIANTS)], run.stack, None, True, path, flags)
             except (LadderSimError, typer.Exit) as error:
                 # the others may fit; a run that failed has said why
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"
@@ -411,16 +402,12 @@ class Evidence:
         }
 
 
-def _figures(prediction: Prediction) -> tuple[float | None, ...]:
-    """In the order of `FIGURES`."""
-    return prediction.ttft_s, prediction.tpot_s, prediction.speedup.value
-
-
 def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
     """Predicted and measured figures of a variant; a single new token has no TPOT."""
+    predicted = {"ttft_s": prediction.ttft_s, "tpot_s": prediction.tpot_s, "speedup": prediction.speedup.value}
     both = {
         figure: {"predicted": value, "measured": measured[figure]}
-        for figure, value in zip(FIGURES, _figures(prediction), strict=True)
+        for figure, value in predicted.items()
         if measured[figure] is not None
     }
     return {"run": run.name, "variant": prediction.variant, **both}
@@ -428,9 +415,9 @@ def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> 
 
 def _line(row: Mapping[str, Any]) -> str:
     texts = (
-        f"{name} {show(row[figure]['predicted'])} predicted, {show(row[figure]['measured'])} measured"
-        for figure, (name, show) in FIGURES.items()
-        if figure in row
+        f"{label} {', '.join(f'{figure_text(name, value)} {what}' for what, value in row[name].items())}"
+        for name, label in FIGURES.items()
+        if name in row
     )
     return f"{row['run']}, {row['variant']}: {'; '.join(texts)}"
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.plan import Plan
 from calibration.measure.points import ops_of
+from calibration.options import words
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -48,12 +49,10 @@ def add_to(commands: Any) -> None:
     )
     passes = run.add_argument_group("passes, with --out")
     passes.add_argument(
-        "--variant", action="extend", type=_words, help="wirings that are timed (default standard,ladder)"
+        "--variant", action="extend", type=words, help="wirings that are timed (default standard,ladder)"
     )
-    for name in ("batch", "prompt", "gen"):
-        passes.add_argument(
-            f"--{name}", type=int, default=PASSES[name], help=f"{ARGUMENTS[name].help} Default: %(default)s."
-        )
+    for name, default in PASSES.items():
+        passes.add_argument(f"--{name}", type=int, default=default, help=f"{ARGUMENTS[name].help} Default: {default}.")
     passes.add_argument("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
     passes.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack")
     run.add_argument("--most", type=float, default=math.inf, help="limit on tokens, context, and KB moved or sent")
@@ -94,10 +93,6 @@ def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
         dividing = ", ".join(map(str, models[0].tp_degrees(models[0].heads)))
         raise UsageError("; ".join(problems), hint=f"{models[0].name} takes --tp {dividing}")
     return problems
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
 
 
 def _measure_passes(options: argparse.Namespace) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
+from ladder_sim.costs import in_place
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.graph.build import build
-from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.variants import canonical
@@ -40,7 +40,7 @@ class Observations:
     links: tuple[str, ...]
     """Names of the interconnects."""
     calibration_link: str
-    """The one whose requests of standard a profile is fitted to."""
+    """Interconnect whose requests of standard a profile is fitted to."""
     emulated: Mapping[str, Curve]
     """Emulated links: seconds of an all-reduce by message bytes."""
     requests: dict[Run, list[Times]] = field(default_factory=lambda: defaultdict(list))
@@ -52,9 +52,9 @@ class Observations:
     )
     """Kernels of requests without communication, timed in their place: the upper bound's, and others that it lacks."""
     collectives: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """On a real link, by kind and message bytes."""
+    """Collectives on a real link, by kind and message bytes."""
     overlaps: dict[float, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """On a real link, by message bytes: seconds of an all-reduce during a pass, and how much longer the pass takes."""
+    """Seconds of an all-reduce during a pass and how much longer the pass takes, on a real link, by message bytes."""
     load: list[float] = field(default_factory=list)
     """Load average of the machine after each round."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:
 
 
 def message_bytes(op: Op) -> float:
-    """Bytes of a collective on a CPU; a graph counts 2 bytes per activation, and others as they are."""
+    """Bytes of a collective on a CPU."""
     if not isinstance(op.shape, CollectiveShape):
         raise TypeError(f"{op.name} is not a collective")
-    return op.shape.message_bytes * (1.0 if op.shape.own_type else ELEMENT_BYTES / STATE_BYTES)
+    return in_place.message_bytes(op.shape, ELEMENT_BYTES)

@@ -67,9 +67,9 @@ class Experiment:
     scenario: Scenario
     """Model, workload, stack and tensor-parallel degree."""
     variants: tuple[str, ...]
-    """Whose kernels and messages are timed, as `Run` names them."""
+    """Variants whose kernels and messages are timed, as `Run` names them."""
     runs: tuple[str, ...]
-    """Whose requests run."""
+    """Variants whose requests run."""
     shares: tuple[float, ...] = ()
     """Emulated links: parts of standard's time that messages take."""
     rounds: int

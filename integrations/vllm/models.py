@@ -42,10 +42,6 @@ _ENGINE = EngineConfig(fused_residual_add=True, fused_ladder_add=True)
 class _Stream(ResidualStream):
     """Its norms are vLLM's."""
 
-    def _norm(self, norm: Any, x_TD: Tensor) -> Tensor:
-        n_TD: Tensor = norm(x_TD)
-        return n_TD
-
     def _add_norm(self, norm: Any, y_TD: Tensor) -> tuple[Tensor, Tensor]:
         # the kernel writes to both; parts of other ranks are still to be added to a stream that carries its own
         n_TD, x_TD = norm(y_TD, self.x_BTD.clone() if self._carried else self.x_BTD)

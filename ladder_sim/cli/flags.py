@@ -34,20 +34,15 @@ def completion(argument: Argument) -> Callable[[str], list[str]] | None:
     return complete
 
 
-def _option(argument: Argument, text: str) -> Any:
-    return typer.Option(argument.flag, help=text, rich_help_panel=argument.panel, autocompletion=completion(argument))
-
-
 def _flag(name: str) -> Any:
     """The flag of an argument; left out, it is None, and the argument has its default."""
     argument = ARGUMENTS[name]
     shown = argument.default is not None and not argument.repeats and argument.kind is not bool
-    return _option(
-        argument, f"{argument.help.removesuffix('.')}; default: {argument.default}." if shown else argument.help
-    )
+    text = f"{argument.help.removesuffix('.')}; default: {argument.default}." if shown else argument.help
+    return typer.Option(argument.flag, help=text, rich_help_panel=argument.panel, autocompletion=completion(argument))
 
 
-def _ranged(name: str) -> Any:
+def ranged(name: str) -> Any:
     """The flag of an argument that takes several values."""
     argument = ARGUMENTS[name]
     return typer.Option(
@@ -77,12 +72,12 @@ Concurrency = Annotated[int | None, _flag("concurrency")]
 Prompt = Annotated[int | None, _flag("prompt")]
 Gen = Annotated[int | None, _flag("gen")]
 
-Tps = Annotated[str | None, _ranged("tp")]
-Pps = Annotated[str | None, _ranged("pp")]
-Eps = Annotated[str | None, _ranged("ep")]
-AttentionDps = Annotated[str | None, _ranged("attention_dp")]
-Dps = Annotated[str | None, _ranged("dp")]
-Concurrencies = Annotated[str | None, _ranged("concurrency")]
+Tps = Annotated[str | None, ranged("tp")]
+Pps = Annotated[str | None, ranged("pp")]
+Eps = Annotated[str | None, ranged("ep")]
+AttentionDps = Annotated[str | None, ranged("attention_dp")]
+Dps = Annotated[str | None, ranged("dp")]
+Concurrencies = Annotated[str | None, ranged("concurrency")]
 
 _PATTERNS = ", ".join(family.pattern for family in FAMILIES.values())
 Variant = Annotated[

@@ -47,10 +47,8 @@ class Knob:
 
 _LOADED = ("serve", "capacity")
 _PREDICTED = ("predict", "export")
-_DRAWN = (
-    *("predict", "sweep", "breakeven", "sensitivity", "advise", "compare", "versus", "serve", "capacity", "validate"),
-)
 _FITTING = (*_PREDICTED, "sweep", "breakeven", "sensitivity", "compare", "versus", "explore")
+_DRAWN = ("predict", "sweep", "breakeven", "sensitivity", "advise", "compare", "versus", *_LOADED, "validate")
 
 _TABLE = (
     Knob("plot", _DRAWN, _file, None, "File to draw the answer into: .html, .png or .svg."),

@@ -4,14 +4,14 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.output import PANEL, Csv, check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.specs.arguments import ARGUMENTS, ASKED
+from ladder_sim.specs.arguments import ASKED
 from ladder_sim.system.processes import ending_children
 from ladder_sim.system.progress import Progress
 
@@ -24,28 +24,20 @@ FEW_POINTS, FEW_CHUNKS = 200_000, 8
 _RUN = "Run"
 
 
-def _range(name: str) -> Any:
-    """The flag that takes values of an argument."""
-    argument = ARGUMENTS[name]
-    return typer.Option(
-        help=argument.range_help, rich_help_panel=argument.panel, autocompletion=flags.completion(argument)
-    )
-
-
 def sweep(
     context: typer.Context,
-    model: Annotated[str | None, _range("model")] = None,
-    cluster: Annotated[str | None, _range("cluster")] = None,
-    nodes: Annotated[str | None, _range("nodes")] = None,
-    gpus_per_node: Annotated[str | None, _range("gpus_per_node")] = None,
-    stack: Annotated[str | None, _range("stack")] = None,
-    dtype: Annotated[str | None, _range("dtype")] = None,
+    model: Annotated[str | None, flags.ranged("model")] = None,
+    cluster: Annotated[str | None, flags.ranged("cluster")] = None,
+    nodes: Annotated[str | None, flags.ranged("nodes")] = None,
+    gpus_per_node: Annotated[str | None, flags.ranged("gpus_per_node")] = None,
+    stack: Annotated[str | None, flags.ranged("stack")] = None,
+    dtype: Annotated[str | None, flags.ranged("dtype")] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="As in predict; desync:2:8:x2 for several.", rich_help_panel=ASKED)
     ] = None,
-    technique: Annotated[str | None, _range("technique")] = None,
-    allreduce: Annotated[str | None, _range("allreduce")] = None,
-    p2p: Annotated[str | None, _range("p2p")] = None,
+    technique: Annotated[str | None, flags.ranged("technique")] = None,
+    allreduce: Annotated[str | None, flags.ranged("allreduce")] = None,
+    p2p: Annotated[str | None, flags.ranged("p2p")] = None,
     profile: flags.Profile = None,
     set_: Annotated[
         list[str] | None,
@@ -61,10 +53,10 @@ def sweep(
     ep: flags.Eps = None,
     attention_dp: flags.AttentionDps = None,
     dp: flags.Dps = None,
-    batch: Annotated[str | None, _range("batch")] = None,
+    batch: Annotated[str | None, flags.ranged("batch")] = None,
     concurrency: flags.Concurrencies = None,
-    prompt: Annotated[str | None, _range("prompt")] = None,
-    gen: Annotated[str | None, _range("gen")] = None,
+    prompt: Annotated[str | None, flags.ranged("prompt")] = None,
+    gen: Annotated[str | None, flags.ranged("gen")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; default: every core.", rich_help_panel=_RUN)
     ] = None,

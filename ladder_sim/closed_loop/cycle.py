@@ -61,9 +61,9 @@ class Served:
     tpot_s: Number = 0.0
     """Mean time per further token."""
     decoding: Number = 0.0
-    """Of them those that decode."""
+    """Requests that decode, on average."""
     decode_s: Number = 0.0
-    """A step that decodes this many and holds no prompt."""
+    """Time of a step that decodes as many requests and holds no prompt."""
     cycle_steps: Number = 1.0
     """Steps from a request to the next of the same client."""
     in_engine: Number = 1.0

@@ -62,7 +62,7 @@ class Scheduling:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
-        """How a scenario's stack does."""
+        """Return how a scenario's stack schedules."""
         stack = scenario.stack
         return cls(step_tokens=scenario.step_tokens, mixed_steps=stack.mixed_steps, ahead=stack.schedules_ahead)
 
@@ -168,10 +168,9 @@ def simulate(
 
     for _ in range(concurrency):
         send(0.0)
-    waiting: deque[_Request] = deque()
-
     # requests that decode, by the step that decodes their last token
     ending: list[tuple[int, int, _Request]] = []
+    waiting: deque[_Request] = deque()
     running = decoding = tick = ended = busy_steps = begun = 0
     prompts_s = tokens_s = tokens = now_s = scheduled_s = duty = 0.0
     mixed, ahead, decode_s = scheduling.mixed_steps, scheduling.ahead, times.decode_s

@@ -31,7 +31,7 @@ class Load:
 
     @classmethod
     def of(cls, request: ServedRequest, tokens_per_s_per_gpu: float) -> Self:
-        """Of one of them."""
+        """Return what the times of a request in flight are made of."""
         served = request.served
         return cls(
             tokens_per_s_per_gpu=tokens_per_s_per_gpu,

@@ -76,7 +76,7 @@ class Loop:
         return minimum(maximum(decoding - self.load.few, 0.0), apart) / apart
 
     def times(self, decoding: Number, duty: Number) -> tuple[Number, Number]:
-        """As `cycle.LoopTimes`."""
+        """Return the time of a decode step and what a prompt adds to steps, as `cycle.LoopTimes`."""
         share = self._share(decoding)
         decode_s = (1.0 - share) * self._few_s + share * self._most_s
         return decode_s + self._host_s(decoding), (1.0 - duty) * self._idle_s + duty * self._busy_s
@@ -154,7 +154,7 @@ class Loop:
         return prompts
 
     def _with_passes(self, request: ServedRequest) -> ServedRequest:
-        """The same with what the GPUs run in its time: its own prompt and tokens, and those of the others."""
+        """Add what the GPUs run in a request's time: its own prompt and tokens, and those of the others."""
         load, served, passes = self.load, request.served, self.passes
         steps = served.cycle_steps * self._at_once
         mixed = minimum(self._with_prompts(served), steps)

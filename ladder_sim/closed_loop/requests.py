@@ -48,7 +48,7 @@ class Requests:
 
     @classmethod
     def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "Requests":
-        """Those of one group of ranks that share attention."""
+        """Return the requests of one group of ranks that share attention."""
         budget = scenario.step_tokens
         chunk = minimum(prompt, budget)
         # a user may ask what happens if it did fit

@@ -34,6 +34,11 @@ class Wait(NamedTuple):
 NO_WAIT = Wait(0.0, 0.0, 0.0)
 
 
+def message_bytes(shape: CollectiveShape, element_bytes: float) -> float:
+    """Return the bytes of a message where an activation has `element_bytes`; a graph counts others as they are."""
+    return shape.message_bytes * (1.0 if shape.own_type else element_bytes / STATE_BYTES)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InPlace:
     """Times of every op of some real passes."""
@@ -72,14 +77,10 @@ class InPlace:
         curve = self.collectives.get(kind)
         if curve is None:
             raise self.unmeasured(kind)
-        size_bytes = self.message_bytes(shape)
+        size_bytes = message_bytes(shape, self.element_bytes)
         seconds, in_range = curve.seconds_at(size_bytes)
         nearest = min(self.waits, key=lambda size: max(size / size_bytes, size_bytes / size), default=None)
         return float(seconds), bool(in_range), NO_WAIT if nearest is None else self.waits[nearest]
-
-    def message_bytes(self, shape: CollectiveShape) -> float:
-        """Bytes of a message on this machine."""
-        return shape.message_bytes * (1.0 if shape.own_type else self.element_bytes / STATE_BYTES)
 
     @staticmethod
     def unmeasured(kind: str) -> UsageError:

@@ -67,7 +67,7 @@ class Demand:
     """Of a collective: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
 
     def of(self, chosen: NDArray[np.int_]) -> "Demand":
-        """The same in some of the configurations that its arrays hold."""
+        """Return the demand in some of the configurations that its arrays hold."""
         parts: dict[str, Any] = {name: values_of(getattr(self, name), chosen) for name in self.__slots__}
         return replace(self, **parts)
 
@@ -98,7 +98,7 @@ ROUNDING = 1e-9
 
 # avoids a division by zero for tasks without length; far below the time of any kernel
 TINY_S = 1e-18
-# ... and for those without memory traffic
+# avoids a division by zero for tasks without memory traffic
 TINY = 1e-18
 
 # uses nothing that is shared
@@ -120,9 +120,9 @@ class Device:
     _pairs: dict[Demand, dict[Demand, tuple[float, float]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """As `pair` has computed them."""
+    """Speeds that `pair` has computed."""
     traits: dict[Demand, Traits] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """Of demands that were asked for, as the same ones come again."""
+    """Traits of demands of plain numbers, kept because the same demands come again."""
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
         """Speed of a task while `others` run, relative to running alone: in (0, 1]."""

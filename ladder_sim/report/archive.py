@@ -1,6 +1,6 @@
 """An archive of measured runs: one table, one figure, one document; and the table of all archives of the repository."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -116,14 +116,18 @@ def archive_figure(archive: Archive) -> "go.Figure":
     return drawn
 
 
+def figure_text(name: str, value: float) -> str:
+    """Return a value of the figure of a name in `FIGURES` as text."""
+    return f"{value:.2f}" if name == "speedup" else format_seconds(value)
+
+
 def _cells(row: Row) -> Iterator[str]:
     yield from (row.run, row.variant)
     for name in FIGURES:
-        shown = "{:.2f}".format if name == "speedup" else format_seconds
         measured, predicted, error = row.measured.get(name), row.predicted.get(name), row.error(name)
-        spread = "" if name not in row.interval else f" ({shown(row.interval[name][0])}-{shown(row.interval[name][1])})"
-        yield NOT_MEASURED if measured is None else f"{shown(measured)}{spread}"
-        yield NOT_MEASURED if predicted is None else shown(predicted)
+        ends = "-".join(figure_text(name, end) for end in row.interval.get(name, ()))
+        yield NOT_MEASURED if measured is None else figure_text(name, measured) + (f" ({ends})" if ends else "")
+        yield NOT_MEASURED if predicted is None else figure_text(name, predicted)
         yield NOT_MEASURED if error is None else f"{error:+.1%}"
 
 
@@ -131,5 +135,5 @@ def _mean_and_most(errors: Sequence[float]) -> str:
     return f"{sum(errors) / len(errors):.1%}, {max(errors):.1%}" if errors else NOT_MEASURED
 
 
-def _line(cells: "Sequence[str] | Iterator[str]") -> str:
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"

@@ -38,8 +38,6 @@ ResidualAdd = Literal["apart", "compiled", "fused"]
 CudaGraphs = Literal["off", "decode", "all"]
 MemoryFractionOf = Literal["total", "static", "free"]
 
-# of a measured time
-Factor = Annotated[float, Limits(0, 1000.0, above=True)]
 Share = Annotated[float, Limits(0, 1)]
 Tokens = Annotated[int, Limits(0, 100_000_000)]
 Requests = Annotated[int, Limits(0, 1_000_000)]
@@ -52,11 +50,11 @@ class AllReduceRule:
     up_to: tuple[tuple[AllReduce, float], ...]
     """In the order in which they are tried, with the largest message of each, bytes; NCCL takes what is left."""
     gpus: int = 0
-    """Of the group; 0: any number."""
+    """Number of GPUs of the group; 0: any."""
     compute_capability: float = 0.0
-    """Of the GPUs; 0: any."""
+    """Compute capability of the GPUs; 0: any."""
     nvlink_domain: int = 0
-    """GPUs that NVLink joins, at the least."""
+    """Least number of GPUs that NVLink joins."""
 
     def __str__(self) -> str:
         group = f"on {self.gpus} GPUs" if self.gpus else "on other groups"
@@ -66,7 +64,7 @@ class AllReduceRule:
         return f"{group}{capability}{domain}: {sizes}nccl"
 
     def applies(self, gpus: int, compute_capability: float, nvlink_domain: int) -> bool:
-        """Whether it is a group's."""
+        """Whether the rule is for a group of GPUs."""
         return (
             self.gpus in (0, gpus)
             and self.compute_capability in (0.0, compute_capability)
@@ -156,7 +154,7 @@ class GpuLimits:
         )
 
     def applies(self, compute_capability: float, memory_bytes: float) -> bool:
-        """Whether they are a GPU's."""
+        """Whether the limits are those of a GPU."""
         below_bytes = self.below_memory_bytes or math.inf
         return (
             self.compute_capability in (0.0, compute_capability)
@@ -280,18 +278,18 @@ class StackSpec:
 
     @property
     def serves(self) -> bool:
-        """It can batch continuously."""
+        """Whether the engine batches continuously."""
         return self.step_tokens > 0
 
     @property
     def schedules_ahead(self) -> bool:
-        """The next step is scheduled while one runs."""
+        """Whether the next step is scheduled while one runs."""
         version = tuple(int(part) for part in self.version.split(".") if part.isdigit())
         return not version or version >= _AHEAD_SINCE.get(self.engine, (0,))
 
     @property
     def shares_gemms(self) -> bool:
-        """No fit of its own: the GPU's tables price its GEMMs as those of every other such stack."""
+        """Whether the GPU's tables price GEMMs as in every other stack without a fit."""
         return not self.profile
 
     @property
@@ -301,12 +299,12 @@ class StackSpec:
 
     @property
     def static_cache(self) -> bool:
-        """Attention reads the whole cache, prompt and answer, at every step."""
+        """Whether attention reads the whole cache, prompt and answer, at every step."""
         return self.attention == "math"
 
     @property
     def stores_scores(self) -> bool:
-        """Attention writes its scores to memory, and keys and values expanded to every query head."""
+        """Whether attention writes its scores to memory, and keys and values expanded to every query head."""
         return self.attention == "math"
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ class Passes(NamedTuple):
     steps: tuple[str, ...]
     """Name of each."""
     passes: tuple[ForwardPass, ...]
+    """One for each step."""
     weights: tuple[float, ...]
     """How much of each one prefill, or one further token, takes on average."""
     host_s: float
@@ -169,9 +170,8 @@ def rewired_as_predicted(
     costs, _, _ = simulation_inputs(origin.scenario, origin.profile, ignore_memory=True, jitter=0.0, seed=0)
     recorded = _RecordedCosts(run, origin, costs, stream_wait_s, contention)
     results = {}
-    for name, passes in predicted_passes(origin.scenario, origin.phase, variants, recorded).items():
-        if origin.step != ALONE:
-            passes = _one_of(passes, origin.step)
+    for name, every in predicted_passes(origin.scenario, origin.phase, variants, recorded).items():
+        passes = _kept(every, origin)
         graphs = _graphs(passes, replace(origin.scenario, variant=name), "fast", NO_JITTER)
         results[name] = Rewired(
             seconds=passes.seconds,
@@ -183,7 +183,7 @@ def rewired_as_predicted(
 
 
 def recorded_and_replayed(run: TraceGraph) -> StepError:
-    """The weighted length of a predicted run's steps, and the same as `rewired_as_predicted` has it."""
+    """Return how long a predicted run's steps take by their weights, as recorded and by `rewired_as_predicted`."""
     origin = run.origin
     assert origin is not None
     # it finds out whether a step is missing
@@ -200,15 +200,13 @@ def recorded_and_replayed(run: TraceGraph) -> StepError:
 
 
 class _RecordedCosts:
-    """What ops take that a run holds; what others are predicted to take, as much longer as those of their kind."""
+    """Times that a run's ops take; of others, those predicted, as much longer as the run's ops of their kind take."""
 
     def __init__(
         self, run: TraceGraph, origin: Origin, costs: CostModel, stream_wait_s: float | None, contention: bool
     ) -> None:
         own = origin.scenario.variant
-        passes = predicted_passes(origin.scenario, origin.phase, [own], costs)[own]
-        if origin.step != ALONE:
-            passes = _one_of(passes, origin.step)
+        passes = _kept(predicted_passes(origin.scenario, origin.phase, [own], costs)[own], origin)
         self._costs, self._contention = costs, contention
         self._shapes, self._kinds = _ratios(run, _graphs(passes, origin.scenario, "fast", NO_JITTER))
         stack, launches = costs.hardware.stack, self._kinds.get("launch", 1.0)
@@ -281,9 +279,11 @@ def _ratio(recorded_s: float, predicted_s: float) -> float:
     return recorded_s / predicted_s if predicted_s else 1.0
 
 
-def _one_of(passes: Passes, step: int) -> Passes:
-    """One of several passes, by itself."""
-    name, each = passes.steps[step], passes.passes[step]
+def _kept(passes: Passes, origin: Origin) -> Passes:
+    """Those that a run holds: all, or the step to which it was cut."""
+    if origin.step == ALONE:
+        return passes
+    name, each = passes.steps[origin.step], passes.passes[origin.step]
     return Passes((name,), (each,), (1.0,), passes.host_s, passes.host_s + float(each.seconds))
 
 
@@ -292,13 +292,13 @@ def _graphs(
 ) -> list[tuple[TraceGraph, tuple[Op, ...]]]:
     """Every layer of each pass, and its ops at their size, in the order of those behind its launches."""
     graphs = []
+    ranks = scenario.plan.tp if uneven.sigma else 1
     for each in passes.passes:
         if uneven.sigma:
-            schedule, timeline = replicate_of_every_layer(each, scenario.plan.tp, uneven)
+            schedule, timeline = replicate_of_every_layer(each, ranks, uneven)
         else:
             schedule, program = each.lowered(scenario.model.layers)
             timeline = timeline_of(program, ENGINES[engine](program))
-        ranks = scenario.plan.tp if uneven.sigma else 1
         distinct = each.distinct(schedule)
         ops = tuple(distinct[like] for like in schedule.layout.same_as)
         launches = len(timeline.end_s) // ranks - len(ops)

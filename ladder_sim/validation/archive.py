@@ -97,11 +97,11 @@ class Archive:
     def sentence(self) -> str:
         """How far off predictions are, in one line."""
         kind = f"rehearsal, no evidence ({self.rehearsal})" if self.rehearsal else f"evidence of {self.gpu}"
-        parts = [f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name)))]
-        today = [
-            f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name, now=True)))
-        ]
-        off = f"predictions made before were off by {', '.join(parts)}" if parts else "nothing to compare"
+        before, today = (
+            [f"{label} {spread}" for name, label in FIGURES.items() if (spread := _spread(self.errors(name, now=now)))]
+            for now in (False, True)
+        )
+        off = f"predictions made before were off by {', '.join(before)}" if before else "nothing to compare"
         again = f"; today's by {', '.join(today)}" if today else ""
         return f"{self.name}: {kind}, {len(self.measured)} of {len(self.rows)} rows measured; {off}{again}."
 
@@ -242,11 +242,11 @@ def _of_bench(
         times = {"ttft_s": [real(each["ttft_s"], "ttft_s", MOST) for each in repeats]}
         if steps:
             times["tpot_s"] = [real(each["decode_s"], "decode_s", MOST) / steps for each in repeats]
-        found = {figure: median_interval(each) for figure, each in times.items()}
+        ends = {figure: median_interval(each) for figure, each in times.items()}
         if result.get("speedup_95"):
             low, high = result["speedup_95"]
-            found["speedup"] = real(low, "speedup_95", MOST), real(high, "speedup_95", MOST)
-        intervals[name] = {figure: each for figure, each in found.items() if each is not None}
+            ends["speedup"] = real(low, "speedup_95", MOST), real(high, "speedup_95", MOST)
+        intervals[name] = {figure: each for figure, each in ends.items() if each is not None}
     return measured, intervals
 
 

@@ -47,7 +47,7 @@ class Compared:
     quantity: str
     """One of `QUANTITIES`; seconds, or a request's speedup over standard."""
     predicted: float
-    """By the simulator."""
+    """Value that the simulator predicts."""
     measured: float
     """Median over the requests; of a speedup over pairs with standard of the same round."""
     low: float
@@ -112,7 +112,7 @@ def bootstrap(sample: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCheck:
-    """Predictions next to runs of the same machine; prints as a table."""
+    """Predictions compared with runs of one machine; prints as a table."""
 
     title: str
     """What ran where."""

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -71,7 +70,7 @@ class Sent(NamedTuple):
 
 
 class ResidualStream:
-    """Executes a wiring's block plans.
+    """Executes a wiring's block plans; that of `integrations.vllm` has its own `_add_norm`, `_add_others`, `_sum`.
 
     Parameters
     ----------
@@ -111,13 +110,10 @@ class ResidualStream:
             self.x_BTD, n_BTD = self._add_norm(norm, last[0])
         else:
             self._add(last)
-            n_BTD = self.x_BTD if norm is None else self._norm(norm, self.x_BTD)
+            n_BTD = self.x_BTD if norm is None else norm(self.x_BTD)
         if self._carried:
             self.x_BTD = kept_BTD
         return n_BTD
-
-    def _norm(self, norm: RMSNorm, x_BTD: Tensor) -> Tensor:
-        return kernels.norm(x_BTD, norm.weight_D, norm.eps)
 
     def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The stream with an output, and its norm."""
@@ -171,9 +167,9 @@ class ResidualStream:
         if reduces:
             output = self._reduced(arrived(output), block)
             if norm is not None:
-                output = output.then(partial(self._norm, norm))
+                output = output.then(norm)
         elif norm is not None:
-            output = self._norm(norm, arrived(output))
+            output = norm(arrived(output))
         replaces = reduces and block.carries == "residual"
         self._pending.append(_Output(block, output, isinstance(output, Arriving), replaces))
         return reduces

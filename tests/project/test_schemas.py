@@ -25,7 +25,6 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.schema import Schema
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
-from runtime.fields import read_object
 from tests.conftest import DATA, REPO
 from tests.support.commands import SMALL, run
 from tests.support.schemas import FOLDER, check, made, text_of, validator
@@ -148,7 +147,6 @@ def test_only_versions_that_are_known_are_read() -> None:
         ("steps.toml", MeasuredSteps.read),
         ("samples.jsonl", SampleStore),
         ("trace.json", lambda path: load([path])),
-        ("run.json", lambda path: read_object(path, what="a run", schema=Schema())),
     ],
 )
 def test_a_version_that_is_no_number_is_refused_in_the_same_words(

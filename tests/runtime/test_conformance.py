@@ -104,21 +104,14 @@ def run_pass(
 
 def stacks() -> dict[str, StackSpec]:
     """The catalog's, and each option of theirs on its own."""
-    plain = replace(
-        catalog.stack("gpt-fast"),
-        attention="flash",
-        fused_residual_add=False,
-        fused_ladder_add=False,
-        prefill_logits="last",
-    )
+    plain = replace(catalog.stack("gpt-fast"), attention="flash", residual_add="apart", prefill_logits="last")
     return {
         **{name: catalog.stack(name) for name in SHIPPED},
         "plain": plain,
         "math": replace(plain, attention="math"),
-        "fused": replace(plain, fused_residual_add=True, fused_ladder_add=True),
-        "sharded-lm-head": replace(plain, sharded_lm_head=True),
-        "sharded-embedding": replace(plain, sharded_embedding=True),
-        "all-logits": replace(plain, prefill_logits="all", sharded_lm_head=True),
+        "fused": replace(plain, residual_add="fused"),
+        "vocab-parallel": replace(plain, vocab_parallel=True),
+        "all-logits": replace(plain, prefill_logits="all", vocab_parallel=True),
     }
 
 
@@ -137,7 +130,7 @@ def test_the_runtime_runs_what_the_simulator_costs(model: str, tp: int, stack: s
     spec = replace(catalog.model(model), layers=LAYERS)
     config = replace(config_of(spec.name), layers=LAYERS)
     options = stacks()[stack]
-    variants = VARIANTS if stack in ("fused", "sharded-embedding") else OLDEST
+    variants = VARIANTS if stack in ("fused", "vocab-parallel") else OLDEST
     with fake_group(tp) as group:
         for variant, (phase, kv_len) in itertools.product(variants, PASSES):
             watched = run_pass(config, engine_of(options), variant, group, phase)
@@ -159,7 +152,7 @@ SHARED = ("standard", "parallel", "ladder", "ladder:2", "hybrid-ladder:2", "fars
         ("math", ("token-split:3",), LONE, ("standard", "ladder")),
         ("plain", ("token-split:3",), LONE, ("standard", "delayed:1")),
         # ranks share this many tokens evenly
-        ("sharded-embedding", ("sequence-parallel",), MANY, SHARED),
+        ("vocab-parallel", ("sequence-parallel",), MANY, SHARED),
         ("fused", ("sequence-parallel", "token-split:2"), MANY, ("standard", "ladder")),
     ],
 )

@@ -127,7 +127,6 @@ class TraceFile:
 BLOCK = {"attention": ("qkv_gemm", "flash_fwd", "o_gemm"), "mlp": ("up_gemm", "silu", "down_gemm")}
 KERNEL_US, REDUCE_US = 40, 60
 LAYERS = 3
-PER_BLOCK = 5
 
 
 class Ahead:

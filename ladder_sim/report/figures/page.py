@@ -16,9 +16,9 @@ def page(title: str, body: str, style: str = "") -> str:
     )
 
 
-def figure_html(figure: "go.Figure", name: str = "figure") -> str:
+def figure_html(figure: "go.Figure") -> str:
     """A figure, as a part of a document; always under the same name, so that the same figure is the same file."""
-    html: str = figure.to_html(full_html=False, include_plotlyjs=True, div_id=name, config={"displaylogo": False})
+    html: str = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure", config={"displaylogo": False})
     return html
 
 
