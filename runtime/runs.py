@@ -60,6 +60,8 @@ def bench(scenario: Any, variants: Sequence[str], *, repeats: int = 15, warmups:
     """
     require_ranks(scenario.plan.tp)
     stack = {field.name: getattr(scenario.stack, field.name, None) for field in fields(EngineConfig)}
+    stack |= dict.fromkeys(("sharded_lm_head", "sharded_embedding"), scenario.stack.vocab_parallel)
+    stack["technique"] = "+".join(scenario.techniques.chosen) or None
     own = {name: getattr(scenario.workload, name) for name in ("batch", "prompt", "gen")}
     own |= {"tp": scenario.plan.tp, "repeats": repeats, "warmups": warmups, "threads": threads}
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
@@ -113,5 +115,5 @@ def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False)}
+    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None and value is not False}
     return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]

@@ -211,7 +211,10 @@ def test_more_held_sms_never_end_anything_earlier(
 def test_a_faster_collective_takes_no_more_from_a_kernel(
     run: Run, kernel: Demand, collective: Demand, times: tuple[float, float], shorter: float
 ) -> None:
-    """It moves as many bytes in less time: what it asks for rises, what it gets of a busy memory is its SMs' part."""
+    """It moves as many bytes in less time: what it asks for rises, what it gets of a busy memory is its SMs' part.
+
+    A slow one that outlasts the kernel leaves some of its bytes for later; then both end no later together.
+    """
     assume(float(collective.memory) > 0.0)
     faster = changed(collective, memory=min(1.0, float(collective.memory) / shorter))
     kernel_s, collective_s = times
@@ -219,7 +222,9 @@ def test_a_faster_collective_takes_no_more_from_a_kernel(
         run(share(kernel, each, kernel_s=kernel_s, collective_s=collective_s * collective.memory / each.memory))
         for each in (collective, faster)
     )
-    assert (after.end_s <= before.end_s * (1 + RTOL)).all()
+    assert after.end_s.max() <= before.end_s.max() * (1 + RTOL)
+    if before.end_s[1] <= before.end_s[0]:
+        assert after.end_s[0] <= before.end_s[0] * (1 + RTOL)
 
 
 def timed(kernel: Demand, collective: Demand, times: tuple[float, float, float]) -> Program:
