@@ -115,5 +115,7 @@ def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None and value is not False}
+    # 0 is a number here, not a switch that is off
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    named = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]

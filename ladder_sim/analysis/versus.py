@@ -270,7 +270,7 @@ def versus(
     >>> from ladder_sim import Scenario, versus
     >>> result = versus(Scenario.of(model="70b", stack="vllm", concurrency=64))
     >>> print(result.best_own.name, f"{result.options['ladder'].gain.value:.2f}")
-    fused-norm 1.26
+    fused-norm 1.17
     """
     if scenario.plan.ranks == 1:
         raise UsageError(f"{scenario.plan} has no communication to hide: must be two ranks or more", hint="e.g. --tp 8")

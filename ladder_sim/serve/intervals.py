@@ -156,7 +156,7 @@ def estimate(
     >>> ladder = estimate(Scenario.of(model="70b", stack="vllm"), load).variants["ladder"]
     >>> tpot, gain = ladder.figures["tpot_p95_s"], ladder.gains["tpot_p95_s"]
     >>> f"{1e3 * tpot.low:.0f} to {1e3 * tpot.high:.0f} ms, {gain.low:.2f} to {gain.high:.2f} times as fast"
-    '9 to 16 ms, 1.07 to 1.48 times as fast'
+    '9 to 15 ms, 1.09 to 1.53 times as fast'
     """
     check_options(estimate, how)
     loads = _loads(requests, seeds)

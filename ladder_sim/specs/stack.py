@@ -171,14 +171,11 @@ class StackSpec:
     attention: AttentionKernel
     """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
     residual_add: ResidualAdd
-    """Add of a block to the residual: apart, a kernel of its own; compiled, inside the next norm's kernel in blocking
-    variants, as torch.compile fuses it, with one-row GEMMs as reductions; fused, inside it in every variant, ladder's
-    too."""
+    """Kernel of a block's add: apart, its own; compiled, the next norm's in blocking variants; fused, that in all."""
     cuda_graphs: CudaGraphs
     """Passes that are replayed as one CUDA graph: none, decode steps, or prefills as well."""
     vocab_parallel: bool
-    """Embedding and LM head are split over the vocabulary, with an all-reduce and an all-gather of logits; else every
-    rank has both whole."""
+    """Embedding and LM head are split over the vocabulary, which takes an all-reduce and an all-gather of logits."""
     prefill_logits: PrefillLogits
     """Logits of every prompt position, or of the last only."""
     allreduce: AllReduce
@@ -218,14 +215,13 @@ class StackSpec:
     shared_expert_stream: bool = False
     """In decode shared experts run on a stream of their own, next to the routed ones."""
     padded_share: Share = 0.0
-    """Share of the tensor cores' peak at which experts in fp8 blocks are multiplied on Hopper, with each one's tokens
-    padded; 0: they are not padded."""
+    """Share of peak at which padded experts in fp8 blocks are multiplied on Hopper; 0: experts are not padded."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0
     """Most tokens of one step under continuous batching, prompts' and decode's; 0: it runs static batches only."""
     step_requests: Annotated[int, Limits(1, 1_000_000)] = 1024
-    """Most requests that run at a time under continuous batching."""
+    """Most requests that run at a time."""
     gpu_limits: tuple[GpuLimits, ...] = ()
     """Limits of a step on some GPUs: the first that apply, unless a limit is set by hand."""
     max_context: Tokens = 0

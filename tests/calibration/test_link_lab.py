@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.link_lab import Laboratory, laboratory, stale
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import MissingDependencyError
 from tests.conftest import NEEDS_ROOT, REPO
 from tests.support.waiting import HANG_S
@@ -20,8 +21,8 @@ MODEL = ["--model=1b", "--tp=2", "--set=model.layers=2", "--set=model.vocab=512"
 
 @pytest.mark.root
 def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    work = ["--backend=gloo", "--prompt=16", "--gen=2", "--rounds=3", f"--save={out}"]
+    out, profile = tmp_path / "result.json", tmp_path / "mine.json.gz"
+    work = ["--backend=gloo", "--prompt=16", "--gen=2", "--rounds=3", f"--save={out}", f"--out={profile}"]
     try:
         with laboratory("200mbit") as lab:
             _is_slow(lab)
@@ -33,13 +34,15 @@ def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Pa
             raise
         pytest.skip(f"{NEEDS_ROOT} that may make network namespaces: {error.message}")
     result = json.loads(out.read_text())
-    curve = result["calibration"]["links"]["gloo"]["all_reduce"]
+    times = load_profile(profile).in_place
+    assert times
+    curve = times.collectives["all_reduce"]
     # 16 tokens of 1536 float32 numbers
-    assert curve["bytes"][-1] == 16 * 1536 * 4
-    assert min(curve["seconds"]) > 0
-    for overlap in result["calibration"]["beside"]:
-        assert 0 <= overlap["core_share"] <= 1
-        assert overlap["slowed"] >= 0
+    assert curve.size_bytes[-1] == 16 * 1536 * 4
+    assert min(curve.seconds) > 0
+    for wait in times.waits.values():
+        assert 0 <= wait.core_share <= 1
+        assert wait.slowed >= 0
     assert {row["variant"] for row in result["rows"]} == {"standard", "ladder", "upper-bound"}
     assert set(lab.spaces).isdisjoint(_namespaces())
 

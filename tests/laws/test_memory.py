@@ -25,9 +25,8 @@ def servings() -> st.SearchStrategy[Scenario]:
 
 
 def changed(scenario: Scenario, **figures: Any) -> Scenario:
-    """The scenario with other figures of its stack, in the fields that hold them on its GPU."""
-    fields = {scenario.field_by_gpu(name): value for name, value in figures.items()}
-    return dataclasses.replace(scenario, stack=dataclasses.replace(scenario.stack, **fields))
+    """The scenario with other figures of its stack, the same on every GPU."""
+    return dataclasses.replace(scenario, stack=dataclasses.replace(scenario.stack, gpu_limits=(), **figures))
 
 
 def pool_bytes(scenario: Scenario) -> float:

@@ -121,11 +121,47 @@ def test_what_a_kernel_loses_with_its_sms(tiles: int, spare: float, held: int) -
     assert Device(sms=132).rate(kernel, [Demand(held_sms=held)]) == pytest.approx(rate)
 
 
-def test_what_busy_memory_costs_a_collective() -> None:
-    collective = Demand(held_sms=4, slowdown=0.33, memory=0.1, link=1.0)
-    for busy in (0.2, 0.8, 1.0):
-        expected = min(1 / (1 + 0.33 * busy), 1 / max(1, 0.1 + busy))
-        assert Device(sms=132).rate(collective, [Demand(memory=busy)]) == pytest.approx(expected)
+def level_of(needs: list[float], sms: list[float]) -> float:
+    """What an SM gets of a memory that tasks share by their SMs: the level at which their parts add up to all of it."""
+    full = max(need / n for need, n in zip(needs, sms, strict=True))
+    if sum(needs) <= 1:
+        return full
+    low, high = 0.0, full
+    for _ in range(100):
+        level = (low + high) / 2
+        given = sum(min(need, n * level) for need, n in zip(needs, sms, strict=True))
+        low, high = (level, high) if given < 1 else (low, level)
+    return low
+
+
+@pytest.mark.parametrize(
+    ("own", "held", "busy", "binds"),
+    [
+        (0.1, 4, 0.2, "waiting"),
+        (0.1, 4, 0.8, "waiting"),
+        (0.1, 4, 0.95, "memory"),
+        (0.1, 4, 1.0, "memory"),
+        (0.1, 16, 1.0, "waiting"),
+        (0.02, 4, 1.0, "waiting"),
+    ],
+)
+def test_what_busy_memory_costs_a_collective_and_a_kernel(own: float, held: int, busy: float, binds: str) -> None:
+    s, sms = 0.33, 132
+    collective, kernel = Demand(held_sms=held, slowdown=s, memory=own, link=1.0), Demand(memory=busy)
+    waiting = 1 / (1 + s * min(1, busy))
+    level = level_of([own * waiting, busy], [held, sms])
+    expected = {"waiting": waiting, "memory": held * level / own}
+    assert min(expected, key=lambda name: expected[name]) == binds
+    assert Device(sms=sms).rate(collective, [kernel]) == pytest.approx(expected[binds])
+    assert Device(sms=sms).rate(kernel, [collective]) == pytest.approx(min(1, sms * level / busy))
+
+
+@pytest.mark.parametrize("memory", [(0.9, 0.3), (0.6, 0.6), (1.0, 0.1)])
+def test_kernels_share_the_memory_in_equal_parts(memory: tuple[float, float]) -> None:
+    level = level_of(list(memory), [132, 132])
+    own, other = (Demand(memory=each) for each in memory)
+    assert Device(sms=132).rate(own, [other]) == pytest.approx(min(1, 132 * level / memory[0]))
+    assert Device(sms=132).rate(other, [own]) == pytest.approx(min(1, 132 * level / memory[1]))
 
 
 def test_the_closed_loop() -> None:

@@ -184,7 +184,7 @@ def test_help_shows_the_options_of_the_runtime_once() -> None:
     assert ran.code == 0
     own, complete, bench = re.split(r"With --\w+.*, the options of.*:\n", ran.out)
     assert all(f"--{name} " in own for name in ("model", "variant", "bench", "stack", "set", "json", "save"))
-    assert all(complete.count(f"  --{name} ") == 1 for name in ("prompt", "top-k", "stop", "tp", "timeout"))
+    assert all(complete.count(f"  --{name} ") == 1 for name in ("prompt", "tokens", "tp", "timeout"))
     assert all(bench.count(f"  --{name} ") == 1 for name in ("prompt", "repeats", "emulate", "tp", "timeout", "trace"))
     assert "--model" not in complete + bench
 
