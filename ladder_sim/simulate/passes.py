@@ -49,9 +49,10 @@ ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
-# most passes that are not steady yet take one period more, a few take 26: after that each try has so many times as many
-MORE = 2
-# relative difference under which two periods count as equal: rounding of sums, not a model error
+# most passes that are not steady yet take one period more, a few take 40: after that each try has so many times as many
+MORE = 1.5
+# share of a pass by which all periods left out may together differ from what stands for them: rounding of sums, not a
+# model error; each may have its part of it only, because what differs may shrink slowly from period to period
 STEADY = 1e-9
 # share of a pass by which ops of one kind must differ from another pass's to be named
 SAME = 1e-4
@@ -186,7 +187,7 @@ class ForwardPass:
             if steady is True or np.all(steady):
                 return schedule, program, times, seconds
             schedule, program = self.lowered(
-                schedule.keep + 1 if schedule.keep == FIRST_PERIODS else MORE * schedule.keep
+                schedule.keep + 1 if schedule.keep == FIRST_PERIODS else int(MORE * schedule.keep)
             )
             if isinstance(seconds, np.ndarray):
                 left = np.arange(len(seconds)) if left is None else left
@@ -382,11 +383,12 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
         low, high = _range(
             [column[launches + late] - column[launches + early] for column in times for late, early in pairs]
         )
-        steady = steady & (high - low <= STEADY * makespan_s)
+        left_out = period.left_out
+        steady = steady & (left_out * (high - low) <= STEADY * makespan_s)
         if schedule.eager and launches:
             # a thread that launches more slowly than this would fall behind in time
             _, most_s = _range([launched_s[late] - launched_s[early] for late, early in pairs])
-            behind_s = most_s - low
+            behind_s = left_out * (most_s - low)
             steady = steady & (behind_s <= STEADY * makespan_s)
             # one that runs ahead is further ahead behind the layers left out: later ops must not depend on how far
             ahead = behind_s < -STEADY * makespan_s
@@ -395,7 +397,7 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
                 for number in range(max(period.ops) + 1, len(ready_s)):
                     held_back = held_back | (launched_s[number] >= ready_s[number])
                 steady = steady & ~(np.asarray(ahead) & held_back)
-        added_s = added_s + period.left_out * 0.5 * (low + high)
+        added_s = added_s + left_out * 0.5 * (low + high)
     return makespan_s, added_s, steady
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -118,6 +119,8 @@ def from_timeline(
 ) -> TraceGraph:
     """A simulated program as a trace. Each op takes its simulated time, slowed down by the ops it shared a GPU with.
 
+    A trace has no wake-ups: the time until the end of another op was noticed blocks the lane before the op that waited.
+
     Parameters
     ----------
     timeline
@@ -130,6 +133,17 @@ def from_timeline(
     program = timeline.program
     hosts = {task.stream for task, kind in zip(program.tasks, kinds, strict=True) if kind in HOST_KINDS}
     ready_s, start_s, end_s = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
+    before = {after: early for queue in program.queues() for early, after in pairwise(queue)}
+    # the end of the last that each waits for
+    over_s = [
+        max((end_s[awaited] for awaited in (*task.after, before.get(index, -1)) if awaited >= 0), default=0.0)
+        for index, task in enumerate(program.tasks)
+    ]
+    # without a group a lead includes the wait for free SMs; in a group it must not include the wait for peers
+    begun_s = [
+        start_s[index] if task.group == NO_GROUP else ready_s[index] + float(task.lead_s)
+        for index, task in enumerate(program.tasks)
+    ]
     return TraceGraph(
         ops=tuple(
             TraceOp(
@@ -140,8 +154,7 @@ def from_timeline(
                 end_s=end_s[index],
                 duration_s=end_s[index] - start_s[index],
                 after=task.after,
-                # without a group it includes the wait for free SMs; in a group it must not include the wait for peers
-                lead_s=start_s[index] - ready_s[index] if task.group == NO_GROUP else float(task.lead_s),
+                lead_s=begun_s[index] - over_s[index],
                 group=task.group,
                 collective=collectives[index] if collectives is not None else None,
             )

@@ -107,15 +107,14 @@ def test_the_figure_has_gpus_and_every_bound_against_the_rate(searched: Fleets) 
 
 def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
     """Percentiles of one that gets every fourth request are those of four that get all of them."""
-    long = {**LOAD, "requests": 1500}
+    # nearer to the most that four can serve, queues grow and shrink so slowly that any draw has percentiles of its own
+    rate, long = 300.0, {**LOAD, "requests": 6000}
     service = Service.for_requests(SCENARIO, Traffic(rate=1.0, **long))
-    load = Traffic(rate=400.0, **{**long, "requests": 6000})
-    all_four = service.run("ladder", load, replicas=4)
-    search = Search(service, "ladder", Traffic(rate=400.0, **long), PROMISE)
-    one = search._run(400.0, Sizes(4, 0))
+    all_four = service.run("ladder", Traffic(rate=rate, **{**long, "requests": 24_000}), replicas=4)
+    one = Search(service, "ladder", Traffic(rate=rate, **long), PROMISE)._run(rate, Sizes(4, 0))
     for metric in ("ttft", "tpot", "e2e"):
         for percentile in (50, 95):
-            assert one.seconds(metric, percentile) == pytest.approx(all_four.seconds(metric, percentile), rel=0.06)
+            assert one.seconds(metric, percentile) == pytest.approx(all_four.seconds(metric, percentile), rel=0.03)
 
 
 @pytest.mark.slow

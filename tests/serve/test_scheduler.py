@@ -45,6 +45,7 @@ SPECS = st.builds(
     ahead=st.booleans(),
     whole_answers=st.booleans(),
     speculation=st.sampled_from([None, DRAFTS, Speculation(acceptance=(0.7,), cost=0.0)]),
+    pads_prompts=st.booleans(),
 )
 
 
@@ -69,6 +70,8 @@ PROMPTS_FIRST = SchedulerSpec(step_tokens=16, step_requests=3, kv_blocks=40, mix
 @example(at_once((1, 20), (1, 24), (133, 77), (55, 59), (1, 23), (259, 32)), PROMPTS_FIRST)
 # one loses its blocks when its last token is on its way
 @example(at_once((1, 3), (1, 22), (132, 78), (38, 76), (1, 23), (258, 32)), PROMPTS_FIRST)
+# a prompt of one token has the rows of the request that decodes already
+@example(at_once((1, 2), (1, 1)), replace(PROMPTS_FIRST, ahead=False, speculation=DRAFTS))
 @given(REQUESTS, SPECS)
 def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int, int]], spec: SchedulerSpec) -> None:
     requests, now_s = [], 0.0
@@ -84,6 +87,9 @@ def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int,
     prompts = sum(request.prompt for request in requests)
     least, most = np.sum([decoded(number, request.gen, spec) for number, request in enumerate(requests)], axis=0)
     reused = sum(answer.reused for answer in answers)
+    if spec.pads_prompts:
+        # the last token of a prompt may have the rows of a request that decodes, if no other is left
+        most += (spec.rows - 1) * sum(answer.request.prompt - answer.reused == 1 for answer in answers)
     # one whose last token was on its way has nothing left to run
     started_again = sum(answer.preemptions - (answer.produced == answer.request.gen) for answer in answers)
     # each token once, but those that were cached, and those of requests that had to start again
