@@ -103,6 +103,8 @@ class Dask:
             self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
             # set when the scheduler next says that it has lost a worker
             self._loss: Future[None] = Future()
+            # the one that is waited for: set by any loss since workers were last counted
+            self._awaited = self._loss
             self._client.subscribe_topic("all", self._notice)
             self._client.wait_for_workers(1, timeout=CONNECT_S)
         except (OSError, ValueError) as error:
@@ -141,12 +143,13 @@ class Dask:
     def _result(self, future: Any) -> Any:
         """Wait for an answer, and ask again when a worker is lost: a request that went to it may wait in vain."""
         while True:
-            loss = self._loss
             request = self._client.gather(future, asynchronous=True)
             answer = asyncio.run_coroutine_threadsafe(request, self._client.loop.asyncio_loop)
-            done, _ = wait_for([answer, loss], return_when=FIRST_COMPLETED)
+            done, _ = wait_for([answer, self._awaited], return_when=FIRST_COMPLETED)
             if answer in done:
                 return answer.result()
+            # before workers are counted: what is lost meanwhile ends the next wait
+            self._awaited = self._loss
             try:
                 self._client.wait_for_workers(1, timeout=CONNECT_S)
             except TimeoutError as error:
