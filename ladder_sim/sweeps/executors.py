@@ -101,10 +101,9 @@ class Dask:
         try:
             connect: Any = distributed.Client
             self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
-            # set when the scheduler next says that it has lost a worker
-            self._loss: Future[None] = Future()
-            # the one that is waited for: set by any loss since workers were last counted
-            self._awaited = self._loss
+            # set when the scheduler next says that it has lost a worker; the one waited for is set by any loss since
+            # workers were last counted
+            self._awaited = self._loss = Future[None]()
             self._client.subscribe_topic("all", self._notice)
             self._client.wait_for_workers(1, timeout=CONNECT_S)
         except (OSError, ValueError) as error:

@@ -140,8 +140,8 @@ def from_timeline(
         for index, task in enumerate(program.tasks)
     ]
     # without a group a lead includes the wait for free SMs; in a group it must not include the wait for peers
-    begun_s = [
-        start_s[index] if task.group == NO_GROUP else ready_s[index] + float(task.lead_s)
+    led_s = [
+        start_s[index] - ready_s[index] if task.group == NO_GROUP else float(task.lead_s)
         for index, task in enumerate(program.tasks)
     ]
     return TraceGraph(
@@ -154,7 +154,7 @@ def from_timeline(
                 end_s=end_s[index],
                 duration_s=end_s[index] - start_s[index],
                 after=task.after,
-                lead_s=begun_s[index] - over_s[index],
+                lead_s=led_s[index] + (ready_s[index] - over_s[index]),
                 group=task.group,
                 collective=collectives[index] if collectives is not None else None,
             )
