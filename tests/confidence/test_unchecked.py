@@ -313,3 +313,15 @@ def test_the_page_states_the_figures() -> None:
             f"{share:.0%}".replace("%", " %") if share else "-" for share in dataclasses.astuple(adds)
         )
         assert f"| {name} | {kernels} | {collectives} |" in page
+
+
+def test_a_closed_form_that_serve_contradicts_is_said_so() -> None:
+    """Longer answers with more than one prompt in eight steps; shorter ones are served step by step."""
+    load = {"model": "8b", "tp": 2, "stack": "vllm", "concurrency": 64}
+    warned = {
+        (gen, arrivals): any(
+            "closed form" in text for text in answer(**load, gen=gen, arrivals=arrivals)["standard"].confidence.warnings
+        )
+        for gen, arrivals in ((101, "steady"), (102, "steady"), (511, "steady"), (512, "steady"), (256, "lockstep"))
+    }
+    assert [key for key, said in warned.items() if said] == [(102, "steady"), (511, "steady")]

@@ -15,6 +15,7 @@ from ladder_sim.closed_loop.engine import SPREAD
 from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.requests import FEW_STEPS
 from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.confidence.cost_warnings import AGREEING_STEPS
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import Lengths, Service, Traffic
@@ -154,7 +155,7 @@ def test_long_answers_are_predicted_as_they_are_served(
 ) -> None:
     """With one prompt in eight steps at most, TPOT and times of longer answers are within 10 % of those served."""
     stack, (cluster, tp) = on
-    assume(8 * in_flight <= gen)
+    assume(AGREEING_STEPS * in_flight <= gen)
     prediction, ttft_s, tpot_s = predicted_and_served(service(stack, cluster, tp, 32000), in_flight, prompt, gen)
     assert prediction.tpot_s == pytest.approx(tpot_s, rel=0.1)
     assert prediction.request_s == pytest.approx(ttft_s + (gen - 1) * tpot_s, rel=0.1)
