@@ -121,7 +121,6 @@ class EngineReplica(Replica):
                 lora_request=None,
                 cache_salt=None,
                 data_parallel_rank=None,
-                priority=asked.priority,
             )
         )
         return request
@@ -189,7 +188,6 @@ def _config(spec: SchedulerSpec, context: int) -> Any:
             max_num_seqs=spec.step_requests,
             block_size=spec.block_tokens,
             enable_prefix_caching=spec.prefix_cache,
-            scheduling_policy=spec.policy,
             distributed_executor_backend=TimedExecutor,
             speculative_config=drafts,
         ).create_engine_config()

@@ -109,7 +109,7 @@ class TimedExecutor(Executor):
     def _init_executor(self) -> None:
         """Let vLLM schedule as the scenario's engine; its scheduler is made after this."""
         spec, scheduler, cache = self.spec, self.scheduler_config, self.cache_config
-        scheduler.async_scheduling, scheduler.policy = spec.ahead, spec.policy
+        scheduler.async_scheduling = spec.ahead
         scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = spec.step_tokens
         scheduler.max_num_seqs = spec.step_requests
         cache.block_size, cache.enable_prefix_caching = spec.block_tokens, spec.prefix_cache

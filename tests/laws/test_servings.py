@@ -30,7 +30,7 @@ AT_ONCE = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
 LONGEST = 600
 ENGINES = ("vllm", "vllm@0.12", "sglang", "trtllm")
 # of a request, but its prefix, which may name its parts as it likes
-FIELDS = ("arrival_s", "prompt", "gen", "prefix_tokens", "priority")
+FIELDS = ("arrival_s", "prompt", "gen", "prefix_tokens")
 DRAFTS = (None, None, Speculation(acceptance=(0.8, 0.5), cost=0.02), Speculation(acceptance=(0.7,), cost=0.0))
 
 
@@ -52,11 +52,11 @@ def loads(draw: st.DrawFn) -> list[Request]:
     lengths = st.tuples(st.just(1) | st.integers(1, 500), st.just(1) | st.integers(1, 90))
     prefixes = st.lists(st.integers(0, 2), max_size=4).map(tuple)
     gaps_s = st.sampled_from([0.0, 0.0, 0.003, 0.1, 3.0])
-    drawn = draw(st.lists(st.tuples(gaps_s, lengths, prefixes, st.integers(0, 2)), min_size=1, max_size=25))
+    drawn = draw(st.lists(st.tuples(gaps_s, lengths, prefixes), min_size=1, max_size=25))
     arrivals_s = itertools.accumulate(gap_s for gap_s, *_ in drawn)
     return [
-        Request(arrival_s=at_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48, priority=priority)
-        for at_s, (_, (prompt, gen), prefix, priority) in zip(arrivals_s, drawn, strict=True)
+        Request(arrival_s=at_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48)
+        for at_s, (_, (prompt, gen), prefix) in zip(arrivals_s, drawn, strict=True)
     ]
 
 
@@ -67,7 +67,6 @@ def servings(draw: st.DrawFn) -> Serving:
     changed = {
         "step_tokens": draw(st.sampled_from([16, 100, 1000])),
         "step_requests": draw(st.sampled_from([1, 3, 16])),
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "prefix_cache": draw(st.booleans()),
         "speculation": draw(st.sampled_from(DRAFTS)),
         **AT_ONCE,
@@ -177,7 +176,7 @@ def alike(one: Request, other: Request) -> int:
 
 @law(examples=300)
 @given(
-    st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens", "priority"]), ODD), st.booleans()
+    st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens"]), ODD), st.booleans()
 )
 def test_requests_are_refused_or_answered(odd: dict[str, Any], held_back: bool) -> None:
     """A request with any value in any field is refused or answered in finite time."""

@@ -291,7 +291,6 @@ def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
         ({"arrival_s": float("nan")}, "a request's arrival_s is nan: must be a number from 0"),
         ({"arrival_s": -5.0}, "a request's arrival_s is -5.0: must be"),
         ({"prefix_tokens": -1}, "a request's prefix_tokens is -1: must be"),
-        ({"priority": "high"}, "a request's priority is 'high': must be"),
     ],
 )
 def test_impossible_requests_are_refused(wrong: dict[str, Any], shown: str) -> None:

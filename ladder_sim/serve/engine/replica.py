@@ -189,22 +189,18 @@ class SimulatedReplica(Replica):
 
     @property
     def running(self) -> int:
-        """Requests that are admitted."""
         return len(self.scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Requests that are not."""
         return len(self.scheduler.waiting)
 
     @property
     def kv_share(self) -> float:
-        """Of the KV cache, in use."""
         blocks = self.scheduler.blocks
         return 1.0 - len(blocks.free) / blocks.count
 
     def cached(self, answer: Answer) -> int:
-        """Blocks of the KV cache that hold the beginning of a request."""
         return len(self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:

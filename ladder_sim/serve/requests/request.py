@@ -32,14 +32,11 @@ class Request:
     """Names of the first parts of its prompt: prompts that begin with the same names begin with the same tokens."""
     prefix_tokens: int = 0
     """Tokens of each of these parts."""
-    priority: int = 0
-    """Smaller goes first, where the scheduler heeds it."""
 
     def __post_init__(self) -> None:
         real(self.arrival_s, "a request's arrival_s", _MOST_S, zero=True)
         for name, minimum in (("prompt", 1), ("gen", 1), ("prefix_tokens", 0)):
             whole(getattr(self, name), f"a request's {name}", minimum, MOST_TOKENS, hint="give a number of tokens")
-        whole(self.priority, "a request's priority", -MOST_TOKENS, MOST_TOKENS)
 
     @property
     def shared_tokens(self) -> int:
