@@ -311,7 +311,7 @@ def own_engine(program: "Program") -> tuple[int, float]:
     """Events and seconds of the simpy engine."""
     import simpy
 
-    from ladder_sim.des.stream import Clocks, drain
+    from ladder_sim.des.engine import Clocks, drain
 
     environment = simpy.Environment()
     clocks = Clocks(environment, program)

@@ -28,8 +28,7 @@ CANNOT_SHARE = (
 
 def run(program: Program) -> Timeline:
     """Simulate `program` from time zero; as `ladder_sim.des.engine.run`."""
-    ready_s, start_s, end_s = (np.array(times, np.float64) for times in scan(program))
-    return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
+    return Timeline.of(program, scan(program))
 
 
 def scan(program: Program) -> TaskTimes:

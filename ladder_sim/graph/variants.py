@@ -128,20 +128,7 @@ def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hy
 
 
 def canonical(variant: str) -> str:
-    """Check a variant's name and parameters.
-
-    Raises
-    ------
-    UsageError
-        As `parse` does.
-
-    Examples
-    --------
-    >>> canonical("Ladder")
-    'ladder'
-    >>> canonical("hybrid-ladder:016")
-    'hybrid-ladder:16'
-    """
+    """The canonical name of a variant; errors as `parse`."""
     return parse(variant).name
 
 

@@ -198,7 +198,7 @@ class ForwardPass:
     def simulated(self) -> tuple[Schedule, Timeline]:
         """The simulated layers, and when their tasks ran."""
         schedule, program, times = self._ran or self._run()[:-1]
-        return schedule, timeline_of(program, times)
+        return schedule, Timeline.of(program, times)
 
     @property
     def timeline(self) -> Timeline:
@@ -327,12 +327,6 @@ def simulate(
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=batch, prompt=workload.prompt, gen=workload.gen)
     passes = forward_passes(scenario, [scenario.variant], costs, [(phase, sizes)], engine=engine, keep=keep)
     return passes[scenario.variant][0]
-
-
-def timeline_of(program: Program, times: TaskTimes) -> Timeline:
-    """Times of a program's tasks in one configuration."""
-    ready_s, start_s, end_s = (np.array(column, np.float64) for column in times)
-    return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
 def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:

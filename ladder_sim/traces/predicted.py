@@ -16,12 +16,13 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.spans import length_s, subtract
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape, Shape
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.lower import LAUNCH
-from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate, timeline_of
+from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate
 from ladder_sim.simulate.ranks import Jitter, replicate_of_every_layer
 from ladder_sim.simulate.request import NO_JITTER, decode_contexts
 from ladder_sim.specs.scenario import Scenario
@@ -298,7 +299,7 @@ def _graphs(
             schedule, timeline = replicate_of_every_layer(each, ranks, uneven)
         else:
             schedule, program = each.lowered(scenario.model.layers)
-            timeline = timeline_of(program, ENGINES[engine](program))
+            timeline = Timeline.of(program, ENGINES[engine](program))
         distinct = each.distinct(schedule)
         ops = tuple(distinct[like] for like in schedule.layout.same_as)
         launches = len(timeline.end_s) // ranks - len(ops)

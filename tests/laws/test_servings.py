@@ -175,9 +175,7 @@ def alike(one: Request, other: Request) -> int:
 
 
 @law(examples=300)
-@given(
-    st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens"]), ODD), st.booleans()
-)
+@given(st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens"]), ODD), st.booleans())
 def test_requests_are_refused_or_answered(odd: dict[str, Any], held_back: bool) -> None:
     """A request with any value in any field is refused or answered in finite time."""
     spec = scheduler_spec(Scenario.of(model="8b", tp=1, stack="vllm"), LONGEST)

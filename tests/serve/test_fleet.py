@@ -21,12 +21,12 @@ from ladder_sim.errors import UsageError
 from ladder_sim.report.documents.serve import fleet_price
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
-from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, capacity, estimate, smallest_fleets
+from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, estimate, smallest_fleets
 from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.sizing.capacity import Capacity, Case, Search
 from tests.conftest import REPO
 from tests.support.commands import run
-from tests.support.replicas import SERVER
+from tests.support.replicas import SERVER, capacity
 
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 SCENARIO = Scenario.of(model="8b", tp=2, stack="vllm", concurrency=8)

@@ -21,7 +21,6 @@ from ladder_sim.serve import (
     Service,
     StepTimes,
     Traffic,
-    capacity,
     estimate,
     serve,
     smallest_fleets,
@@ -30,6 +29,7 @@ from ladder_sim.serve.replicas.simulation import _System
 from ladder_sim.serve.sizing.capacity import Search
 from tests.conftest import REPO
 from tests.support.commands import run
+from tests.support.replicas import capacity
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "60")
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
@@ -305,7 +305,7 @@ def test_requests_that_are_not_in_order_are_refused(concurrency: int) -> None:
         serve(scenario(), requests, ["standard"], concurrency=concurrency)
 
 
-@pytest.mark.parametrize("function", [serve, estimate, capacity, smallest_fleets])
+@pytest.mark.parametrize("function", [serve, estimate, smallest_fleets])
 def test_a_parameter_that_is_mistyped_is_named(function: Any) -> None:
     given = [] if function in (serve, estimate) else [Promise.parse("tpot_p95=1s")]
     for name, hint in (

@@ -76,9 +76,7 @@ def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int]
     for gap, prompt, gen, parts in drawn:
         now_s += gap
         prefix = tuple(range(parts))
-        requests.append(
-            Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48)
-        )
+        requests.append(Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48))
     steps = Steps()
     answers = serve(requests, spec, steps)
     assert sorted(answer.number for answer in answers) == list(range(len(requests)))

@@ -113,8 +113,12 @@ def smallest_fleets(
 
     Parameters
     ----------
-    scenario, traffic, promise, variants
-        As in `ladder_sim.serve.capacity`.
+    scenario
+        Model, GPUs and stack of one replica.
+    traffic, promise
+        As in `ladder_sim.serve.sizing.capacity.Search`.
+    variants
+        Residual wirings.
     plans
         Of one replica, to choose from; by default that of the scenario.
     prefill_tps
