@@ -13,21 +13,24 @@
 
 # %%
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from ladder_sim import Scenario, predict
+from ladder_sim.costs.profile_file import load_profile
 
-eager = {"stack.kernel_gap": "4.3us", "stack.eager_launch": "31.9us"}
+overheads = {"kernel_gap_s": 4.3e-6, "eager_launch_s": 31.9e-6}
+eager = replace(load_profile("h100-sxm-vllm"), overheads=overheads)
 rows = list(csv.DictReader(Path("../../tests/data/tokenweave_prefill.csv").read_text("utf-8").splitlines()))
 gains = []
 for row in rows:
-    prefill = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1, "overrides": eager}
+    prefill = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1}
     prefill |= {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
-    plain = predict(Scenario.of(**prefill), ["standard", "ladder", "upper-bound"])
-    both = predict(Scenario.of(**prefill, technique="fused-norm+token-split"), "standard")
-    fused = predict(Scenario.of(**prefill, technique="fused-norm"), "ladder")
+    plain = predict(Scenario.of(**prefill), ["standard", "ladder", "upper-bound"], profile=eager)
+    both = predict(Scenario.of(**prefill, technique="fused-norm+token-split"), "standard", profile=eager)
+    fused = predict(Scenario.of(**prefill, technique="fused-norm"), "ladder", profile=eager)
     standard_s = plain["standard"].ttft_s
     gains.append(
         {

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
-from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
+from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
 from ladder_sim.graph.sizes import TILE_ROWS
@@ -115,8 +115,8 @@ def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory:
         tiles: Number = gemm_tiles(rows, shape.n, sms) if isinstance(shape, GemmShape) else grouped_tiles(shape)
         idle = 1.0 - tiles / (-(-tiles // sms) * sms)
         return Demand(
-            tiles=_where(rows > parameters.stream_rows, tiles, 0),
-            spare=_where(rows > parameters.gemv_rows, idle, parameters.memory_spare),
+            tiles=where(rows > parameters.stream_rows, tiles, 0),
+            spare=where(rows > parameters.gemv_rows, idle, parameters.memory_spare),
             scatter=parameters.scatter,
             memory=memory,
         )
@@ -138,15 +138,15 @@ def gemm_tiles(m: Count, n: int, sms: int) -> Any:
     >>> gemm_tiles(64, 14336, 132), gemm_tiles(64, 8192, 132), gemm_tiles(64, 1280, 132)
     (112, 128, 80)
     """
-    rows = -(-m // _where(m <= TILE_ROWS[0], *TILE_ROWS))
+    rows = -(-m // where(m <= TILE_ROWS[0], *TILE_ROWS))
     tiles: Any = 0
     best: Number = 0.0
     for columns in TILE_COLUMNS:
         choice = rows * -(-n // columns)
         filled = choice / (-(-choice // sms) * sms)
-        tiles, best = _where(filled > best, choice, tiles), maximum(best, filled)
+        tiles, best = where(filled > best, choice, tiles), maximum(best, filled)
     while any_true(2 * tiles <= sms):
-        tiles = _where(2 * tiles <= sms, 2 * tiles, tiles)
+        tiles = where(2 * tiles <= sms, 2 * tiles, tiles)
     return tiles
 
 
@@ -165,16 +165,9 @@ def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
         groups, rows, columns = shape.heads, shape.m, shape.n
     else:
         groups, rows, columns = shape.experts_taken, shape.rows_of_expert, 2 * shape.width // shape.expert_tp
-    of_each = np.ceil(rows / _where(rows <= TILE_ROWS[0], *TILE_ROWS)) * -(-columns // TILE_COLUMNS[1])
+    of_each = np.ceil(rows / where(rows <= TILE_ROWS[0], *TILE_ROWS)) * -(-columns // TILE_COLUMNS[1])
     tiles: Any = np.ceil(groups) * of_each
     return tiles if isinstance(tiles, np.ndarray) else int(tiles)
-
-
-def _where(condition: Any, value: Any, other: Any) -> Any:
-    """One of two values, element by element if the condition is an array."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, value, other)
-    return value if condition else other
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:

@@ -56,8 +56,6 @@ class Stack:
     """Cost of waiting for the other stream, seconds."""
     eager_launch_s: Number
     """CPU time to launch one kernel without a CUDA graph, seconds."""
-    kernel_gap_s: Number
-    """Idle time before each kernel beyond what the tables hold, seconds."""
     host_request_s: Number
     """CPU time that a decode step takes longer for each request in it, seconds."""
     host_rank_s: Number
@@ -72,6 +70,8 @@ class Stack:
     """What quantising a GEMM's input at run time takes beyond one small kernel, seconds."""
     sustained_share: Number
     """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
+    kernel_gap_s: Number = 0.0
+    """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
     graph_launch_s: Number = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
     gemv_factor: Number = 1.0

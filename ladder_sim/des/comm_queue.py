@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, cast
 
-import numpy as np
-
 from ladder_sim.des.program import Cost
-from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum
+from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum, where
 from ladder_sim.des.timeline import TaskTimes
 
 # a task counts as done when less than this share of its work is left: sums round
@@ -176,7 +174,7 @@ class VectorQueue:
             own_rate, its_rate = self._pair(kernel.demand, collective.cost.demand)
             both_s = minimum(left_s / own_rate, collective.left_s / its_rate)
             if later:
-                both_s = _where(collective.start_s <= now_s, both_s, 0.0)
+                both_s = where(collective.start_s <= now_s, both_s, 0.0)
             now_s, left_s = now_s + both_s, maximum(0.0, left_s - both_s * own_rate)
             self._progress(collective, both_s * its_rate, now_s, started=not later)
             before_s = collective.end_s
@@ -189,7 +187,7 @@ class VectorQueue:
             if not collective.decided:
                 self._start(collective, collective.start_s == inf, collective.earliest_s(self._closed_s))
             alone_s = maximum(collective.start_s, front_s) + collective.left_s
-            collective.end_s = _where(collective.end_s == inf, alone_s, collective.end_s)
+            collective.end_s = where(collective.end_s == inf, alone_s, collective.end_s)
             self._close()
 
     def _run_alone(self, from_s: Number, to_s: Number) -> None:
@@ -230,11 +228,11 @@ class VectorQueue:
         if any_true(drains):
             left_then_s = maximum(0.0, left_s - maximum(0.0, earliest_s - now_s))
             wait_s = self._device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
-            earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
+            earliest_s = earliest_s + where(drains & due & (earliest_s > start_s), wait_s, 0.0)
         self._start(collective, due, earliest_s)
 
     def _start(self, collective: _OpenCollective, due: Any, start_s: Number) -> None:
-        collective.start_s = _where(due, start_s, collective.start_s)
+        collective.start_s = where(due, start_s, collective.start_s)
         collective.decided = not any_true(collective.start_s == inf)
 
     def _progress(self, collective: _OpenCollective, work_s: Number, until_s: Number, *, started: bool = False) -> None:
@@ -242,9 +240,9 @@ class VectorQueue:
         done = left_s <= collective.spent_s
         if not started:
             done = done & (collective.start_s <= until_s)
-        collective.left_s = _where(done, 0.0, left_s)
+        collective.left_s = where(done, 0.0, left_s)
         # configurations in which it was done before keep their earlier end
-        collective.end_s = minimum(collective.end_s, _where(done, until_s, inf))
+        collective.end_s = minimum(collective.end_s, where(done, until_s, inf))
 
     def _drop_done(self) -> None:
         while self.open and not any_true(next(iter(self.open.values())).end_s == inf):
@@ -257,11 +255,3 @@ class VectorQueue:
         starts_s[index], ends_s[index] = collective.start_s, collective.end_s
         self._closed_s = collective.end_s
         del self.open[index]
-
-
-def _where(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Choose, element by element where there are arrays."""
-    if isinstance(condition, np.ndarray):
-        chosen: Number = np.where(condition, if_true, if_false)
-        return chosen
-    return if_true if condition else if_false

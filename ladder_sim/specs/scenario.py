@@ -12,7 +12,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.plan import MAX_RANKS, Plan
 from ladder_sim.specs.plan_checks import (
     check_experts,
     check_groups,
@@ -29,8 +29,6 @@ from ladder_sim.specs.techniques import NO_TECHNIQUES, Techniques
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
 
-# far beyond any cluster one tensor-parallel group spans
-_MAX_NODES = 100_000
 # arguments that the specs check
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}
 # compute capability of the H100
@@ -73,7 +71,7 @@ class Scenario:
     """Figures changed by hand, e.g. "inter.bandwidth_Bps", and the units they were typed in: no fit replaces them."""
 
     def __post_init__(self) -> None:
-        whole(self.nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
+        whole(self.nodes, "nodes", 1, MAX_RANKS, hint="number of nodes, e.g. --nodes 2")
         nonempty(self.variant, "variant")
         flag(self.p2p, "p2p")
         check_nodes(self.plan, self.nodes, self.cluster.gpus_per_node)
@@ -187,7 +185,7 @@ class Scenario:
         if kv_dtype is None and "workload.kv_dtype" not in settings:
             kept = _kv_dtype(parts)
             parts = parts._replace(workload=dataclasses.replace(parts.workload, kv_dtype=kept))
-        whole(nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
+        whole(nodes, "nodes", 1, MAX_RANKS, hint="number of nodes, e.g. --nodes 2")
         plan = Plan(ep=1, pp=pp, attention_dp=attention_dp, dp=dp)
         degree = max(1, nodes * parts.cluster.gpus_per_node // plan.gpus) if tp is None else tp
         plan = dataclasses.replace(plan, tp=degree, ep=ep, sp=sp)

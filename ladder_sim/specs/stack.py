@@ -188,8 +188,6 @@ class StackSpec:
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
-    kernel_gap_s: Seconds = 0.0
-    """Idle time before each kernel beyond what measured kernel times hold, seconds."""
     own_allreduce: OwnAllReduce = OwnAllReduce()
     """What all-reduce ``auto`` takes."""
     rewired_allreduce: Literal["auto", "nccl"] = "auto"

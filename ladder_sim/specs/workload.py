@@ -69,8 +69,8 @@ def batching_of(concurrency: object) -> Batching:
     return STATIC if concurrency is None else "continuous"
 
 
-# beyond any published context, in tokens
-_MAX_CONTEXT = 100_000_000
+# beyond any published context
+MAX_TOKENS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,9 @@ class Workload:
     # beyond any served batch
     batch: Annotated[int, Limits(1, 1_000_000, hint="requests served together, e.g. --batch 1")] = 1
     """Requests that start together, in a static batch."""
-    prompt: Annotated[int, Limits(1, _MAX_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")] = 1024
+    prompt: Annotated[int, Limits(1, MAX_TOKENS, hint="tokens of each prompt, e.g. --prompt 1024")] = 1024
     """Tokens of each prompt."""
-    gen: Annotated[int, Limits(1, _MAX_CONTEXT, hint="new tokens of each request, e.g. --gen 512")] = 512
+    gen: Annotated[int, Limits(1, MAX_TOKENS, hint="new tokens of each request, e.g. --gen 512")] = 512
     """New tokens of each request; prefill yields the first."""
     dtype: DType = "bf16"
     """Type of the weights of linear layers, and of what they multiply."""
@@ -107,9 +107,9 @@ class Workload:
                 f"arrivals {self.arrivals} without concurrency: requests of a static batch start together",
                 hint="add --concurrency, the number of requests in flight, or leave out arrivals",
             )
-        if self.context > _MAX_CONTEXT:
+        if self.context > MAX_TOKENS:
             raise SpecError(
-                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",
+                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {MAX_TOKENS}",
                 hint="use a shorter prompt or answer, e.g. --prompt 1024 --gen 512",
             )
 

@@ -33,7 +33,7 @@ SETTINGS: tuple[dict[str, str], ...] = (
     {},
     {"stack.cuda_graphs": "off"},
     {"stack.cuda_graphs": "off", "stack.eager_launch": "12 us"},
-    {"stack.cuda_graphs": "all", "stack.kernel_gap": "0.5 us"},
+    {"stack.cuda_graphs": "all"},
     {"stack.stream_wait": "0", "stack.collective_launch": "0"},
 )
 

@@ -171,7 +171,7 @@ def test_every_kernel_pays_its_gap() -> None:
     """Where nothing overlaps, a gap per kernel is the whole difference; collectives have a start-up of their own."""
     for variant, phase in product(("standard", "parallel", "desync:2", "upper-bound"), PHASES):
         without = step(phase, variant=variant)
-        gapped = step(phase, variant=variant, settings={**GRAPHS, "stack.kernel_gap": "1.5 us"})
+        gapped = step(phase, variant=variant, overheads={"kernel_gap_s": 1.5e-6})
         added_s = ops(without, "compute") * 1.5e-6
         assert gapped.seconds == pytest.approx(without.seconds + added_s, rel=RTOL)
         assert gapped.breakdown.limits_s["waits"] == pytest.approx(

@@ -247,3 +247,8 @@ def test_a_wrong_profile_is_no_points_fault() -> None:
 def test_an_unknown_column_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown column 'ladder\.speed'"):
         _ = sweep({"model": "8b"}, ["ladder"])["ladder.speed"]
+
+
+def test_a_table_holds_columns_not_rows() -> None:
+    with pytest.raises(UsageError, match="column 0: must be text, the name of a column"):
+        next(iter(sweep({"model": "8b"}, ["ladder"])))

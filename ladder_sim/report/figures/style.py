@@ -192,11 +192,11 @@ def check_plot_path(path: Path) -> None:
     """
     if path.suffix.lower() not in FILE_TYPES:
         raise UsageError(
-            f"plot '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
+            f"figure '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
         )
-    check_folder("plot", path)
+    check_folder("figure", path)
     if path.suffix.lower() != ".html" and find_spec("kaleido") is None:
-        raise MissingPackageError(f"plot '{path}' needs kaleido", extra="plots", otherwise="write an .html file")
+        raise MissingPackageError(f"figure '{path}' needs kaleido", extra="plots", otherwise="write an .html file")
 
 
 def save_figure(figure: "go.Figure", path: Path) -> None:
@@ -227,7 +227,7 @@ def _image(figure: "go.Figure", path: Path) -> bytes:
         image: bytes = kaleido.calc_fig_sync(figure, options, kopts=OFFLINE)
     except RuntimeError as error:
         raise MissingDependencyError(
-            f"plot '{path}' needs Chrome or Chromium, which kaleido draws with",
+            f"figure '{path}' needs Chrome or Chromium, which kaleido draws with",
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
         ) from error
     return image

@@ -13,8 +13,9 @@ from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
 from ladder_sim.serve.replicas.routers import ROUTERS, Router
 from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.request import MOST_TOKENS, Request, in_order
+from ladder_sim.serve.requests.request import Request, in_order
 from ladder_sim.specs.values import whole
+from ladder_sim.specs.workload import MAX_TOKENS
 
 
 def simulate(
@@ -61,7 +62,7 @@ def simulate(
     env = simpy.Environment()
     system = _System(env, pool, prefill, router, watch, record=record)
     source = in_order(requests)
-    if whole(concurrency, "concurrency", 0, MOST_TOKENS, hint="give the most requests in flight; 0: all come in time"):
+    if whole(concurrency, "concurrency", 0, MAX_TOKENS, hint="give the most requests in flight; 0: all come in time"):
         system.hold_back(source, concurrency)
     else:
         env.process(system.arrivals(source))

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import real, whole
+from ladder_sim.specs.workload import MAX_TOKENS
 
-# beyond any published context, in tokens
-MOST_TOKENS = 100_000_000
 # a thousand years, in seconds: later, times of steps are lost in rounding
 _MOST_S = 3.2e10
 
@@ -36,7 +35,7 @@ class Request:
     def __post_init__(self) -> None:
         real(self.arrival_s, "a request's arrival_s", _MOST_S, zero=True)
         for name, minimum in (("prompt", 1), ("gen", 1), ("prefix_tokens", 0)):
-            whole(getattr(self, name), f"a request's {name}", minimum, MOST_TOKENS, hint="give a number of tokens")
+            whole(getattr(self, name), f"a request's {name}", minimum, MAX_TOKENS, hint="give a number of tokens")
 
     @property
     def shared_tokens(self) -> int:
