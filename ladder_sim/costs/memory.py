@@ -116,13 +116,7 @@ def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) 
 
 
 def running_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
-    """Requests that the stack runs at a time, at most: as many as the KV cache has room for, and as it admits.
-
-    Parameters
-    ----------
-    scenario, prompt, gen
-        As in `kv_requests`.
-    """
+    """Requests that the stack runs at a time, at most: as many as the KV cache has room for, and as it admits."""
     return np.minimum(kv_requests(scenario, prompt, gen), float(scenario.step_requests))
 
 

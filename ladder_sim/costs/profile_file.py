@@ -122,14 +122,7 @@ class _Head(Head):
 
 
 def decode(document: bytes, *, origin: str) -> CalibrationProfile:
-    """Turn a profile's JSON text into a profile.
-
-    Parameters
-    ----------
-    document
-        UTF-8 JSON.
-    origin
-        What an error calls it, e.g. "profile 'a.json'".
+    """Turn a profile's JSON text into a profile; `origin` is what an error calls it, e.g. "profile 'a.json'".
 
     Raises
     ------

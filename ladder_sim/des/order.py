@@ -8,14 +8,8 @@ from ladder_sim.des.program import NO_GROUP, Outline, Program
 def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]:
     """Task indices in an order in which dependencies come first, and collectives as early as possible.
 
-    Members of a collective group are adjacent. A program that was issued in such an order keeps it.
-
-    Parameters
-    ----------
-    program
-        Its tasks.
-    compute, comm
-        The streams of kernels and of collectives that share a GPU; -1 where nothing is shared.
+    Members of a collective group are adjacent. A program that was issued in such an order keeps it. `compute` and
+    `comm` are the streams of kernels and of collectives that share a GPU; -1 where nothing is shared.
 
     Raises
     ------

@@ -111,15 +111,7 @@ class Outline:
 
 # no slots: rows are made when they are read
 class Tasks(Sequence[Task]):
-    """Tasks as an outline and the cost of each kind: a prediction simulates hundreds, and reads few of them.
-
-    Parameters
-    ----------
-    outline
-        What runs where, and after what.
-    costs
-        Of each kind.
-    """
+    """Tasks as an outline and the cost of each kind: a prediction simulates hundreds, and reads few of them."""
 
     def __init__(self, outline: Outline, costs: Sequence[Cost]) -> None:
         self.outline, self.costs = outline, costs

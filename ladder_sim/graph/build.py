@@ -22,11 +22,6 @@ class StepGraph(_OpGraph):
     """Dependency graph of one forward pass: nodes are op names in issue order, edges are data dependencies.
 
     Node attribute ``op`` holds the `Op`. Costs are kept apart, so that one graph serves any hardware.
-
-    Parameters
-    ----------
-    phase
-        What the pass is.
     """
 
     def __init__(self, phase: Phase = "decode", **attributes: Any) -> None:

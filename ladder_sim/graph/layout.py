@@ -102,15 +102,7 @@ class Layout:
 
 @lru_cache(maxsize=1024)
 def lay_out(structure: Structure, keep: int | None = None) -> Layout:
-    """Put the ops of a pass in issue order.
-
-    Parameters
-    ----------
-    structure
-        Of the pass.
-    keep
-        Periods left of each run of identical layers; all by default.
-    """
+    """Put the ops of a pass in issue order, with `keep` periods of each run of identical layers; all by default."""
     whole = structure.wiring
     return _Builder(structure).build(whole if keep is None else whole.condense(keep))
 

@@ -35,15 +35,7 @@ def kernels_of(inputs: PassInputs, phase: Phase) -> "PassKernels":
 
 
 class PassKernels:
-    """The kernels of a forward pass on one rank, each once, whichever wiring strings them together.
-
-    Parameters
-    ----------
-    inputs
-        What the pass depends on, but for the variant.
-    phase, kv_len
-        As in `ladder_sim.graph.build.build`.
-    """
+    """The kernels of a forward pass on one rank, each once, whichever wiring strings them together."""
 
     def __init__(self, inputs: PassInputs, phase: Phase, kv_len: int = 1) -> None:
         self.rank = RankPass(inputs, phase, kv_len)
@@ -56,17 +48,7 @@ class PassKernels:
         self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
-        """Their order in a variant.
-
-        Parameters
-        ----------
-        variant
-            Residual wiring.
-        rewrites
-            Names of what is done to it (`ladder_sim.graph.techniques.forms`).
-        keep
-            As in `ladder_sim.graph.layout.lay_out`.
-        """
+        """Their order in a variant, after `rewrites` (`ladder_sim.graph.techniques.forms`); `keep` as in `lay_out`."""
         rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1

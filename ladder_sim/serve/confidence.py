@@ -27,17 +27,7 @@ MEASURED_STEPS_WIDTH = math.log(1.4)
 def confidence_of(
     scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | CalibrationProfile | None
 ) -> Confidence:
-    """That of the steady load that comes closest: as many requests in flight, of the same mean lengths.
-
-    Parameters
-    ----------
-    scenario
-        What serves them.
-    outcomes
-        Of each variant; the first says how many are in flight.
-    profile
-        As in `ladder_sim.prediction.predict`.
-    """
+    """That of the steady load closest to the first variant's: as many requests in flight, of the same mean lengths."""
     outcome = next(iter(outcomes.values()))
     each = outcome.in_flight / outcome.serving
     prompt, gen = (

@@ -148,20 +148,10 @@ class Service:
         slower: float = 1.0,
         **how: Any,
     ) -> Outcome:
-        """Serve requests with one variant.
+        """Serve requests, in order of arrival, with one variant.
 
-        Parameters
-        ----------
-        variant
-            Residual wiring.
-        requests
-            In order of arrival.
-        replicas, prefill_replicas
-            How many; by default those of the plans.
-        slower
-            How many times as long all steps take.
-        **how
-            As in `ladder_sim.serve.replicas.simulation.simulate`.
+        The plans say how many replicas there are, unless it is given. All steps take `slower` times as long. The rest
+        is passed to `ladder_sim.serve.replicas.simulation.simulate`.
         """
         # another seed or rate draws others than those that the service was made for
         longest = max(each.prompt + each.gen for each in requests) if isinstance(requests, Traffic) else 0

@@ -65,16 +65,10 @@ class ForwardPass:
 
     Parameters
     ----------
-    schedule
-        What it runs, some of its layers left out.
-    prices
-        Of its ops.
-    hardware
-        What the stack adds to them.
-    gpu
-        They run on it.
-    engine
-        ``"fast"`` or ``"des"``.
+    schedule, prices, hardware
+        What it runs, some of its layers left out; what its ops cost, and what the stack adds to them.
+    gpu, engine
+        What runs it, and simulates it: ``"fast"`` or ``"des"``.
     like
         A pass of the same schedule: if it was simulated before, this one starts with as many periods.
     device
@@ -260,12 +254,8 @@ def forward_passes(
 
     Parameters
     ----------
-    scenario
-        Everything but the variant.
-    variants
-        Residual wirings.
-    costs
-        Times of their ops.
+    scenario, variants, costs
+        Everything but the variant; residual wirings; times of their ops.
     passes
         Phase and sizes of each; sizes of one pass are all of one form (`ladder_sim.graph.techniques.forms`).
     engine
@@ -307,20 +297,9 @@ def simulate(
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
-    """Simulate one forward pass of `scenario`.
+    """Simulate one forward pass of `scenario`, of its variant; otherwise as `forward_passes`.
 
-    Parameters
-    ----------
-    scenario
-        With the variant to run.
-    phase, kv_len
-        As in `ladder_sim.graph.build.build`.
-    costs
-        Times of its ops.
-    engine
-        ``"fast"`` or ``"des"``.
-    keep
-        Periods of each run of identical layers that are simulated at first.
+    `phase` and `kv_len` are as in `ladder_sim.graph.build.build`.
     """
     workload = scenario.workload
     batch = scenario.plan.micro_batch(workload.batch)

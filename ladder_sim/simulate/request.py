@@ -96,23 +96,10 @@ def simulate_request(
     jitter: Jitter = NO_JITTER,
     sizes: Mapping[str, Count] | None = None,
 ) -> dict[str, Request]:
-    """Simulate one request of each of several variants.
+    """Simulate one request of each of several variants; `engine` is ``"fast"`` or ``"des"``.
 
-    Parameters
-    ----------
-    scenario
-        Everything but the variant.
-    variants
-        Residual wirings.
-    costs
-        Times of their ops.
-    engine
-        ``"fast"`` or ``"des"``.
-    jitter
-        Above 0 the steps run on all ranks too.
-    sizes
-        Instead of the workload's ``batch``, ``prompt`` and ``gen``; as arrays, requests of as many contexts each
-        (`context_counts`).
+    With jitter the steps run on all ranks too. `sizes` replace the workload's ``batch``, ``prompt`` and ``gen``; as
+    arrays they are those of requests of as many contexts each (`context_counts`).
     """
     workload, stack = scenario.workload, scenario.stack
     given = sizes or {name: getattr(workload, name) for name in SIZES}

@@ -72,14 +72,8 @@ class Quantization(NamedTuple):
 def read_quantization(config: Mapping[str, object], source: str, *, layers: int) -> Quantization:
     """Return the precision of linear layers, of parts of them and of the KV cache.
 
-    Parameters
-    ----------
-    config
-        A parsed config.json, or the part of it that describes the decoder.
-    source
-        What errors call it.
-    layers
-        Of the decoder; what is said of later ones, which predict further tokens, is left out.
+    `config` is a parsed config.json, or the part of it that describes a decoder of so many `layers`; what is said of
+    later ones, which predict further tokens, is left out. Errors call it `source`.
 
     Raises
     ------

@@ -19,16 +19,7 @@ _Spec = TypeVar("_Spec")
 def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> str | None:
     """Return the field that `key` names, with or without its unit; None if there is no such field.
 
-    A name of an earlier version is accepted, with a warning.
-
-    Parameters
-    ----------
-    key
-        Name of the field.
-    names
-        Fields that there are.
-    prefix
-        What the warning puts before the name, e.g. ``"inter."``.
+    A name of an earlier version is accepted, with a warning that puts `prefix` before the name, e.g. ``"inter."``.
     """
     if key in names:
         return key

@@ -17,15 +17,7 @@ UNUSED = "unused"
 
 
 class Caution(str):
-    """A warning that names what it is about.
-
-    Parameters
-    ----------
-    text
-        A sentence.
-    kind, name
-        What it names, e.g. "stack" and "vllm".
-    """
+    """A warning, in a sentence, that names what it is about: kind and name, e.g. "stack" and "vllm"."""
 
     kind: str
     name: str

@@ -27,10 +27,7 @@ _WORDS: Mapping[Any, str] = {
 def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Check a function's arguments before a call. Numpy's numbers become Python's, and paths become text.
 
-    Parameters
-    ----------
-    unless
-        Arguments that the function checks itself, by narrower rules.
+    Arguments in `unless` the function checks itself, by narrower rules.
 
     Examples
     --------

@@ -80,12 +80,7 @@ _RULES = (
 def unused(scenario: Scenario, name: str) -> str:
     """Return why a setting changes nothing in a scenario, and what uses it; empty if it may change something.
 
-    Parameters
-    ----------
-    scenario
-        What is predicted.
-    name
-        Of the setting, with its unit (`ladder_sim.specs.settings.Setting.name`).
+    `name` is the setting's with its unit (`ladder_sim.specs.settings.Setting.name`).
 
     Examples
     --------

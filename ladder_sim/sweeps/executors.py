@@ -39,13 +39,7 @@ def serial(function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterato
 
 
 class Processes:
-    """Worker processes, which stay warm from chunk to chunk and end with this one.
-
-    Parameters
-    ----------
-    workers
-        How many.
-    """
+    """Worker processes, which stay warm from chunk to chunk and end with this one."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers

@@ -33,16 +33,7 @@ LARGE_BYTES = 2.0**30
 class AcrossNodes:
     """NCCL's collectives of one group of a scenario's ranks, by formulas and the fabric's measured all-reduces.
 
-    Parameters
-    ----------
-    scenario
-        What runs, on several nodes.
-    hardware
-        Its figures.
-    group
-        Whose ranks take part.
-    measured
-        Collectives inside a node, by kind and algorithm.
+    `measured` has the collectives inside a node, by kind and algorithm.
     """
 
     def __init__(

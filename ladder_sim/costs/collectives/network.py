@@ -134,14 +134,8 @@ class Network:
     def with_norm(self, message: Floats, fused_s: Number, apart_s: Number) -> CollectiveTimes:
         """Time all-reduces with the norms that read their sums.
 
-        Parameters
-        ----------
-        message
-            Sizes of the messages.
-        fused_s
-            What the norm adds to an all-reduce after which every rank normalises every token.
-        apart_s
-            Time of a norm of its own.
+        A norm takes `apart_s` by itself, and adds `fused_s` to an all-reduce after which every rank normalises every
+        token.
         """
         if not self._fuses_norm:
             times = self.times("all_reduce_norm", message)

@@ -16,16 +16,9 @@ _MOST = 1 << 32
 
 
 class KvBlocks:
-    """Blocks of the KV cache.
+    """Blocks of the KV cache, each of `size` tokens.
 
-    Parameters
-    ----------
-    count
-        How many there are.
-    size
-        Tokens of each.
-    reuse
-        Keep contents for requests that begin alike: prefix caching.
+    With `reuse` contents are kept for requests that begin alike: prefix caching.
     """
 
     def __init__(self, count: int, size: int, *, reuse: bool = True) -> None:

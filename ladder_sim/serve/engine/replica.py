@@ -30,15 +30,7 @@ class StepRun(NamedTuple):
 
 
 class Pace:
-    """How long the steps of an engine take, one after the other.
-
-    Parameters
-    ----------
-    times
-        Of its steps.
-    speculation
-        Its drafter, if it has one.
-    """
+    """How long the steps of an engine take, one after the other, and its drafter, if it has one."""
 
     def __init__(self, times: MixTimes, speculation: Speculation | None) -> None:
         self._times, self._speculation = times, speculation
@@ -75,20 +67,9 @@ class Pace:
 
 
 class Replica(ABC):
-    """One copy of the model, with the requests that it was given.
+    """One copy of the model, with the requests that it was given; each is passed to `answered` at its end.
 
-    Parameters
-    ----------
-    env
-        Simulated time.
-    times
-        Of its steps.
-    spec
-        How it schedules.
-    answered
-        What to do with a request that is answered.
-    record
-        Whether to keep every step and every request.
+    With `record` it keeps every step and every request.
     """
 
     def __init__(

@@ -100,13 +100,7 @@ class Step(NamedTuple):
 
 
 class Scheduler:
-    """The requests of one replica.
-
-    Parameters
-    ----------
-    spec
-        How it schedules.
-    """
+    """The requests of one replica."""
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self.spec = spec

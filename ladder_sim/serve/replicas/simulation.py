@@ -36,12 +36,10 @@ def simulate(
     ----------
     variant
         Whose steps these are.
-    pool
-        Replicas that serve them.
+    pool, prefill
+        Replicas that serve them, and that run prompts for those.
     requests
         In order of arrival.
-    prefill
-        Replicas that run the prompts for them.
     router
         Which replica of a pool a request goes to.
     concurrency

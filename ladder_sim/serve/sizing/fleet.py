@@ -163,14 +163,7 @@ def smallest_fleets(
 def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> Fleet:
     """Search for the best plan's needs where its steps are slower and faster.
 
-    Parameters
-    ----------
-    best
-        With steps as predicted.
-    first
-        Of the variant that gains are over; None: it is this one.
-    curves
-        As in `smallest_fleets`.
+    `first` is the variant that gains are over; None: it is this one.
     """
     need, search, tried = best
     if not need.replicas:
@@ -213,15 +206,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
 
 
 def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
-    """What each bound of the promise bounds with the fleet's replicas, by the bound's name.
-
-    Parameters
-    ----------
-    fleet
-        Of a number of replicas that keeps the promise.
-    search
-        That it comes from.
-    """
+    """What each bound of the promise bounds with the replicas of a fleet that keeps it, by the bound's name."""
     need, widths = fleet.capacity, fleet.widths
     if widths is None:
         return {}
