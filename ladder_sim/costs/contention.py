@@ -86,13 +86,7 @@ class OverlapParameters:
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
-        """Defaults, replaced by what a profile holds.
-
-        Raises
-        ------
-        ProfileError
-            The profile names a parameter that does not exist.
-        """
+        """Defaults, replaced by what a profile holds; a ProfileError if there is no such parameter."""
         unknown = sorted(set(overlap) - _OVERLAP_NAMES)
         if unknown:
             raise ProfileError(

@@ -236,13 +236,7 @@ class Hardware:
 
 
 def one_length(columns: Mapping[str, ArrayLike]) -> int:
-    """How many values each of several columns has; 1 without columns.
-
-    Raises
-    ------
-    UsageError
-        Their lengths differ.
-    """
+    """How many values each of several columns has, the same in all, else a UsageError; 1 without columns."""
     lengths = {np.size(values) for values in columns.values()}
     if len(lengths) > 1:
         raise UsageError(

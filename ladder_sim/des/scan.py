@@ -34,11 +34,6 @@ def run(program: Program) -> Timeline:
 def scan(program: Program) -> TaskTimes:
     """Simulate a program whose durations, leads or memory demands may be arrays of one value per configuration.
 
-    Returns
-    -------
-    tuple
-        Ready, start and end times.
-
     Raises
     ------
     DeadlockError

@@ -58,11 +58,6 @@ def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> StepGra
     kv_len
         Tokens of context the step attends to, its own included. A static-cache (``math``) attention reads
         ``prompt + gen`` whatever the context.
-
-    Returns
-    -------
-    StepGraph
-        Ops in issue order with their data dependencies.
     """
     inputs = scenario if isinstance(scenario, PassInputs) else PassInputs.of(scenario)
     kernels = PassKernels(inputs, phase, kv_len)

@@ -142,12 +142,7 @@ def is_variant(text: str) -> bool:
 
 
 def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Check one name or several, and leave out what is repeated.
-
-    Raises
-    ------
-    UsageError
-        As `parse` does, and if there is no name.
+    """Check one name or several, of which there must be one, and leave out what is repeated.
 
     Examples
     --------

@@ -29,13 +29,7 @@ DEFAULT_VARIANTS = ("standard", "ladder")
 
 
 def check_options(function: Callable[..., object], how: Mapping[str, object], *, without: Sequence[str] = ()) -> None:
-    """Require that what a function passes on names fields of `Service`, but some of them.
-
-    Raises
-    ------
-    UnknownNameError
-        It does not; the nearest is named, of the fields and of the function's own parameters.
-    """
+    """Require that what a function passes on names fields of `Service`, but some of them."""
     given = {"scenario", "context", "requests", "_times", *without}
     options = [each.name for each in fields(Service) if each.name not in given]
     for name in how:

@@ -26,11 +26,6 @@ def price(
         attention.
     distinct
         Of each pass: the ops of one token that may run in it, by number.
-
-    Returns
-    -------
-    list
-        Of each pass.
     """
     places: list[tuple[int, int, int]] = []
     sized: list[Op] = []

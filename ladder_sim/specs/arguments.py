@@ -82,13 +82,7 @@ class Argument:
         return f"{self.help.removesuffix('.')}; ranges double." if self.doubles else self.help
 
     def read(self, raw: Any, *, name: str) -> Any:
-        """Read a value; text becomes a spec, a number or a flag. Errors call it `name`.
-
-        Raises
-        ------
-        UsageError
-            It does not fit the argument.
-        """
+        """Read a value; text becomes a spec, a number or a flag. Errors call it `name`."""
         value = read_value(raw, self.name, self.kind, name=name)
         if self.kind is int and not value:
             raise UsageError(f"{name}: {raw} must be at least 1", hint="start at 1")

@@ -111,12 +111,7 @@ def cluster(name_or_path: str) -> ClusterSpec:
 
 
 def stack(name_or_path: str) -> StackSpec:
-    """Return a stack by catalog id, maybe with a version (``vllm@0.19``), or from the path of a TOML file.
-
-    Raises
-    ------
-    UnknownNameError, SpecError, UnitError
-        As `cluster` does; the version is not known, and the nearest is named.
+    """Return a stack by catalog id, maybe with a version (``vllm@0.19``), or from a TOML file; errors as `cluster`.
 
     Examples
     --------
@@ -131,13 +126,7 @@ def stack(name_or_path: str) -> StackSpec:
 
 
 def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
-    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack does not.
-
-    Raises
-    ------
-    UnknownNameError, SpecError, UnitError
-        As `cluster` does.
-    """
+    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack does not."""
     spec: ClusterSpec | StackSpec = _from_file(Path(file), "cluster or stack")
     return spec
 
@@ -186,13 +175,7 @@ def fabric_names(tier: str) -> tuple[str, ...]:
 
 
 def model_config(name_or_path: str) -> dict[str, Any]:
-    """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources.
-
-    Raises
-    ------
-    UnknownNameError, SpecError
-        As `model` does.
-    """
+    """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources."""
     name = model_id(name_or_path)
     if name in model_names():
         config: dict[str, Any] = json.loads(_data("models", name))

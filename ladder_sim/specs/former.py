@@ -53,13 +53,7 @@ def instead_of(setting: str) -> str:
 
 
 def check_stack_keys(table: Mapping[str, object], where: str) -> None:
-    """Require that a table of a stack's file has no field that went.
-
-    Raises
-    ------
-    SpecError
-        It has; all of them are named, with what to write instead.
-    """
+    """Refuse a table of a stack's file with fields that went: all are named, with what to write instead."""
     ways = {key: way for key in table if (way := instead_of(f"stack.{key}"))}
     if ways:
         raise SpecError(

@@ -25,17 +25,7 @@ _MODELOPT_FILE = "hf_quant_config.json"
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """Read a config.json, or the one in a directory, and next to it what ModelOpt says of the quantisation.
-
-    Parameters
-    ----------
-    path
-        The file or its directory; at most 10 MB.
-
-    Returns
-    -------
-    dict
-        The parsed object.
+    """Read a config.json, or that of a directory, and next to it what ModelOpt says of the quantisation.
 
     Raises
     ------

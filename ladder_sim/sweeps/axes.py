@@ -76,13 +76,7 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
 
 
 def resolve(key: str) -> tuple[str, Any]:
-    """A field's name, with its unit if it is a setting, and its type or catalog.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such field.
-    """
+    """A field's name, with its unit if it is a setting, and its type or catalog."""
     key = key.strip()
     name = key.replace("-", "_")
     if name in ARGUMENTS:

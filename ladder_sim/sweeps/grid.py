@@ -222,13 +222,7 @@ def scenario_at(point: Mapping[str, Any]) -> Scenario:
 
 
 def check_size(grid: Grid, *, confirmed: bool) -> None:
-    """Refuse a grid of more than `MAX_POINTS` points, unless it is confirmed.
-
-    Raises
-    ------
-    UsageError
-        It is too large.
-    """
+    """Refuse a grid of more than `MAX_POINTS` points, unless it is confirmed."""
     if grid.size > MAX_POINTS and not confirmed:
         factors = " x ".join(str(len(each.values)) for each in grid.varied)
         raise UsageError(
@@ -238,13 +232,7 @@ def check_size(grid: Grid, *, confirmed: bool) -> None:
 
 
 def check_used(grid: Grid) -> None:
-    """Refuse a range of a setting that no point of the grid uses.
-
-    Raises
-    ------
-    UsageError
-        It changes nothing; the error says what would use it.
-    """
+    """Refuse a range of a setting that no point of the grid uses; the error says what would use it."""
     for each in grid.varied:
         reason = _unused(grid, each.name) if each.name not in ARGUMENTS else ""
         if reason:

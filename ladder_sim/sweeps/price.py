@@ -25,13 +25,7 @@ def token_price(usd_per_gpu_hour: float, gpus: float, tokens_per_s: Rate) -> Rat
 
 
 def check_price(usd_per_gpu_hour: float) -> float:
-    """Require a price above 0 and below a million.
-
-    Raises
-    ------
-    UsageError
-        It is out of range.
-    """
+    """Require a price above 0 and below a million."""
     if not 0.0 < usd_per_gpu_hour < 1e6:
         raise UsageError(f"price {usd_per_gpu_hour:g}: must be above 0 and below 1e6", hint=PRICE_HINT)
     return usd_per_gpu_hour

@@ -79,15 +79,7 @@ def sweep(
 
 
 def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hour: float | None = None) -> How:
-    """What all points of a grid share, other than its axes.
-
-    Raises
-    ------
-    ProfileError
-        There is no such profile, or it cannot be read.
-    UsageError
-        The price is not above 0.
-    """
+    """What all points of a grid share, other than its axes."""
     if usd_per_gpu_hour is not None:
         check_price(usd_per_gpu_hour)
     if profile not in (None, "", NO_PROFILE):

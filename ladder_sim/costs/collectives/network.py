@@ -149,13 +149,7 @@ class Network:
         return fastest(ways)
 
     def alone(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
-        """Time collectives of one kind inside a node by one algorithm, whichever the stack takes.
-
-        Raises
-        ------
-        UsageError
-            It does not work on these GPUs.
-        """
+        """Time collectives of one kind inside a node by one algorithm, whichever the stack takes, if it works here."""
         algorithm = ALGORITHMS[kind, name]
         self._require(kind, name)
         if name == "nccl":

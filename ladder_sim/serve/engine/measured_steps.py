@@ -73,13 +73,7 @@ class MeasuredSteps:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of a fit.
-
-        Raises
-        ------
-        SpecError, UnknownNameError
-            It cannot be read, a field is missing, not known, or breaks a rule.
-        """
+        """Read the file of a fit."""
         table = read_toml(path, SCHEMA, what="a file of `ladder-sim calibrate fit-steps`")
         return read_table(cls, table, where=shown_path(path))
 

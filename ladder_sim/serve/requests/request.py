@@ -44,13 +44,7 @@ class Request:
 
 
 def in_order(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield requests as they come.
-
-    Raises
-    ------
-    UsageError
-        One comes before the one in front of it.
-    """
+    """Yield requests as they come; a UsageError if one comes before the one in front of it."""
     before_s = 0.0
     for number, request in enumerate(requests, 1):
         if request.arrival_s < before_s:
