@@ -252,7 +252,7 @@ def _stacks() -> Rows:
 
 def _variants() -> Rows:
     from ladder_sim.graph.families import FAMILIES
-    from ladder_sim.specs.support import with_sources
+    from ladder_sim.specs.techniques import with_sources
 
     rows = [
         (
@@ -270,8 +270,7 @@ def _variants() -> Rows:
 
 
 def _techniques() -> Rows:
-    from ladder_sim.specs.support import with_sources
-    from ladder_sim.specs.techniques import TECHNIQUES
+    from ladder_sim.specs.techniques import TECHNIQUES, with_sources
 
     rows = [
         (

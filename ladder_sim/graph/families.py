@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ladder_sim.specs.support import Support
+from ladder_sim.specs.techniques import Support
 
 Part = Literal["attention", "mlp", "both"]
 # what a sum has besides the output: residual / ranks, so that it is the new residual, or own parts of earlier outputs

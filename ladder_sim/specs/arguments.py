@@ -97,35 +97,23 @@ _NAMES = {
     Techniques.of: technique_names,
 }
 
+
+def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
+    """One of the plan's degrees of parallelism."""
+    return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
+
+
 # name, type or catalog, default, where a scenario holds it, panel, help
 _TABLE = (
     Argument("model", catalog.model, "70b", "model.name", ASKED, "Alias, catalog id or path of a config.json."),
     Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", ASKED, "Catalog id or path of a cluster .toml."),
     Argument("nodes", int, 1, "nodes", ASKED, "Number of nodes.", maximum=1024),
     Argument("gpus_per_node", int, None, "cluster.gpus_per_node", ASKED, "GPUs of one node.", maximum=1024),
-    Argument(
-        "tp",
-        int,
-        None,
-        "plan.tp",
-        PLAN,
-        "Tensor-parallel degree; default: every GPU that the other degrees leave.",
-        doubles=True,
-        maximum=4096,
-    ),
-    Argument("pp", int, 1, "plan.pp", PLAN, "Pipeline stages.", doubles=True, maximum=4096),
-    Argument("ep", int, 1, "plan.ep", PLAN, "Parts into which experts are spread.", doubles=True, maximum=4096),
-    Argument(
-        "attention_dp",
-        int,
-        1,
-        "plan.attention_dp",
-        PLAN,
-        "Groups of --tp ranks with attention of their own.",
-        doubles=True,
-        maximum=4096,
-    ),
-    Argument("dp", int, 1, "plan.dp", PLAN, "Replicas, which share the requests.", doubles=True, maximum=4096),
+    _degree("tp", "Tensor-parallel degree; default: every GPU that the other degrees leave.", default=None),
+    _degree("pp", "Pipeline stages."),
+    _degree("ep", "Parts into which experts are spread."),
+    _degree("attention_dp", "Groups of --tp ranks with attention of their own."),
+    _degree("dp", "Replicas, which share the requests."),
     Argument(
         "sp",
         bool,

@@ -121,8 +121,7 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
 @pytest.mark.parametrize("model", ["8b", "70b"])
 def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> None:
     """What it says that a replica carries at least is less than what it carries."""
-    from ladder_sim.serve.sizing.best_plan import Context, _least_gpus
-    from ladder_sim.serve.sizing.points import Progress
+    from ladder_sim.serve.sizing.best_plan import Context, Progress, _least_gpus
 
     scenario = Scenario.of(model=model, tp=8, stack="vllm")
     for text in ("tpot_p95=12ms", "tpot_p95=30ms"):

@@ -22,10 +22,10 @@ from ladder_sim.serve import StepTimes
 from ladder_sim.serve.steps import cache as cache_module
 from ladder_sim.serve.steps.cache import cached, folder
 from ladder_sim.serve.steps.grids import Grids
-from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel, rows_of
+from ladder_sim.serve.steps.times import Axis, Grid
 from tests.support.scenarios import with_overheads
 
 
