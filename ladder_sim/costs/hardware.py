@@ -35,7 +35,6 @@ class Link:
 
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
-        """The figures of a spec."""
         return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, allreduce_floor_s=spec.allreduce_floor_s)
 
     def same_as(self, other: "Link") -> bool:
@@ -181,7 +180,6 @@ class Hardware:
         return self.gpu.same_as(Gpu.of(cluster.gpu)) and self.intra.same_as(Link.of(cluster.intra))
 
     def figure(self, name: str) -> Number:
-        """One figure by its name."""
         section, _, field = name.partition(".")
         value: Number = getattr(getattr(self, section), field) if field else getattr(self, section)
         return value

@@ -40,12 +40,10 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> float:
-        """Everything together."""
         return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether it all fits the GPU."""
         return self.total_bytes <= self.capacity_bytes
 
     @property

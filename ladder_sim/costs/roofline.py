@@ -112,7 +112,6 @@ class Gpu:
 
     @classmethod
     def of(cls, spec: GpuSpec) -> Self:
-        """The figures of a spec."""
         return cls(**{name: getattr(spec, name) for name in GPU_FIGURES})
 
     def same_as(self, other: "Gpu") -> bool:

@@ -110,7 +110,6 @@ class SharedGpu:
         return task
 
     def release(self, task: Running) -> None:
-        """Take a task off the GPU."""
         self._running.remove(task)
         self._share()
 
@@ -128,7 +127,6 @@ class SharedGpu:
         task.since_s = now_s
 
     def _share(self) -> None:
-        """Update the rates of all tasks."""
         running = self._running
         if len(running) == 1:
             self._set_rate(running[0], 1.0)

@@ -91,7 +91,6 @@ class Outline:
 
     @cached_property
     def kind_streams(self) -> Sequence[int]:
-        """The stream of each kind."""
         return [stream for _, stream in sorted(set(zip(self.kinds, self.streams, strict=True)))]
 
     @cached_property
@@ -101,7 +100,6 @@ class Outline:
 
     @cached_property
     def members(self) -> Mapping[int, Sequence[int]]:
-        """Tasks of every group."""
         members: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
             if group != NO_GROUP:
@@ -164,7 +162,6 @@ class Program:
 
     @property
     def outline(self) -> Outline:
-        """What runs where, and after what."""
         return cast(Tasks, self.tasks).outline
 
     @property

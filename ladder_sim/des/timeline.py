@@ -37,7 +37,6 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """End of the last task."""
         return float(self.end_s.max(initial=0.0))
 
     def busy(self, streams: Iterable[int]) -> Spans:

@@ -36,12 +36,10 @@ class StepGraph(_OpGraph):
         return op.name
 
     def op(self, name: str) -> Op:
-        """The op called `name`."""
         op: Op = self.nodes[name]["op"]
         return op
 
     def ops(self) -> Iterator[Op]:
-        """Every op, in issue order."""
         for name in self.nodes:
             yield self.op(name)
 

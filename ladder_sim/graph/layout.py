@@ -71,7 +71,6 @@ class Structure(NamedTuple):
 
     @property
     def block_keys(self) -> list[BlockKey]:
-        """Keys of all blocks that differ."""
         blocks = self.wiring.distinct_blocks
         return list(dict.fromkeys(BlockKey.of(self.kinds[kind], part, reduces) for kind, part, reduces in blocks))
 

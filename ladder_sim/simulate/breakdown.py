@@ -165,7 +165,6 @@ class Breakdown:
 
 
 def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, float]:
-    """Key by key."""
     sums: dict[_Key, float] = defaultdict(float)
     for values, times in parts:
         for key, value in values.items():

@@ -100,7 +100,6 @@ class Schedule:
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """Its ops, of one token, in issue order."""
         return self.kernels.ops(self.layout)
 
     @property

@@ -59,7 +59,6 @@ class Request:
 
     @property
     def request_s(self) -> Number:
-        """Prefill and decode."""
         return self.ttft_s + self.decode_s
 
     @property
@@ -75,7 +74,6 @@ class Request:
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """What a single request was made of."""
         even = Breakdown.total([(step.breakdown, float(times)) for step, times in self.passes])
         outside_s = {"host": float(self.host_s), "front end": float(self.front_end_s)}
         even = replace(

@@ -134,7 +134,6 @@ def _block_norms(reader: ConfigReader) -> BlockNorms:
 
 
 def _heads(reader: ConfigReader, heads: int, hidden: int) -> dict[str, int]:
-    """Key/value heads, and the width of a head."""
     kv_heads = reader.size("num_key_value_heads", MAXIMA["kv_heads"], default=heads)
     if heads % kv_heads:
         raise reader.error(
@@ -213,7 +212,6 @@ def _dense_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _latent(reader: ConfigReader) -> dict[str, Any]:
-    """Widths of latent attention; nothing if the model's type has another."""
     if reader.model_type() not in LATENT_TYPES:
         return {}
     if reader.flag("attention_bias"):

@@ -64,7 +64,6 @@ class AllReduceRule:
         return f"{group}{capability}{domain}: {sizes}nccl"
 
     def applies(self, gpus: int, compute_capability: float, nvlink_domain: int) -> bool:
-        """Whether the rule is for a group of GPUs."""
         return (
             self.gpus in (0, gpus)
             and self.compute_capability in (0.0, compute_capability)
@@ -148,7 +147,6 @@ class GpuLimits:
         )
 
     def applies(self, compute_capability: float, memory_bytes: float) -> bool:
-        """Whether the limits are those of a GPU."""
         below_bytes = self.below_memory_bytes or math.inf
         return (
             self.compute_capability in (0.0, compute_capability)

@@ -127,7 +127,6 @@ class Dask:
             self._client.close()
 
     def _notice(self, event: tuple[float, Any]) -> None:
-        """Take one of the scheduler's events."""
         _, message = event
         if isinstance(message, dict) and message.get("action") == "remove-worker":
             loss, self._loss = self._loss, Future()

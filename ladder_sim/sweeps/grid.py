@@ -114,11 +114,9 @@ class Grid:
 
     @property
     def varied(self) -> list[Axis]:
-        """The axes with several values."""
         return [each for each in self.axes if len(each.values) > 1]
 
     def chunk(self, number: int) -> Chunk:
-        """The points of one chunk."""
         blocks, rows = self._ranges(number)
         columns = self._at(self._columns, np.arange(rows.start, rows.stop))
         return tuple(
@@ -126,7 +124,6 @@ class Grid:
         )
 
     def points(self, number: int) -> int:
-        """Number of points of a chunk."""
         blocks, rows = self._ranges(number)
         return len(blocks) * len(rows)
 

@@ -176,7 +176,6 @@ def _reporting(answers: Iterator[Answer], grid: Grid, first: int, progress: Prog
 
 
 def _names(grid: Grid, how: How) -> list[str]:
-    """All columns, in order."""
     settings = [axis.name for axis in grid.structure if axis.name not in ARGUMENTS]
     figures = [axis.name for axis in grid.figures]
     return [*ARGUMENTS, BATCHING_COLUMN, *settings, *figures, *result_columns(how), PROBLEM]

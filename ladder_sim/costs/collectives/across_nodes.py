@@ -48,7 +48,6 @@ class AcrossNodes:
         self._fabric = fabric_curve(self._cluster.inter.fabric)
 
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
-        """As `ladder_sim.costs.collectives.network.Network.times`."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
         low_latency_s = self._low_latency_s(_stages(kind), message, self._hardware.intra, self._ranks)
         ways = self._ways(kind, message, node_wire_s, low_latency_s, nvlink=self._cluster.intra.full_nvlink)

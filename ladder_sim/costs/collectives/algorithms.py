@@ -71,7 +71,6 @@ class Line(NamedTuple):
     """The floor grows with this power of the ranks."""
 
     def seconds(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
-        """Time of messages, bytes."""
         floor_s = self.floor * floor_growth(ranks, self.growth) * allreduce_floor_s
         return floor_s + self.traffic(ranks) * message / (self.rate * bandwidth_Bps)
 
@@ -147,7 +146,6 @@ class Algorithm:
     """Where there is a switch, what runs under its name may be a kernel that reduces there."""
 
     def __call__(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
-        """Time of messages, bytes."""
         fastest = self.lines[0].seconds(message, ranks, allreduce_floor_s, bandwidth_Bps)
         for line in self.lines[1:]:
             fastest = np.minimum(fastest, line.seconds(message, ranks, allreduce_floor_s, bandwidth_Bps))

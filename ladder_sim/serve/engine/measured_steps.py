@@ -118,13 +118,10 @@ class RewiredSteps:
 
     @property
     def limits(self) -> StepLimits:
-        """As in `MeasuredSteps`."""
         return self.other.limits
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """As in `MeasuredSteps`."""
         return self.measured.of_mix(mix, duty) * self.other.of_mix(mix, duty) / self.standard.of_mix(mix, duty)
 
     def slower(self, factor: float) -> Self:
-        """As in `MeasuredSteps`."""
         return dataclasses.replace(self, other=self.other.slower(factor))

@@ -99,8 +99,7 @@ class Replica(ABC):
         env.process(self._run())
 
     @abstractmethod
-    def _make_scheduler(self) -> None:
-        """Make what decides on its steps, as `spec` says."""
+    def _make_scheduler(self) -> None: ...
 
     @property
     @abstractmethod
@@ -130,7 +129,6 @@ class Replica(ABC):
         """Run steps for ever; with nothing to run, wait for `_next_arrival`."""
 
     def add(self, answer: Answer) -> None:
-        """Give it a request."""
         self.load += 1
         self._queue(answer)
         if self._record:

@@ -139,7 +139,6 @@ class Scheduler:
         self._left: list[Answer] = []
 
     def add(self, answer: Answer) -> None:
-        """Take a request in that arrives."""
         self.waiting.append(answer)
 
     def schedule(self) -> Step | None:

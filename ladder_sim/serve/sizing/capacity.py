@@ -141,7 +141,6 @@ class Search:
         return other
 
     def capacity(self) -> Capacity:
-        """Search."""
         if self.breaks(_IDLE_RATE, self.group):
             return self._none(_IDLE_RATE, self.group, (0,))
         limit, breaks = self.limit()
@@ -265,7 +264,6 @@ class Search:
         return max(1, ceil(self.traffic.rate / limit * max(self.group)))
 
     def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
-        """The same with the fewest of a kind."""
         number = self._smallest(max(sizes), lambda number: sizes._replace(**{kind: number}), case)
         return sizes._replace(**{kind: number})
 

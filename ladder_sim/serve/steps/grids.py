@@ -65,7 +65,6 @@ class Grids(NamedTuple):
 
     @classmethod
     def of(cls, scenario: Scenario, variant: str, costs: KernelCosts, limits: StepLimits) -> Self:
-        """Simulate them."""
         model = StepModel(scenario=scenario, variant=variant, costs=costs)
         bends = partial(_bends, costs.profile)
         kv_heads = max(1, scenario.model.kv_heads // scenario.plan.tp)
