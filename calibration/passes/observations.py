@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ladder_sim.costs import in_place
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.pass_kernels import pass_ops
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.scenario import Scenario
@@ -84,7 +84,7 @@ def name_of(scenario: Scenario) -> str:
 def ops_of(scenario: Scenario, variant: str, phase: Phase, step: int | None = None) -> Iterable[Op]:
     """Ops of a pass; by default of the prefill or the first decode step."""
     number = step if step is not None else int(phase == "decode")
-    return build(scenario_of(scenario, variant), phase, scenario.workload.prompt + number).ops()
+    return pass_ops(scenario_of(scenario, variant), phase, scenario.workload.prompt + number)
 
 
 def kernels_of(scenario: Scenario) -> set[tuple[Phase, OpKey]]:
@@ -93,7 +93,7 @@ def kernels_of(scenario: Scenario) -> set[tuple[Phase, OpKey]]:
         (phase, (op.kind, op.shape))
         for phase in PHASES
         for step in steps(scenario, phase)
-        for op in build(scenario, phase, scenario.workload.prompt + step).ops()
+        for op in pass_ops(scenario, phase, scenario.workload.prompt + step)
         if op.stream == "compute"
     }
 

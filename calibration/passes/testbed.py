@@ -14,8 +14,8 @@ from calibration.passes.observations import PHASES, scenario_of
 from calibration.passes.timers import OverlapTime, message, time_kernels, time_overlap
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.pass_kernels import pass_ops
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
@@ -80,7 +80,7 @@ class Testbed:
             phase: [
                 kernel
                 for step, run in enumerate(self._passes(wiring, phase), start=int(phase == "decode"))
-                for kernel in time_kernels(run, build(scenario, phase, scenario.workload.prompt + step))
+                for kernel in time_kernels(run, pass_ops(scenario, phase, scenario.workload.prompt + step))
             ]
             for phase in PHASES
         }
@@ -102,7 +102,7 @@ class Testbed:
         self._generator.prefill(wiring)
         passes = self._passes(wiring, phase)
         alone_s = phase_s / len(passes)
-        kernels = sum(op.stream == "compute" for op in build(scenario, phase, scenario.workload.prompt).ops())
+        kernels = sum(op.stream == "compute" for op in pass_ops(scenario, phase, scenario.workload.prompt))
         distance = math.ceil(MESSAGE_DISTANCE * message_s / (alone_s / kernels))
         due = range(0, max(1, kernels - distance + 1), distance)
         each = [time_overlap(run, alone_s, self.comm, message(size_bytes), due) for run in passes]

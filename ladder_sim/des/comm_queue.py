@@ -7,7 +7,7 @@ numpy operations over all of them. Both give the same times.
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ladder_sim.des.program import Cost
 from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum, where
@@ -17,30 +17,12 @@ from ladder_sim.des.timeline import TaskTimes
 SPENT = 1e-12
 
 
-class CommQueue(Protocol):
-    """Collectives in issue order; times are numbers, or arrays of one value per configuration."""
-
-    open: dict[int, Any]
-    """By task, those that are not over for certain."""
-
-    def issue(self, index: int, cost: Cost, own_ready_s: Any) -> None:
-        """Append a collective whose dependencies are met at a time."""
-        ...
-
-    def run_next_to(self, kernel: Cost, front_s: Any, start_s: Any) -> Any:
-        """Run a kernel, none having run after `front_s`, while a collective is open. Returns the kernel's end."""
-        ...
-
-    def close_through(self, index: int, front_s: Any) -> None:
-        """Finish every open collective up to one, no kernel running after `front_s`."""
-        ...
-
-
 class SingleQueue:
-    """That of one configuration: only the first open collective can be running."""
+    """Collectives of one configuration, of which only the first open one can be running."""
 
     def __init__(self, device: Device, times: TaskTimes) -> None:
         self._device, self._times = device, times
+        # by task, those that are not over for certain
         self.open: dict[int, tuple[Cost, float]] = {}
 
         # end of the last one that is over
@@ -56,11 +38,13 @@ class SingleQueue:
         self._pairs: dict[Demand, tuple[float, float]] = {}
 
     def issue(self, index: int, cost: Cost, own_ready_s: float) -> None:
+        """Append a collective whose dependencies are met at a time."""
         self.open[index] = cost, own_ready_s
         if len(self.open) == 1:
             self._begin(index, cost, own_ready_s)
 
     def run_next_to(self, kernel: Cost, front_s: float, start_s: float) -> float:
+        """Run a kernel, none having run after `front_s`, while a collective is open. Returns the kernel's end."""
         if self._start_s < start_s:
             self._run_alone(front_s, start_s)
         duration_s, _, demand = cast(tuple[float, float, Demand], kernel[:3])
@@ -91,6 +75,7 @@ class SingleQueue:
         return now_s + left_s
 
     def close_through(self, index: int, front_s: float) -> None:
+        """Finish every open collective up to one, no kernel running after `front_s`."""
         while index in self.open:
             self._close(max(self._start_s, front_s) + self._left_s)
 
@@ -147,7 +132,7 @@ class _OpenCollective:
 
 
 class VectorQueue:
-    """That of many configurations, in each of which another collective may be running."""
+    """The same of many configurations, in each of which another collective may be running."""
 
     def __init__(self, device: Device, times: TaskTimes) -> None:
         self._device, self._times = device, times

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.des.comm_queue import CommQueue, SingleQueue, VectorQueue
+from ladder_sim.des.comm_queue import SingleQueue, VectorQueue
 from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import NO_GROUP, Program
 from ladder_sim.des.shared import Device, Number, maximum
@@ -53,7 +53,7 @@ def scan(program: Program) -> TaskTimes:
 
     # of plain numbers, with Python's own functions, which are faster; or of arrays
     latest: Callable[..., Any] = maximum if varies else max
-    queue: CommQueue = (VectorQueue if varies else SingleQueue)(device, times)
+    queue: Any = (VectorQueue if varies else SingleQueue)(device, times)
     is_open = queue.open
     for index in evaluation_order(program, compute, comm):
         stream, kind, awaited = rows[index]

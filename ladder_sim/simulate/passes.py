@@ -299,7 +299,7 @@ def simulate(
 ) -> ForwardPass:
     """Simulate one forward pass of `scenario`, of its variant; otherwise as `forward_passes`.
 
-    `phase` and `kv_len` are as in `ladder_sim.graph.build.build`.
+    `phase` and `kv_len` are as in `ladder_sim.graph.pass_kernels.pass_ops`.
     """
     workload = scenario.workload
     batch = scenario.plan.micro_batch(workload.batch)

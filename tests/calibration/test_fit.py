@@ -25,9 +25,9 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
 from ladder_sim.errors import SpecError
-from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
+from tests.support.graphs import build
 
 SIZES = np.logspace(3, 8.5, 24).round()
 

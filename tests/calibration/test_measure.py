@@ -35,7 +35,6 @@ from calibration.passes.testbed import Testbed
 from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.costs.roofline import Experts, coordinates, table_key
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.build import build
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
@@ -44,6 +43,7 @@ from runtime.device import DEVICES, Cpu
 from runtime.model import kernels
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
+from tests.support.graphs import build
 from tests.support.terminal import progress_of
 from tests.support.waiting import until
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
 from ladder_sim.costs.memory import MemoryUse, kv_bytes, kv_requests, kv_tokens, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
-from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
 from ladder_sim.serve import Lengths, Traffic, serve
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
+from tests.support.graphs import build
 
 GB = 1e9
 

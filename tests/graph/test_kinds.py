@@ -9,12 +9,12 @@ import pytest
 
 from ladder_sim.costs.memory import memory_use, weight_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MoeShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import Dispatch
+from tests.support.graphs import StepGraph, build
 
 GIB = 2**30
 SPARSE = [name for name in catalog.model_names() if catalog.model(name).experts]

@@ -8,7 +8,6 @@ import pytest
 from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
@@ -17,6 +16,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.techniques import CONFLICTS, TECHNIQUES, Techniques
+from tests.support.graphs import StepGraph, build
 from tests.support.scenarios import VARIANTS as KNOWN
 
 TECHNIQUE_SETS = (

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import InfeasibleError
-from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs import catalog
@@ -32,6 +31,7 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
+from tests.support.graphs import build
 from tests.support.watched import (
     SeesAttention,
     Watched,

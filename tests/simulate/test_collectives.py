@@ -8,8 +8,8 @@ import networkx as nx
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.graph.build import build
 from ladder_sim.simulate.collectives import Collective
+from tests.support.graphs import build
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:4", "desync:3", "upper-bound"]
 PLANS: dict[str, dict[str, Any]] = {

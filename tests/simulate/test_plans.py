@@ -14,7 +14,6 @@ from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.scan import scan
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
@@ -25,6 +24,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
 from ladder_sim.specs import catalog
+from tests.support.graphs import build
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:5", "desync:3", "upper-bound"]
 # of each kind of layer and plan

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import SpecError
-from ladder_sim.graph.build import build
 from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.quantization import read_quantization
 from tests.conftest import DATA
+from tests.support.graphs import build
 
 
 def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder_sim.graph.build import StepGraph
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.specs.stack import StackSpec
 from runtime.comm.base import DONE, Exchange, Handle
 from runtime.comm.process_group import ProcessGroup, RowExchange
 from runtime.config import EngineConfig
+from tests.support.graphs import StepGraph
 
 Entry = tuple[object, ...]
 
