@@ -15,8 +15,7 @@ from ladder_sim.serve.engine.real import check_engine, replica_of
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill, Sizes
-from ladder_sim.serve.replicas.routers import ROUTERS, Router
-from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.replicas.simulation import ROUTERS, Router, simulate
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.requests.traffic import Traffic

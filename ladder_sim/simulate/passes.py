@@ -11,7 +11,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import WHOLE, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import CachedAttention, Multiplication
 from ladder_sim.graph.sizes import Sizes
@@ -33,7 +33,6 @@ from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
-from ladder_sim.simulate.prices import Prices, price
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -46,6 +45,9 @@ def _events(program: Program) -> TaskTimes:
 Engine = Literal["fast", "des"]
 # one vectorised pass, or event by event on simpy: the same times
 ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "des": _events}
+
+# ops at the size of a pass and what each costs, by their numbers in `PassKernels.distinct`
+Prices = Mapping[int, tuple[Op, Estimate]]
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
@@ -286,6 +288,53 @@ def forward_passes(
             latest[kind] = forward.at_own_duty()
             simulated.setdefault(name, []).append(latest[kind])
     return simulated
+
+
+def price(
+    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[int, Op]]
+) -> list[Prices]:
+    """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
+
+    Parts of a pass that are as large as each other have the same prices.
+
+    Parameters
+    ----------
+    costs
+        Prices ops of any size.
+    passes
+        Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
+        attention.
+    distinct
+        Of each pass: the ops of one token that may run in it, by number.
+    """
+    places: list[tuple[int, int, int]] = []
+    sized: list[Op] = []
+    first: dict[tuple[Phase, Hashable], int] = {}
+    alike = []
+    for number, ((phase, sizes), ops) in enumerate(zip(passes, distinct, strict=True)):
+        start = first.setdefault((phase, sizes.apart_from_context), number)
+        alike.append(start)
+        # of each part: what its ops are priced by
+        parts = {portion: sizes.part(portion) for portion in {op.portion for op in ops.values()}}
+        priced_by = {portion: (part.apart_from_context, part.context) for portion, part in parts.items()}
+        in_parts: dict[Hashable, int] = {}
+        for key, op in ops.items():
+            if number != start and op.kind != "attention":
+                continue
+            place = len(sized)
+            if op.portion is not WHOLE:
+                others, context = priced_by[op.portion]
+                # the parts of one op share its shape
+                like = op.kind, id(op.shape), others, context if op.kind == "attention" else None
+                place = in_parts.setdefault(like, place)
+            places.append((number, key, place))
+            if place == len(sized):
+                sized.append(sizes.op(op))
+    prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
+    estimates = costs.estimates(sized)
+    for number, key, place in places:
+        prices[number][key] = sized[place], estimates[place]
+    return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
 
 
 def simulate(

@@ -20,8 +20,7 @@ from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import schedule_pass
-from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
-from ladder_sim.simulate.prices import price
+from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import FORMATS
 from tests.support.scenarios import with_overheads

@@ -16,8 +16,7 @@ from ladder_sim.serve.engine.defaults import scheduler_spec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
-from ladder_sim.serve.replicas.routers import ROUTERS
-from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.replicas.simulation import ROUTERS, simulate
 from ladder_sim.serve.requests.request import Request
 from tests.support.laws import law
 from tests.support.replicas import LinearTimes

@@ -10,9 +10,8 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.engine import run
-from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.scan import scan
+from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
