@@ -6,6 +6,7 @@ argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
@@ -103,6 +104,7 @@ def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
     return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
 
 
+_rare = partial(Argument, has_flag=False)
 # name, type or catalog, default, where a scenario holds it, panel, help
 _TABLE = (
     Argument("model", catalog.model, "70b", "model.name", ASKED, "Alias, catalog id or path of a config.json."),
@@ -114,15 +116,7 @@ _TABLE = (
     _degree("ep", "Parts into which experts are spread."),
     _degree("attention_dp", "Groups of --tp ranks with attention of their own."),
     _degree("dp", "Replicas, which share the requests."),
-    Argument(
-        "sp",
-        bool,
-        False,
-        "plan.sp",
-        PLAN,
-        "Sequence parallel: reduce-scatter, norm of a share, all-gather.",
-        has_flag=False,
-    ),
+    _rare("sp", bool, False, "plan.sp", PLAN, "Sequence parallel: reduce-scatter, norm of a share, all-gather."),
     Argument("batch", int, 1, "workload.batch", LOAD, "Requests of a static batch.", doubles=True, maximum=65_536),
     Argument("prompt", int, 1024, "workload.prompt", LOAD, "Tokens of each prompt.", maximum=4_194_304),
     Argument("gen", int, 512, "workload.gen", LOAD, "New tokens of each request.", maximum=4_194_304),
@@ -136,23 +130,16 @@ _TABLE = (
         doubles=True,
         maximum=65_536,
     ),
-    Argument(
-        "arrivals",
-        Arrivals,
-        "steady",
-        "workload.arrivals",
-        LOAD,
-        "How requests in flight arrive: steady or lockstep.",
-        has_flag=False,
+    _rare(
+        "arrivals", Arrivals, "steady", "workload.arrivals", LOAD, "How requests in flight arrive: steady or lockstep."
     ),
-    Argument(
+    _rare(
         "imbalance",
         ExpertLoads.of,
         USUAL.name,
         "workload.imbalance.name",
         LOAD,
         f"Spread of tokens over experts: {', '.join(get_args(Imbalance))}, or a file of tokens per expert.",
-        has_flag=False,
     ),
     Argument(
         "dtype",
@@ -162,14 +149,13 @@ _TABLE = (
         ASKED,
         f"{', '.join(get_args(DType)[:-1])} or {get_args(DType)[-1]}; default: as the model's config says, else bf16.",
     ),
-    Argument(
+    _rare(
         "kv_dtype",
         KvDType,
         None,
         "workload.kv_dtype",
         LOAD,
         "Type of the KV cache: bf16 or fp8; default: the model's or the stack's.",
-        has_flag=False,
     ),
     Argument(
         "stack",
