@@ -92,10 +92,7 @@ _FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))
 # those that a stack's spec states; profiles alone replace the others
 _STATED = tuple(field.name for field in dataclasses.fields(Stack) if hasattr(StackSpec, field.name))
 # overheads of a profile whose times hold all that a stack adds to its kernels
-NOTHING_ADDED = {
-    **{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES},
-    RANK_SKEW: 0.0,
-}
+NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES}, RANK_SKEW: 0.0}
 # prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.
 # Tables of GEMMs are cold runs, which the power limit does not slow; taken over to fp8 and to other GPUs
 SUSTAINED_SHARE = 0.61

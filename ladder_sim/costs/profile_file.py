@@ -14,14 +14,7 @@ from pydantic import Field, ValidationError
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.profile import (
-    CalibrationProfile,
-    CollectiveName,
-    MoeTables,
-    Positive,
-    ProfileSource,
-    StackFit,
-)
+from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, MoeTables, Positive, ProfileSource, StackFit
 from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
 from ladder_sim.costs.table_parts import (
     CurvePart,

@@ -47,13 +47,7 @@ def read_head(kind: type[_Head], document: bytes | str, schema: Schema, origin: 
     return head
 
 
-def refused(
-    broken: ValidationError | BrokenRuleError,
-    origin: str,
-    *,
-    what: str,
-    error: type[Error],
-) -> Error:
+def refused(broken: ValidationError | BrokenRuleError, origin: str, *, what: str, error: type[Error]) -> Error:
     """The first broken rule in this project's words: origin, entry, rule; `what` the file should be."""
     damaged = "create it again; it was edited or damaged"
     if isinstance(broken, BrokenRuleError):

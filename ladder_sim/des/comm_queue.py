@@ -197,11 +197,7 @@ class VectorQueue:
         return rates
 
     def _decide_start(
-        self,
-        collective: _OpenCollective,
-        kernel: Cost,
-        before_s: Number,
-        kernel_times: tuple[Number, Number, Number],
+        self, collective: _OpenCollective, kernel: Cost, before_s: Number, kernel_times: tuple[Number, Number, Number]
     ) -> None:
         """Start `collective` if it is due while the kernel runs; without free SMs it starts at the end of a wave."""
         start_s, now_s, left_s = kernel_times

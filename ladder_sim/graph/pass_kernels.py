@@ -171,13 +171,7 @@ class PassKernels:
         rows = rank.tokens if stack.prefill_logits == "all" else sequences
         vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "lm_head":
-            shape = GemmShape(
-                m=rows,
-                n=vocab,
-                k=model.hidden,
-                duty=rank.duty,
-                **operands(FORMATS["bf16"]),
-            )
+            shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty, **operands(FORMATS["bf16"]))
             # the first stage's, unless that is another
             held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
             return _op(role, name, shape, held)

@@ -116,9 +116,7 @@ def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hy
     wanted = "whole number" if parameter.smallest == 0 else "positive whole number"
     wanted += f" {parameter.letter}" + (f" up to {most}" if most == 100 else "")
     example = Variant(
-        family=family,
-        number=family.parameter.example if family.parameter else 0,
-        last=_LAST.example if hybrid else 0,
+        family=family, number=family.parameter.example if family.parameter else 0, last=_LAST.example if hybrid else 0
     )
     prefix = HYBRID if hybrid else ""
     raise UsageError(

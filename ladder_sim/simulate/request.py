@@ -158,10 +158,7 @@ def _request(
 
 
 def simulate_requests(
-    scenario: Scenario,
-    figures: Mapping[str, ArrayLike],
-    variants: Sequence[str],
-    profile: CalibrationProfile | None,
+    scenario: Scenario, figures: Mapping[str, ArrayLike], variants: Sequence[str], profile: CalibrationProfile | None
 ) -> dict[str, Request]:
     """Simulate requests on many kinds of hardware, of many sizes, at once.
 

@@ -70,10 +70,7 @@ TECHNIQUES: Mapping[str, Technique] = {
         summary="reduce-scatter, norm of a share of the tokens, all-gather",
         splits=True,
         needs="prompts or large batches: two messages in place of one",
-        support=(
-            Support("Megatron-LM", "arXiv 2205.05198"),
-            Support("vLLM", "vllm-project/vllm#39505"),
-        ),
+        support=(Support("Megatron-LM", "arXiv 2205.05198"), Support("vLLM", "vllm-project/vllm#39505")),
     ),
     "gemm-overlap": Technique(
         summary="sequence parallel, with GEMMs and collectives chunk by chunk",

@@ -151,10 +151,7 @@ class Dask:
 
 
 def _in_order(
-    submit: Callable[[Task], Any],
-    tasks: Iterable[Task],
-    ahead: int,
-    result: Callable[[Any], Answer] = Future.result,
+    submit: Callable[[Task], Any], tasks: Iterable[Task], ahead: int, result: Callable[[Any], Answer] = Future.result
 ) -> Iterator[Answer]:
     remaining = iter(tasks)
     flying = deque(submit(task) for task in itertools.islice(remaining, ahead))

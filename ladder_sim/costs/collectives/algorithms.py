@@ -102,9 +102,7 @@ def _at_most(ranks: int, scenario: Scenario) -> bool:
 P2P = Need("peer-to-peer access between GPUs, and it is off", attrgetter("p2p"), "leave out --no-p2p", has="")
 SWITCH = Need("an NVLink switch", attrgetter("cluster.intra.switch"), "--set intra.switch=true if the link has one")
 NVLINK = Need(
-    "NVLink between all GPUs",
-    attrgetter("cluster.intra.full_nvlink"),
-    "--set intra.full_nvlink=true if it joins them",
+    "NVLink between all GPUs", attrgetter("cluster.intra.full_nvlink"), "--set intra.full_nvlink=true if it joins them"
 )
 ONE_NODE = Need("ranks of one node", _in_one_node, "take deepep-auto", has="; {cluster} has {fabric} in a node")
 PCIE = Need("GPUs that NVLink does not join", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")

@@ -95,11 +95,7 @@ class Best(NamedTuple):
 
 
 def best_plan(
-    context: Context,
-    variant: str,
-    scenario: Scenario,
-    kinds: Sequence[tuple[Plan, int | None]],
-    how: Mapping[str, Any],
+    context: Context, variant: str, scenario: Scenario, kinds: Sequence[tuple[Plan, int | None]], how: Mapping[str, Any]
 ) -> Best:
     """Search plans of a variant, and the same with prompts on replicas of a tensor parallelism, where one is given.
 

@@ -14,7 +14,7 @@ JSON = Mapping[str, Any]
 # beyond any time in seconds, rate and count that was measured
 _MOST = 1e12
 UNITS_S = {"ms": 1e-3, "sec": 1.0, "seconds": 1.0, "s": 1.0, "us": 1e-6, "ns": 1e-9}
-# metrics in the words of the benchmarks that came from vLLM's first one
+# metrics in the words of vllm bench serve, SGLang and InferenceX
 BENCH_TIMES: Mapping[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e_latency": "e2e"}
 STATISTICS = {"mean": "mean", "median": "p50", **{f"p{number}": f"p{number}" for number in PERCENTILES}}
 
