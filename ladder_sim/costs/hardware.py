@@ -26,12 +26,10 @@ from ladder_sim.specs.stack import StackSpec
 class Link:
     """One tier of the interconnect."""
 
+    # as in `LinkTier`
     fabric: str
-    """As `LinkTier.fabric`."""
     bandwidth_Bps: Number
-    """Per GPU and direction, bytes/s."""
     allreduce_floor_s: Number
-    """Floor of a small all-reduce over the full tier, seconds."""
 
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
@@ -49,24 +47,16 @@ class Link:
 class Stack:
     """What the inference engine adds to each op."""
 
+    # as in `StackSpec`
     collective_launch_s: Number
-    """Start-up of each collective, seconds."""
     stream_wait_s: Number
-    """Cost of waiting for the other stream, seconds."""
     eager_launch_s: Number
-    """CPU time to launch one kernel without a CUDA graph, seconds."""
     host_request_s: Number
-    """CPU time that a decode step takes longer for each request in it, seconds."""
     host_rank_s: Number
-    """The same for each tensor-parallel rank."""
     frontend_s: Number
-    """What a server adds to a request's first token, seconds."""
     frontend_steps: Number
-    """What it adds in times per further token."""
     frontend_token_s: Number
-    """What it adds for each token of the prompt, seconds."""
     quantize_s: Number
-    """What quantising a GEMM's input at run time takes beyond one small kernel, seconds."""
     sustained_share: Number
     """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
     kernel_gap_s: Number = 0.0

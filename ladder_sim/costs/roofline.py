@@ -77,16 +77,13 @@ class Experts(NamedTuple):
 
     format: str
     """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+
+    # as in `MoeShape`
     hidden: int
-    """Width of the residual stream."""
     width: int
-    """Intermediate width of one expert, whole."""
     experts: int
-    """Routed experts of the layer, on all ranks together."""
     top_k: int
-    """Experts that each token takes."""
     imbalance: Imbalance = "power-law-1.01"
-    """How unevenly tokens choose experts."""
 
 
 # what tables of one kind are told apart by: the layer of experts, the format, the type of the KV cache, or how tokens
@@ -99,16 +96,12 @@ TabledShape = GemmShape | AttentionShape | MoeShape | MlaShape | BmmShape | Samp
 class Gpu:
     """The figures of one GPU that its kernels' times depend on; numbers, or arrays of one value per configuration."""
 
+    # as in `GpuSpec`
     bf16_flops: Number
-    """Dense tensor-core peak, FLOP/s."""
     fp8_flops: Number
-    """The same for fp8; equal to bf16 where the GPU has no fp8."""
     fp4_flops: Number
-    """The same for 4-bit floating point, likewise."""
     hbm_bandwidth_Bps: Number
-    """Device memory bandwidth, bytes/s."""
     kernel_s: Number
-    """Floor of one small kernel, seconds."""
 
     @classmethod
     def of(cls, spec: GpuSpec) -> Self:

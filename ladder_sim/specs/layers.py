@@ -26,20 +26,15 @@ BlockNorms = Literal["before", "behind", "both"]
 class Gqa:
     """Multi-head or grouped-query attention."""
 
+    # as in `ladder_sim.specs.model.ModelSpec`
     hidden: int
-    """Width of the residual stream."""
     heads: int
-    """Query heads."""
     kv_heads: int
-    """Key/value heads."""
     head_dim: int
-    """Width of one head."""
     qkv_bias: bool = False
-    """Bias vectors on the query, key and value projections."""
     out_bias: bool = False
-    """Bias vector on the output projection."""
     qk_norm: QkNorm = "none"
-    """Norm of queries and keys."""
+
     sinks: bool = False
     """A learned logit for each head joins the softmax."""
     window: int = 0
@@ -78,20 +73,15 @@ class Gqa:
 class Mla:
     """Multi-head latent attention: the cache holds one compressed vector for all heads."""
 
+    # as in `ladder_sim.specs.model.ModelSpec`
     hidden: int
-    """Width of the residual stream."""
     heads: int
-    """Query heads."""
     kv_lora_rank: int
-    """Width of the compressed keys and values."""
     q_lora_rank: int
-    """Width of the compressed queries; 0: they are not compressed."""
     nope_head_dim: int
-    """Width of a query or key head that is not rotated."""
     rope_head_dim: int
-    """Width of the rotated part, which all key heads share."""
     value_head_dim: int
-    """Width of a value head."""
+
     unquantized: tuple[LayerPart, ...] = ()
     """Parts that its checkpoint keeps in 16 bits."""
 
