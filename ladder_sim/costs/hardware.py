@@ -172,13 +172,9 @@ class Hardware:
         return value
 
     def vary(self, figures: Mapping[str, ArrayLike]) -> Self:
-        """Replace figures by arrays, one value per configuration.
+        """Replace figures by arrays of one length, one value per configuration, in SI units.
 
-        Parameters
-        ----------
-        figures
-            Arrays by ``section.field``, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}``; SI units. They must have one
-            length.
+        Arrays go by ``section.field``, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}``.
 
         Raises
         ------

@@ -12,8 +12,6 @@
     what becomes of a load; how sure that is; the same with intervals
 ``sizing``
     the fewest replicas, and GPUs, that keep a promise
-
-Who may import whom is stated in ``pyproject.toml``.
 """
 
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps

@@ -162,22 +162,8 @@ def simulate_requests(
 ) -> dict[str, Request]:
     """Simulate requests on many kinds of hardware, of many sizes, at once.
 
-    Parameters
-    ----------
-    scenario
-        Everything that does not vary.
-    figures
-        Arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`); SI units.
-        ``batch``, ``prompt`` and ``gen`` may be among them.
-    variants
-        Residual wirings.
-    profile
-        Measured tables; None for the roofline.
-
-    Returns
-    -------
-    dict
-        Variant -> request, whose times have shape (configurations,).
+    `figures` are arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`), in
+    SI units; ``batch``, ``prompt`` and ``gen`` may be among them. Times have shape (configurations,).
     """
     columns = {key: np.asarray(values).ravel() for key, values in figures.items()}
     count = one_length(columns)
@@ -200,12 +186,8 @@ def simulate_requests(
 def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tuple[Count, Number]]:
     """Context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
 
-    Parameters
-    ----------
-    prompt, gen
-        Tokens of one request, or of many that all take as many contexts (`context_counts`).
-    static_cache
-        Attention costs the same at every step.
+    Requests are one, or many that all take as many contexts (`context_counts`). With a static cache attention costs the
+    same at every step.
 
     Examples
     --------
@@ -237,12 +219,9 @@ def context_counts(prompt: Counts, gen: Counts) -> Counts:
 
 
 def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
-    """Contexts of requests that all take `count` of them, and the decode steps each stands for.
+    """Contexts of requests that all take `count` of them, and the decode steps each stands for: shape (requests, count).
 
-    Returns
-    -------
-    contexts, weights : ndarray, shape (requests, count)
-        In short answers the same context may come several times.
+    In short answers the same context may come several times.
     """
     first, last = prompt + 1, prompt + gen - 1
     step = (last - first) / (count - 1)

@@ -72,12 +72,9 @@ def _end_after(sentinel: int) -> None:
 
 
 class Dask:
-    """Workers of a Dask cluster. The scheduler repeats what a lost worker had, and each answer is read once.
+    """Workers of a Dask cluster, at the address of its scheduler, e.g. ``"tcp://host:8786"``.
 
-    Parameters
-    ----------
-    address
-        Of the scheduler, e.g. ``"tcp://host:8786"``.
+    The scheduler repeats what a lost worker had, and each answer is read once.
 
     Raises
     ------

@@ -59,17 +59,10 @@ Chunk = tuple[SweepBlock, ...]
 
 
 class Grid:
-    """Every combination of the axes' values.
+    """Every combination of the axes' values, by field (`axes.axis`), for some variants (`variant_names`).
 
     What changes the graph comes first: arguments of the scenario in the order of `ARGUMENTS`, then settings as given.
     Batch, prompt and answer follow, and hardware figures as given; the last axis varies fastest.
-
-    Parameters
-    ----------
-    axes
-        Values by field, see `axes.axis`.
-    variants
-        Residual wirings; ``"hybrid-ladder:8:32:x2"`` stands for several.
 
     Raises
     ------

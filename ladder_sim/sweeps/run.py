@@ -114,7 +114,7 @@ def run_to_file(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Predict every point of a grid, and write each chunk as it comes.
+    """Predict every point of a grid, and write each chunk as it comes; returns how many points have figures.
 
     Parameters
     ----------
@@ -128,11 +128,6 @@ def run_to_file(
         Keep what an interrupted run of the same sweep has left.
     progress
         Called after each chunk.
-
-    Returns
-    -------
-    int
-        Points that have figures.
 
     Raises
     ------

@@ -13,9 +13,9 @@ from ladder_sim.costs.collectives.formulas import (
     LL_BYTES,
     NVLS_NODE_S,
     across_nodes_s,
+    host_ring_s,
     nvls_in_nodes,
     rail_bytes,
-    through_host_s,
 )
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged, extended
 from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
@@ -200,7 +200,7 @@ class AcrossNodes:
         if self._ranks == 1:
             return np.zeros_like(message)
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(_stages(kind), message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
+        return host_ring_s(message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share, _stages(kind))
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:

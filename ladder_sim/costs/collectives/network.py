@@ -9,7 +9,7 @@ import numpy as np
 
 from ladder_sim.costs.collectives.across_nodes import AcrossNodes
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
-from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, through_host_s
+from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, host_ring_s
 from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, of_each, unmeasured
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
@@ -314,7 +314,7 @@ class Network:
 
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(kind, message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
+        return host_ring_s(message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share, kind)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:

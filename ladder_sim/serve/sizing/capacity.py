@@ -98,20 +98,16 @@ def check_rate(traffic: Traffic) -> None:
 
 
 class Search:
-    """The limits of one variant on one plan.
+    """The limits of one variant on one plan, and the fewest replicas that keep a promise.
 
     Parameters
     ----------
-    service
-        Of one replica.
-    variant
-        Canonical name.
+    service, variant
+        Of one replica; canonical name.
     traffic
         Requests at a rate; other rates bring the same ones, closer together or further apart.
     promise
-        To be kept, by a queue that does not grow without end.
-    seeds
-        The number of replicas keeps the promise on average over so many.
+        To be kept, by a queue that does not grow without end: on average over `seeds`.
     points
         Simulations that are known; others are added.
     watch
