@@ -219,7 +219,7 @@ def context_counts(prompt: Counts, gen: Counts) -> Counts:
 
 
 def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
-    """Contexts of requests that all take `count` of them, and the decode steps each stands for: shape (requests, count).
+    """Contexts of requests that all take `count` of them, and the decode steps each stands for, (requests, count).
 
     In short answers the same context may come several times.
     """
