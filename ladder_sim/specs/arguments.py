@@ -104,6 +104,7 @@ def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
     return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
 
 
+# what is rarely changed has no flag
 _rare = partial(Argument, has_flag=False)
 # name, type or catalog, default, where a scenario holds it, panel, help
 _TABLE = (

@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.specs.answers import answer, same_size
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
 from ladder_sim.specs.former import check_stack_keys
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import AllReduceRule, GpuLimits, OwnAllReduce, StackSpec
+from ladder_sim.specs.values import answer, same_size
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
 from ladder_sim.system.schema import KEY, Schema
