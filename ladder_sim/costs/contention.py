@@ -43,8 +43,8 @@ BLOCK_BYTES, MAX_BLOCKS = 8192.0, 36.0
 MULTIMEM_BLOCKS = 8.0
 # SMs of DeepEP's kernels by themselves (DeepEP, deep_ep/buffer.py, Buffer.num_sms)
 DEEPEP_SMS = 20.0
-# memory traffic of kernels for experts for each byte: tokens are read once, and written once where their experts are
-DISPATCH_TRAFFIC = 2.0
+# memory traffic of a copy for each byte, and of tokens on their way to experts: read once, written once
+COPY_TRAFFIC = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +186,6 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
     if ("dispatch", algorithm) in DISPATCHES:
-        return message_bytes * DISPATCH_TRAFFIC
+        return message_bytes * COPY_TRAFFIC
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
     return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)

@@ -29,7 +29,7 @@ from ladder_sim.graph.shapes import (
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
+from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, TensorCores
 
 Kind = Literal[
     "gemm",
@@ -64,9 +64,6 @@ ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
 
 # kernels of the experts of one layer: tokens sorted by expert, gate and up, activation, down, sum
 MOE_KERNELS = 5
-
-# width of the blocks in which fp8 weights share a scale
-FP8_BLOCK = 128
 
 # formats that tables of GEMMs and experts come in, and types of the KV cache that those of attention come in
 GEMM_FORMATS: Mapping[str, Format] = {each.name: each for each in FORMATS.values() if not each.quantizes}

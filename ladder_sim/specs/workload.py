@@ -31,6 +31,8 @@ class Format:
     """A kernel of its own finds the scales of each input at run time and quantises it; else the op before it does."""
 
 
+# width of the blocks of weights, and of the runs of inputs, that share a scale in fp8 (DeepSeek-V3, arXiv 2412.19437)
+FP8_BLOCK = 128
 _BF16 = Format(name="bf16", weight_bytes=2, activation_bytes=2, tensor_cores="bf16")
 FORMATS: Mapping[DType, Format] = MappingProxyType(
     {
@@ -41,9 +43,9 @@ FORMATS: Mapping[DType, Format] = MappingProxyType(
         "fp8": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8"),
         # scales of the inputs, for each tensor or token, found at run time; the GEMM is the same
         "fp8-dynamic": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8", quantizes=True),
-        # a 32-bit scale for each 128 x 128 weights and for each 128 inputs of a token (DeepSeek-V3, arXiv 2412.19437)
+        # a 32-bit scale for each block of weights and for each run of inputs of a token
         "fp8-block": Format(
-            name="fp8-block", weight_bytes=1 + 4 / 128**2, activation_bytes=1 + 4 / 128, tensor_cores="fp8"
+            name="fp8-block", weight_bytes=1 + 4 / FP8_BLOCK**2, activation_bytes=1 + 4 / FP8_BLOCK, tensor_cores="fp8"
         ),
         # 4 bits, and an 8-bit scale for each 16 elements (NVIDIA, "Introducing NVFP4", 2025)
         "nvfp4": Format(name="nvfp4", weight_bytes=0.5 + 1 / 16, activation_bytes=0.5 + 1 / 16, tensor_cores="fp4"),

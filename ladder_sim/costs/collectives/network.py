@@ -11,6 +11,7 @@ from ladder_sim.costs.collectives.across_nodes import AcrossNodes
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
 from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, host_ring_s
 from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, of_each, unmeasured
+from ladder_sim.costs.contention import COPY_TRAFFIC
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -35,8 +36,6 @@ ODD = 5.0
 
 # engines' own kernels that they take by size where no rule of theirs is known: about the fastest
 CUSTOM = ("one-shot", "two-shot")
-# device memory traffic of a copy, bytes for each of a message
-COPY_TRAFFIC = 2.0
 # bytes of a quantised message over those of 16 bits: each 32 values have a scale of 16 bits (QuickReduce)
 QUANTIZED = {"int8": 8.5 / 16.0, "fp8": 8.5 / 16.0, "int4": 4.5 / 16.0}
 # routers that choose among groups of experts keep a token's on at most four nodes (DeepSeek-V3 report, 2.1.2), and so
