@@ -28,7 +28,6 @@ from tools.profiles import parquet
 from tools.profiles.__main__ import main
 from tools.profiles.aiconfigurator import (
     Measurements,
-    left_out_errors,
     make_engine_profile,
     make_profile,
     read_system,
@@ -226,13 +225,8 @@ def test_a_copy_counts_once(measured: Measurements) -> None:
     assert len(distinct(measured.custom["trtllm", 8])) == 1
 
 
-def test_errors_computed_again_from_the_source_equal_the_stored_ones(
-    measured: Measurements, profile: CalibrationProfile
-) -> None:
-    table = profile.gemm["bf16"]
-    again = left_out_errors("gemm", "bf16", table, measured.tables["gemm", "bf16"], profile.reference)
-    assert again == table.left_out
-    assert table.left_out["aggregated"].median < 0.05
+def test_a_table_errs_little_on_what_it_leaves_out(profile: CalibrationProfile) -> None:
+    assert profile.gemm["bf16"].left_out["aggregated"].median < 0.05
 
 
 def test_outlier_is_dropped_only_without_support() -> None:

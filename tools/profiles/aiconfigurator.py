@@ -307,10 +307,10 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> 
         keep=KEEP,
         judge=JUDGE,
     )
-    return replace(table, left_out=left_out_errors(kind, dtype, table, series, reference))
+    return replace(table, left_out=_left_out_errors(kind, dtype, table, series, reference))
 
 
-def left_out_errors(
+def _left_out_errors(
     kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: Gpu
 ) -> dict[str, ErrorStats]:
     """Errors of `table` on the measurements that are not its grid points.
