@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ladder_sim.traces.graph import COLLECTIVES, EARLIER, Collective, Lane
-from ladder_sim.traces.idle import KERNEL_WAIT_S
+from ladder_sim.traces.graph import COLLECTIVES, EARLIER, KERNEL_WAIT_S, Collective, Lane
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.kinds import EMULATED, collective_kind, kernel_kind
 from ladder_sim.traces.kineto.modules import Scopes
