@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,11 @@ ROUNDED_S = 2e-9
 # a century: clocks count from 1970
 LONG_S = 100 * 365.25 * 86400
 _LONG_US = LONG_S * 1e6
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("double", "long", "int64", "float64"), 8),
+    **dict.fromkeys(("float", "int", "int32", "float32"), 4),
+    **dict.fromkeys(("half", "bfloat16", "float16", "short", "c10::half", "c10::bfloat16"), 2),
+}
 # ranks of a run
 _MAX_RANKS = 1_000_000
 # key of a parsed document: how many events of each category were dropped
@@ -277,3 +283,25 @@ class Clock:
         """Position of the step at this time; `ALONE` outside all of them."""
         index = bisect_right(self._starts_s, time_s + ROUNDED_S) - 1
         return index if index >= 0 and time_s < self._ends_s[index] else ALONE
+
+
+def element_bytes(dtype: str) -> int:
+    """Size of an element by PyTorch's name of its type; 1 for an unknown name."""
+    return _ELEMENT_BYTES.get(dtype.lower(), 1)
+
+
+def tensor_bytes(args: Mapping[str, Any], tensors: int | None = None) -> float:
+    """Size of an operator's first tensors, or of all, if shapes were recorded; 0 for lists of tensors.
+
+    Examples
+    --------
+    >>> tensor_bytes({"Input Dims": [[], [4, 8], [2]], "Input type": ["", "c10::BFloat16", "float"]}, 1)
+    64.0
+    """
+    sizes = []
+    for shape, dtype in zip(args.get("Input Dims", []), args.get("Input type", []), strict=False):
+        if not all(isinstance(width, int) for width in shape):
+            return 0.0
+        if shape:
+            sizes.append(float(prod(shape)) * element_bytes(str(dtype)))
+    return sum(sizes[:tensors])
