@@ -122,7 +122,7 @@ def test_nine_tenths_of_a_sample_lie_inside() -> None:
         sample = SHIPPED / name
         tpot, _ = summary(compare_servings(read_servings(sample.read_bytes(), sample.name)))
         assert tpot is not None
-        assert 0.85 <= tpot.inside_90 <= 1.0
+        assert 0.85 <= tpot.inside <= 1.0
         assert tpot.half_width < half_width
 
 
