@@ -88,29 +88,10 @@ def simulated_options(
     price: float | None,
     workers: int,
 ) -> tuple[list[Option], list[Unfit]]:
-    """Simulate plans with every number of requests that leaves no group without one.
+    """Simulate plans with every number of requests of all replicas together that leaves no group without one.
 
-    Parameters
-    ----------
-    base
-        Everything else.
-    plans
-        To be simulated.
-    loads
-        Numbers of requests, of all replicas together.
-    variants
-        Residual wirings.
-    profile
-        As in `ladder_sim.prediction.predict`.
-    price
-        US dollars of one GPU for an hour; None: options have no price.
-    workers
-        Processes, if there are enough plans for them.
-
-    Returns
-    -------
-    tuple
-        Options in the order of the plans, and plans that cannot run, the closest to fit first.
+    Returns options in the order of the plans, and plans that cannot run, the closest to fit first. `price` is US
+    dollars of one GPU for an hour; several processes work if there are enough plans for them.
     """
     # replicas exchange nothing: each is a plan of its own for its part of the requests
     several: dict[Plan, list[tuple[Plan, int, int]]] = defaultdict(list)

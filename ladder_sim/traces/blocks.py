@@ -84,13 +84,7 @@ def cover(graph: TraceGraph) -> Cover:
 
 
 def find_passes(graph: TraceGraph) -> list[Pass]:
-    """Every forward pass in the standard wiring, rank by rank.
-
-    Raises
-    ------
-    UsageError
-        There is no such pass.
-    """
+    """Every forward pass in the standard wiring, rank by rank; an error if there is none."""
     passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
         if any(op.kind == WHOLE_GRAPH for op in graph.ops):

@@ -60,13 +60,7 @@ class Passes(NamedTuple):
 def predicted_passes(
     scenario: Scenario, phase: Phase, variants: Sequence[str], costs: CostModel, *, engine: Engine = "fast"
 ) -> dict[str, Passes]:
-    """Simulate the passes of a phase for several wirings.
-
-    Raises
-    ------
-    UsageError
-        The answer has one token, so that no step decodes.
-    """
+    """Simulate the passes of a phase for several wirings."""
     workload = scenario.workload
     if phase == "prefill":
         prefills = {
@@ -133,21 +127,8 @@ def rewired_as_predicted(
 ) -> dict[str, VariantTime]:
     """Lay out a predicted run's passes in other wirings, as long as the ops of the run take.
 
-    Parameters
-    ----------
-    run
-        With an origin; its ops may take other times than were predicted.
-    variants
-        Canonical names.
-    stream_wait_s
-        Time that a stream takes to wait for another; None: the stack's.
-    contention
-        Whether ops that overlap slow each other.
-
-    Raises
-    ------
-    UsageError
-        This version predicts other ops for the run's scenario, or the run has jitter.
+    They may take other times than were predicted. Parameters are those of
+    `ladder_sim.traces.wirings.predict_variants`.
     """
     origin = run.origin
     assert origin is not None

@@ -65,11 +65,6 @@ def _split_norms(graph: TraceGraph) -> TraceGraph:
     """Let every norm in an all-reduce be a kernel of its own, as wirings need it that move the all-reduce.
 
     It takes as long as the trace's own norms; the rest of the fused kernel is the all-reduce.
-
-    Raises
-    ------
-    UsageError
-        The trace has no norm of its own.
     """
     fused = sum(op.kind == "all_reduce_norm" for op in graph.ops)
     if not fused:

@@ -19,20 +19,8 @@ from ladder_sim.traces.graph import HOST_KINDS, REDUCES, SCOPE_SEPARATOR, TraceG
 def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:
     """Let ops take `factor` times as long.
 
-    Parameters
-    ----------
-    graph
-        The run.
-    what
-        A kind, such as ``"gemm"``, a pattern of names, such as ``"*flash*"``, or of modules and ranges around the
-        launch, such as ``"MLP_*"``.
-    factor
-        0 or more.
-
-    Raises
-    ------
-    UsageError
-        The factor is not valid, or no op has this kind or name.
+    `what` is a kind, such as ``"gemm"``, a pattern of names, such as ``"*flash*"``, or of modules and ranges around the
+    launch, such as ``"MLP_*"``.
     """
     if not 0.0 <= factor < float("inf"):
         raise UsageError(f"scale {what}={factor}: the factor must be 0 or more", hint="for example gemm=0.5")
@@ -57,11 +45,6 @@ def with_all_reduce_times(
     """Let every all-reduce take `seconds(message_bytes)`; `all_reduce_seconds` gives those of another interconnect.
 
     `message_bytes` is the size of those whose size is not recorded.
-
-    Raises
-    ------
-    UsageError
-        The trace has no all-reduces, or not their sizes.
     """
     sizes = {
         index: (op.collective.message_bytes if op.collective is not None else 0.0) or message_bytes

@@ -128,11 +128,6 @@ def _with_waits_as_work(step: TraceGraph) -> TraceGraph:
     With the traces of all ranks a collective starts when the last of them is ready. A rank alone shows only its own
     arrival: its collectives last longer by their waits for the slowest rank. What one takes beyond the shortest like it
     was such a wait, in which the slowest rank still worked: as work of the block ahead it stays in every wiring.
-
-    Raises
-    ------
-    UsageError
-        It has no forward pass in the standard wiring.
     """
     shortest_s: dict[tuple[str, str, Collective | None], float] = {}
     for op in filter(_is_lone, step.ops):

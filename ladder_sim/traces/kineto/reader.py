@@ -156,11 +156,6 @@ def read_document(path: Path) -> dict[str, Any]:
     """Parse a trace. In ``traceEvents`` each event that is kept becomes an `Event`, each other one None.
 
     Some other JSON may come back, too: `is_trace`.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, is cut off, or is not JSON.
     """
     text = read_trace(path)
     dropped: Counter[str] = Counter()
