@@ -61,21 +61,14 @@ def with_all_reduce_times(
 
 def with_gaps(graph: TraceGraph) -> TraceGraph:
     """Keep the time between kernels of one launch (a CUDA graph): the device is not ready earlier."""
-    gaps_s = graph_gaps_s(graph)
-    ops = (replace(op, lead_s=op.lead_s + gaps_s.get(index, 0.0)) for index, op in enumerate(graph.ops))
-    return replace(graph, ops=tuple(ops))
-
-
-def graph_gaps_s(graph: TraceGraph) -> dict[int, float]:
-    """Idle time of the stream before each op that the launch of the op before it enqueued, too."""
-    gaps_s = {}
+    ops = list(graph.ops)
     for index, before in graph.before_on_lane().items():
         op, ahead = graph.ops[index], graph.ops[before]
         if graph.lanes[op.lane].device and not set(graph.launches(op)).isdisjoint(ahead.after):
             ready_s = max([ahead.end_s, *(graph.ops[awaited].end_s for awaited in op.after)])
-            if op.start_s - op.lead_s > ready_s:
-                gaps_s[index] = op.start_s - op.lead_s - ready_s
-    return gaps_s
+            gap_s = op.start_s - op.lead_s - ready_s
+            ops[index] = replace(op, lead_s=op.lead_s + max(0.0, gap_s))
+    return replace(graph, ops=tuple(ops))
 
 
 def all_reduce_seconds(scenario: Scenario) -> Callable[[float], float]:

@@ -102,7 +102,7 @@ def _compare_group(
     # the load in the middle stands for the intervals of all
     middle = sorted(rows, key=lambda row: row.concurrency)[len(rows) // 2]
     try:
-        scenario = setup.scenario(middle.concurrency, middle.prompt, middle.gen)
+        scenario = middle.scenario()
     except InfeasibleError as error:
         note = f"not predicted: {error.message}"
         return [ServingComparison(serving=row, ttft=None, tpot=None, note=note) for row in rows]

@@ -117,6 +117,10 @@ class Serving:
     left_out: str = ""
     """Why it is not predicted, as far as its campaign is known."""
 
+    def scenario(self) -> Scenario:
+        """What was served, with this load."""
+        return self.setup.scenario(self.concurrency, self.prompt, self.gen)
+
     def __str__(self) -> str:
         setup = self.setup
         where = f"{setup.model}, {setup.dtype}, {setup.plan} on {setup.cluster}, {setup.stack}"
@@ -234,7 +238,7 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
     if serving.left_out:
         return
     try:
-        scenario = serving.setup.scenario(serving.concurrency, serving.prompt, serving.gen)
+        scenario = serving.scenario()
     except InfeasibleError:
         # reported by the comparison
         return

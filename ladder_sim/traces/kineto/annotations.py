@@ -24,8 +24,8 @@ _SHOWN = 8
 def step_marks(file: KinetoFile, pattern: str | None) -> list[Mark]:
     """The steps of a file: from each annotation whose name matches `pattern` to the next.
 
-    The last step ends with its annotation, or after the usual time between two. Without a pattern it is one of `_KNOWN`;
-    one that matches nothing is an error.
+    The last step ends with its annotation, or after the usual time between two. Without a pattern it is one of
+    `_KNOWN`; a pattern that matches nothing is an error.
     """
     for chosen in _KNOWN if pattern is None else (pattern,):
         marks = list(_outermost(file, chosen))
