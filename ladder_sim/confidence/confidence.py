@@ -21,8 +21,7 @@ from ladder_sim.confidence.runs import (
     most_alike,
     parts_alike,
 )
-from ladder_sim.confidence.unchecked import by_own_algorithms, by_unchecked
-from ladder_sim.confidence.widths import Widths, by_op, by_servings
+from ladder_sim.confidence.widths import Widths, by_op, by_own_algorithms, by_servings, by_unchecked
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import Collective, Lane
 from ladder_sim.traces.kineto.annotations import Scopes
-from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
+from ladder_sim.traces.kineto.draft import MIN_SILENCE_S, Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
 from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile, by_thread, in_order, read_trace, tensor_bytes
 
@@ -38,8 +38,6 @@ _FUNCTIONAL = "_c10d_functional"
 _FUNCTIONAL_WAIT = f"{_FUNCTIONAL}::wait_tensor"
 _SHARED_MEMORY = "::shm_"
 _FUNCTION = "Record function id"
-# a shorter silence of a thread is its own work
-_MIN_SILENCE_S = 50e-6
 # of an execution trace's tensor: its id, storage id, offset, elements, bytes per element, device
 _TENSOR_FIELDS = 6
 _LINK = "link:"
@@ -293,7 +291,7 @@ class _Thread:
 
     def _behind_silence(self, until_s: float) -> list[_Running]:
         """The collective that the thread was silent for: most of the silence is before its end."""
-        if self.cpu.storages_read or until_s - self.end_s < _MIN_SILENCE_S:
+        if self.cpu.storages_read or until_s - self.end_s < MIN_SILENCE_S:
             return []
         middle_s = (self.end_s + until_s) / 2.0
         plain = (running for running in self.running if not running.functional)

@@ -25,8 +25,7 @@ from ladder_sim.traces.kineto.reader import (
     element_bytes,
     tensor_bytes,
 )
-from ladder_sim.traces.kineto.threads import hand_over
-from ladder_sim.traces.kineto.waits import Call, Issues, Waits, blocks
+from ladder_sim.traces.kineto.waits import Call, Issues, Waits, blocks, hand_over
 from ladder_sim.units import format_seconds
 
 
