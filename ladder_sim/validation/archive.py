@@ -116,13 +116,7 @@ def is_archive(path: Path) -> bool:
 
 
 def read_archive(path: Path) -> Archive:
-    """Read an archive and predict its runs again.
-
-    Raises
-    ------
-    LadderSimError
-        It is no archive, or damaged.
-    """
+    """Read an archive and predict its runs again; an error if it is none, or damaged."""
     with _unpacked(path) as folder:
         if not (folder / PREDICTED).exists():
             raise UsageError(

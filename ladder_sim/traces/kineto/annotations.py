@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import SCOPE_SEPARATOR
-from ladder_sim.traces.kineto.reader import MODULE_FRAME, MODULES, Event, KinetoFile, Mark, in_order
+from ladder_sim.traces.kineto.reader import MODULE_FRAME, MODULES, Event, KinetoFile, in_order
 
 # in turn: `torch.profiler.profile.step`, vLLM's model runner, TensorRT-LLM's executor
 _KNOWN = ("ProfilerStep*", "execute_context_*", "[[]Executor[]] _forward_step*")
@@ -21,7 +21,7 @@ _KNOWN = ("ProfilerStep*", "execute_context_*", "[[]Executor[]] _forward_step*")
 _SHOWN = 8
 
 
-def step_marks(file: KinetoFile, pattern: str | None) -> list[Mark]:
+def step_marks(file: KinetoFile, pattern: str | None) -> list[Event]:
     """The steps of a file: from each annotation whose name matches `pattern` to the next.
 
     The last step ends with its annotation, or after the usual time between two. Without a pattern it is one of
@@ -41,16 +41,16 @@ def step_marks(file: KinetoFile, pattern: str | None) -> list[Mark]:
     return []
 
 
-def _outermost(file: KinetoFile, pattern: str) -> Iterator[Mark]:
+def _outermost(file: KinetoFile, pattern: str) -> Iterator[Event]:
     """Annotations with such a name that are in no other of them."""
     end_us = float("-inf")
     for event in file.events["user_annotation"]:
         if event.start_us >= end_us and fnmatch.fnmatchcase(event.name, pattern):
             end_us = event.end_us
-            yield Mark(event.name, event.start_us, event.end_us)
+            yield event
 
 
-def _periods(marks: list[Mark]) -> Iterator[Mark]:
+def _periods(marks: list[Event]) -> Iterator[Event]:
     """Marks that last until the next, with names of their own."""
     names, numbers = Counter(mark.name for mark in marks), Counter[str]()
     periods_us = [later.start_us - mark.start_us for mark, later in pairwise(marks)]
@@ -58,7 +58,7 @@ def _periods(marks: list[Mark]) -> Iterator[Mark]:
     for mark, end_us in zip(marks, [later.start_us for later in marks[1:]] + [last_us], strict=True):
         numbers[mark.name] += 1
         name = mark.name if names[mark.name] == 1 else f"{mark.name} #{numbers[mark.name]}"
-        yield Mark(name, mark.start_us, end_us)
+        yield mark._replace(name=name, end_us=end_us)
 
 
 class Scopes:

@@ -100,14 +100,6 @@ def by_thread(events: Iterable[Event], rank: int) -> Iterator[tuple[Lane, list[E
         yield Lane(name=f"thread {thread}", rank=rank, device=False), own
 
 
-class Mark(NamedTuple):
-    """A step of the run, as an annotation marks it."""
-
-    name: str
-    start_us: float
-    end_us: float
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class KinetoFile:
     """The events of one process, usually those of a file."""
@@ -118,8 +110,8 @@ class KinetoFile:
     """By category, in order of time."""
     name: str = ""
     """Of the file."""
-    marks: Sequence[Mark] = ()
-    """The steps (`marks.py`)."""
+    marks: Sequence[Event] = ()
+    """Annotations of its steps, each until the next."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of events by category that were not kept."""
     notes: Sequence[str] = ()
