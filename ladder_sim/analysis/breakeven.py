@@ -243,7 +243,7 @@ def _close_in(speedup: _Speedup, target: float, bracket: tuple[float, float], *,
         between, left_is_above = range(int(left) + 1, int(right)), excess(left) > 0
         speedups = zip(between, speedup.at(between), strict=True) if between else ()
         # NaN where a degree cannot run
-        past = (value for value, here in speedups if not np.isnan(here) and (here > target) is not left_is_above)
+        past = (value for value, here in speedups if not np.isnan(here) and (here > target) != left_is_above)
         return next(past, right)
     if excess(left) * excess(right) > 0:
         # a single value may be rounded otherwise than in the scan
