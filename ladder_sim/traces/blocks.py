@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.graph import EARLIER, HOST_KINDS, REDUCES, WHOLE_GRAPH, TraceGraph, TraceOp
+from ladder_sim.traces.graph import DRAWN, EARLIER, HOST_KINDS, REDUCES, WHOLE_GRAPH, TraceGraph, TraceOp
 
 # ops that may differ between equal blocks
 _IGNORED = HOST_KINDS | {EARLIER, "sync", "memcpy", "memset"}
@@ -91,6 +91,11 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
             raise UsageError(
                 "no transformer blocks found: the CUDA graphs were recorded without their kernels",
                 hint="record with nsys profile --cuda-graph-trace=node",
+            )
+        if DRAWN in graph.notes:
+            raise UsageError(
+                f"no transformer blocks found: the trace is {DRAWN}",
+                hint="export it with --variant standard, or without --set jitter",
             )
         count = sum(op.kind in REDUCES for op in graph.ops)
         scatters = any(op.kind == "reduce_scatter" for op in graph.ops)

@@ -27,6 +27,8 @@ _LAYER = re.compile(r"layers?[._]?\d+")
 # a shorter gap between two kernels is the device's own. Holistic Trace Analysis 0.5,
 # `get_idle_time_breakdown(consecutive_kernel_delay=30)`: documented as nanoseconds, but compared with microseconds
 KERNEL_WAIT_S = 30e-6
+# note of a prediction that holds a draw of jitter: it is rewired like a recording, from standard alone
+DRAWN = "one draw of jitter in another wiring than standard"
 # between the names of a scope
 SCOPE_SEPARATOR = "/"
 # group of an op without peers; step of an op outside all steps
@@ -117,8 +119,6 @@ class Origin:
     """Name or path of the calibration profile that was asked for; None: the cluster's own."""
     step: int = ALONE
     """Position of the step to which the run was cut; ALONE: the run holds every step."""
-    jitter: float = 0.0
-    """Scatter of the times of ops between ranks, of which the run is one draw; 0: every rank takes the same times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

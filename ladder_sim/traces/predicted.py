@@ -24,7 +24,7 @@ from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, sim
 from ladder_sim.simulate.ranks import Jitter, replicate_of_every_layer
 from ladder_sim.simulate.request import NO_JITTER, decode_contexts
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.traces.graph import ALONE, REDUCES, Collective, Origin, TraceGraph, TraceOp
+from ladder_sim.traces.graph import ALONE, DRAWN, REDUCES, Collective, Origin, TraceGraph, TraceOp
 from ladder_sim.traces.replay import StepError, from_timeline
 from ladder_sim.traces.summary import RankSummary, VariantTime
 
@@ -118,8 +118,9 @@ def predicted_run(
     costs, _, uneven = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=jitter, seed=seed)
     passes = predicted_passes(scenario, phase, [scenario.variant], costs, engine=engine)[scenario.variant]
     graph = _joined(_graphs(passes, scenario, engine, uneven), passes)
-    origin = Origin(scenario=scenario, phase=phase, weights=passes.weights, profile=profile, jitter=float(uneven.sigma))
-    return replace(graph, origin=origin)
+    if uneven.sigma:
+        return graph if scenario.variant == "standard" else replace(graph, notes=(DRAWN,))
+    return replace(graph, origin=Origin(scenario=scenario, phase=phase, weights=passes.weights, profile=profile))
 
 
 def rewired_as_predicted(
@@ -132,11 +133,6 @@ def rewired_as_predicted(
     """
     origin = run.origin
     assert origin is not None
-    if origin.jitter:
-        raise UsageError(
-            "the trace is one draw of jitter on every rank: it says nothing about other wirings",
-            hint="export it again without --set jitter",
-        )
     own = origin.scenario.variant
     costs, _, _ = simulation_inputs(origin.scenario, origin.profile, ignore_memory=True, jitter=0.0, seed=0)
     recorded = _RecordedCosts(run, origin, costs, stream_wait_s, contention)
