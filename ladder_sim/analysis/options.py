@@ -92,8 +92,8 @@ def simulated_options(
         several[alone] += [(plan, load, -(-load // plan.dp)) for load in loads if load >= plan.groups]
     replicas: list[_Replica] = []
     for alone, points in several.items():
-        requests = sorted({part for _, _, part in points})
-        replicas.append((at_load(base, alone, requests[-1]), requests))
+        parts = sorted({part for _, _, part in points})
+        replicas.append((at_load(base, alone, parts[-1]), parts))
     times_of = partial(_times, variants=variants, profile=profile)
     executor = serial if min(workers, len(replicas) // FEW_REPLICAS) < 2 else Processes(workers)
     options: list[Option] = []
