@@ -25,12 +25,12 @@ from ladder_sim.specs.values import real, whole
 from ladder_sim.system.files import read_bytes
 from ladder_sim.system.schema import Schema
 from ladder_sim.units import quoted
-from ladder_sim.validation.runs import bootstrap
+from ladder_sim.validation.runs import QUANTITIES, bootstrap
 
 PREDICTED, FAILURES = "predicted.json", "failures.json"
 SCHEMA = Schema()
 # of a run: seconds, and standard's time for a request over the variant's
-FIGURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speedup"}
+FIGURES = {name: text for name, text in QUANTITIES.items() if name != "request_s"}
 # repeats from which a median has a 95 % interval: that of five may lie outside of them all more often than that
 MIN_REPEATS = 6
 # of a file that is read; captures of runs may be larger, and are not
