@@ -40,8 +40,15 @@ from ladder_sim.validation.compare import (
     unseen,
     validate,
 )
-from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MAX_DISAGREEMENT, Dataset, read_dataset
-from ladder_sim.validation.splits import PROTOCOLS, split
+from ladder_sim.validation.dataset import (
+    COLUMNS,
+    DEFAULT_DATASET,
+    DEFAULTS,
+    MAX_DISAGREEMENT,
+    PROTOCOLS,
+    Dataset,
+    read_dataset,
+)
 
 # how many of the largest errors the page explains
 _LARGEST = 3
@@ -236,12 +243,12 @@ def _figures() -> str:
 def _protocols(data: Dataset) -> str:
     rows = []
     for name, protocol in PROTOCOLS.items():
-        parts = split(data.measurements, protocol)
+        fitted = sum(map(protocol.fits, data.measurements))
         given = f"{', '.join(protocol.variants)} at TP {' and '.join(map(str, protocol.tps))}"
-        rows.append((name, given, str(len(parts.fit)), str(len(parts.test))))
+        rows.append((name, given, str(fitted), str(len(data.measurements) - fitted)))
     return (
-        "## What a calibration may see\n\nThe rules are data in `ladder_sim/validation/splits.py`. A fit gets the rows "
-        "in the third\ncolumn and no others (`ladder-sim calibrate fit-stack --protocol B`).\n\n"
+        "## What a calibration may see\n\nThe rules are data in `ladder_sim/validation/dataset.py`. A fit gets the "
+        "rows in the third\ncolumn and no others (`ladder-sim calibrate fit-stack --protocol B`).\n\n"
         + table(("protocol", "may be fitted", "rows", "test rows"), rows)
     )
 

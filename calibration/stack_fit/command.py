@@ -13,8 +13,7 @@ from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import show
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder
-from ladder_sim.validation.dataset import read_dataset
-from ladder_sim.validation.splits import PROTOCOLS, split
+from ladder_sim.validation.dataset import PROTOCOLS, read_dataset
 
 
 def add_to(commands: Any) -> None:
@@ -41,7 +40,7 @@ def _fit_stack(options: argparse.Namespace) -> None:
     data = read_dataset(options.runs)
     runs = data.measurements
     if options.protocol:
-        runs = split(runs, PROTOCOLS[options.protocol]).fit
+        runs = tuple(filter(PROTOCOLS[options.protocol].fits, runs))
     draws, seed = whole(options.draws, "--draws", 2, 100_000), whole(options.seed, "--seed", 0, 2**32 - 1)
     fit = fit_stack(
         runs,

@@ -240,19 +240,11 @@ def _close_in(speedup: _Speedup, target: float, bracket: tuple[float, float], *,
         return float(speedup.at([value])[0]) - target
 
     if whole:
-        above = excess(left) > 0
-        between: Sequence[int] = range(int(left) + 1, int(right))
-        while between:
-            middle = len(between) // 2
-            here = excess(between[middle])
-            if np.isnan(here):
-                # the bracket holds few values that cannot run: degrees between those that can
-                between = [*between[:middle], *between[middle + 1 :]]
-            elif (here > 0) == above:
-                between = between[middle + 1 :]
-            else:
-                right, between = between[middle], between[:middle]
-        return right
+        between, left_is_above = range(int(left) + 1, int(right)), excess(left) > 0
+        speedups = zip(between, speedup.at(between), strict=True) if between else ()
+        # NaN where a degree cannot run
+        past = (value for value, here in speedups if not np.isnan(here) and (here > target) != left_is_above)
+        return next(past, right)
     if excess(left) * excess(right) > 0:
         # a single value may be rounded otherwise than in the scan
         return min(bracket, key=lambda value: abs(excess(value)))

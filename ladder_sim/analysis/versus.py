@@ -6,9 +6,10 @@ overlap all the same.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
@@ -22,10 +23,14 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
+from ladder_sim.specs.unused import used_settings
 
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
@@ -226,9 +231,9 @@ class Versus:
 
     @property
     def notes(self) -> Notes:
-        """What the reader should know about the predictions."""
+        """What the reader should know about the predictions; what holds without techniques is about all of them."""
         confidences = {" + ".join(option.changes) or "none": option.confidence for option in self.options.values()}
-        return Notes(confidences=confidences)
+        return Notes(confidences=confidences, about=self.plain.confidence.warnings)
 
 
 @typed()
@@ -364,3 +369,44 @@ def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple
         retrained=prediction.variant not in (own, BOUND),
         changes=changes,
     )
+
+
+def fleets_of(
+    result: Versus,
+    traffic: Traffic,
+    promise: Promise,
+    *,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+    **how: Any,
+) -> dict[str, Fleet]:
+    """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
+
+    Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
+    about how much there is.
+    """
+    fleets: dict[str, Fleet] = {}
+    before = 0
+    for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
+        scenario = _under_load(option.scenario)
+        done = 0
+
+        def seen(points: int, total: int, before: int = before, left: int = left) -> None:
+            nonlocal done
+            done = points
+            watch(before + points, before + left * total)
+
+        variant = option.prediction.variant
+        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
+        fleets[option.name] = answer.variants[variant]
+        before += done
+    return fleets
+
+
+def notes_of(result: Versus) -> Notes:
+    """What the reader should know about a comparison with fleets: these use settings that a static batch does not."""
+    return replace(result.notes, used=used_settings(_under_load(result.scenario)))
+
+
+def _under_load(scenario: Scenario) -> Scenario:
+    """Of requests that come at any time."""
+    return replace(scenario, workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

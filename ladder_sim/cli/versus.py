@@ -66,8 +66,8 @@ def versus(
     ] = None,
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
+    from ladder_sim.analysis.versus import fleets_of, notes_of
     from ladder_sim.analysis.versus import versus as compare
-    from ladder_sim.analysis.versus_load import fleets_of, notes_of
     from ladder_sim.analysis.winners import winners
     from ladder_sim.report.documents.versus import versus_document
     from ladder_sim.report.figures.versus import versus_figure, winners_figure

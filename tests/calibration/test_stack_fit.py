@@ -21,8 +21,7 @@ from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.validation.compare import unseen, validate
-from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
-from ladder_sim.validation.splits import PROTOCOLS, split
+from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from tests.conftest import REPO
 from tests.support.commands import run
 
@@ -147,7 +146,7 @@ def test_errors_that_runs_share_cost_less_than_their_own(base: CalibrationProfil
 def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base: CalibrationProfile) -> None:
     """The figures shipped are where the fit to exactly these rows stops: any other row would move them."""
     stack_fit = fitted(load_profile(SHIPPED[protocol]))
-    rows = split(read_dataset().measurements, PROTOCOLS[protocol]).fit
+    rows = tuple(filter(PROTOCOLS[protocol].fits, read_dataset().measurements))
     assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-70b", protocol, len(rows))
     scenarios = [row.configuration.scenario() for row in rows]
     assert {stack_fit.allreduce} == {each.stack.allreduce for each in scenarios}
@@ -168,7 +167,7 @@ def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base
 @pytest.mark.parametrize("level", ["protocol-a", "protocol-b"])
 def test_unseen_rows_are_those_that_the_protocol_keeps_back(level: str) -> None:
     data = read_dataset()
-    kept = split(data.measurements, PROTOCOLS[level[-1].upper()]).test
+    kept = tuple(row for row in data.measurements if not PROTOCOLS[level[-1].upper()].fits(row))
     assert tuple(one.measurement for one in unseen(validate(data, level)[level])) == kept  # type: ignore[arg-type]
 
 

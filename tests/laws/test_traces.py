@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
 from ladder_sim.traces import perfetto
-from ladder_sim.traces.idle import KERNEL_WAIT_S
+from ladder_sim.traces.graph import KERNEL_WAIT_S
 from ladder_sim.traces.load import load
 from ladder_sim.traces.predicted import predicted_run
 from ladder_sim.traces.replay import MAX_ERROR, replay

@@ -140,6 +140,9 @@ def test_a_prefill_and_a_draw_on_every_rank(tmp_path: Path) -> None:
     drawn = predicted_run(scenario, "decode", jitter=0.05)
     assert drawn.ranks == [0, 1]
     assert drawn.origin is None
+    assert predict_variants(choose_step(drawn, None), ["ladder"])["ladder"].speedup > 1.0
+    with pytest.raises(UsageError, match="the trace is one draw of jitter in another wiring than standard"):
+        predict_variants(predicted_run(replace(scenario, variant="ladder"), "decode", jitter=0.05), ["standard"])
     with pytest.raises(UsageError, match="an answer of 1 token has no decode step"):
         predicted_run(Scenario.of(model="8b", tp=2, gen=1), "decode")
 

@@ -52,7 +52,7 @@ def test_an_inferencex_row_says_what_served_it() -> None:
     assert abs(served.figures["tpot_mean_s"].error) < 0.1
     assert "unknown system 'mi300x'" in unknown.note
     assert "speculative decoding" in drafts.note
-    assert summarize_loads((served, unknown, drafts))["tpot_mean_s"].n == 1
+    assert summarize_loads((served, unknown, drafts))["tpot_mean_s"].rows == 1
 
 
 def of_row(tmp_path: Path, fields: dict[str, object], **given: object) -> Scenario:

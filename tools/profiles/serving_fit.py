@@ -18,7 +18,7 @@ from rich.text import Text
 
 from calibration.stack_fit.unseen import conformal
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.confidence.unchecked import UNCHECKED
+from ladder_sim.confidence.widths import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError, exit_code

@@ -25,7 +25,7 @@ from ladder_sim.validation.compare import (
 )
 from ladder_sim.validation.dataset import Configuration, Dataset
 from ladder_sim.validation.load import LoadComparison, summarize_loads
-from ladder_sim.validation.serving import REPEATS, ErrorSummary, ServingComparison, summarize_servings, summary
+from ladder_sim.validation.serving import REPEATS, ServingComparison, summarize_servings, summary
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
@@ -120,9 +120,8 @@ def loads_report(name: str, comparisons: Sequence[LoadComparison]) -> Renderable
     if len(timed) > 1:
         if len(timed) > _SHOWN_LOADS:
             parts += [Text(), Text(f"{len(timed) - _SHOWN_LOADS} further loads: --json and --csv have them")]
-        rows = [
-            (_title(figure), str(errors.n), *_error_cells(errors)) for figure, errors in summarize_loads(timed).items()
-        ]
+        errors = summarize_loads(timed).items()
+        rows = [(_title(figure), str(each.rows), *_error_cells(each)) for figure, each in errors]
         columns = ("figure", "loads", "mean", "median", "bias", "inside", "half-width")
         parts += [Text(), Text("errors of all loads"), table(columns, rows)]
     notes = Counter(each.note for each in comparisons if each.note)
@@ -157,19 +156,19 @@ def _title(name: str) -> str:
     return rates.get(name, f"{metric.upper()} {statistic}")
 
 
-def _serving_cells(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> tuple[str, ...]:
-    rows = str(max(each.n if each else 0 for each in pair))
+def _serving_cells(pair: tuple[ErrorStats | None, ErrorStats | None]) -> tuple[str, ...]:
+    rows = str(max(each.rows if each else 0 for each in pair))
     return rows, *(cell for each in pair for cell in _error_cells(each))
 
 
-def _error_cells(errors: ErrorSummary | None) -> tuple[str, ...]:
+def _error_cells(errors: ErrorStats | None) -> tuple[str, ...]:
     if errors is None:
         return ("-",) * 5
     return (
-        f"{errors.mean_abs_error:.1%}",
-        f"{errors.median_abs_error:.1%}",
+        f"{errors.mean_error:.1%}",
+        f"{errors.median_error:.1%}",
         f"{errors.bias:+.1%}",
-        f"{errors.inside_90:.0%}",
+        f"{errors.inside:.0%}",
         f"{errors.half_width:.1%}",
     )
 
