@@ -1,6 +1,5 @@
 """Command line of calibration: ``python -m calibration run ...``, ``fit ...``, ``import ...`` and so on."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -13,8 +12,7 @@ from calibration.measure import command as measure_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
 from ladder_sim.system.arguments import Parser
-from ladder_sim.system.processes import end_with_parent, reserve_stdout
-from runtime.comm.launch import report_error
+from runtime.comm.launch import end_with, report_error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,11 +56,4 @@ def argument_parser() -> Parser:
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    if "RANK" in os.environ:
-        reserve_stdout()
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # a process group with a rank missing would wait in its destructor
-    os._exit(code)
+    end_with(main)

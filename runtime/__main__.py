@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ladder_sim.errors import LadderSimError, UsageError, discard_output, exit_code
-from ladder_sim.system.processes import end_with_parent, reserve_stdout
-from runtime.comm.launch import launch, report_error
+from runtime.comm.launch import end_with, launch, report_error
 from runtime.options import GONE, argument_parser
 
 
@@ -49,11 +48,4 @@ def _emulates(arguments: argparse.Namespace) -> bool:
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    if "RANK" in os.environ:
-        reserve_stdout()
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # a process group with a rank missing would wait in its destructor
-    os._exit(code)
+    end_with(lambda: main(sys.argv[1:]))

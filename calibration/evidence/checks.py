@@ -4,19 +4,17 @@ What a CPU can show of it is in the tests: launches, streams and waits of a fake
 `test_streams.py`).
 """
 
-import json
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from calibration.fit.samples import SampleStore
-from ladder_sim.errors import LadderSimError
+from ladder_sim.errors import LadderSimError, RankError
 from ladder_sim.traces.graph import REDUCES, TraceGraph
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
-from runtime.comm.launch import launch
+from runtime.comm.launch import on_ranks
 from runtime.config import AllReduce
 
 # kernels of a layer of a replayed decode step, at most, by stack: what torch.compile would not fuse, or combo_kernels
@@ -71,14 +69,15 @@ def of_device(name: str = "cuda") -> Iterator[Check]:
 
 def of_ranks(ranks: int, kinds: Sequence[AllReduce] = get_args(AllReduce)) -> Iterator[Check]:
     """Of ranks with real links between them: that with every kind of all-reduce they compute what one does alone."""
+    from calibration.measure.graphs import equal_by
+
     for kind in kinds:
         name = f"tokens of {ranks} ranks, all-reduces by {kind}"
-        with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
-            result = Path(folder, "tokens.json")
-            if launch([kind, str(result)], ranks, "calibration.measure.together"):
-                yield Check(name, False, "it ended with an error")
-                continue
-            equal, tokens = json.loads(result.read_text("utf-8"))
+        try:
+            equal, tokens = on_ranks(ranks, equal_by, kind)
+        except RankError:
+            yield Check(name, False, "it ended with an error")
+            continue
         yield Check(name, equal == tokens, f"{equal} of {tokens} tokens are those of one rank")
 
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
 from runtime.assemble import assemble, device_of
 from runtime.comm.base import Alone, Communicator
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.comm.process_group import Degrees
+from runtime.comm.rendezvous import CommConfig, Place, connect
+from runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import DEVICES
 from runtime.model.wiring import lay_out
 
@@ -44,6 +46,11 @@ def equal_together(comm: Communicator) -> tuple[int, int]:
         _tokens(shape, EngineConfig(attention="math"), each, TOGETHER, **how) for each in (Alone(), comm)
     )
     return int((alone == together).sum()), alone.numel()
+
+
+def equal_by(kind: AllReduce) -> tuple[int, int]:
+    """`equal_together` of the ranks of which this process is one, with a kind of all-reduce."""
+    return equal_together(connect(CommConfig(allreduce=kind), Degrees(Place.from_environment().size)))
 
 
 def _tokens(
