@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
 from runtime.assemble import assemble, device_of
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Communicator
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
 from runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
@@ -29,8 +29,8 @@ def equal_tokens(device: str) -> tuple[int, int]:
     """How many tokens of replayed steps are those of eager ones, and how many there are."""
     where = {"device": torch.device(device), "dtype": torch.bfloat16}
     recorded = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs="on")
-    eager = _tokens(TINY_MODEL, EngineConfig(), Alone(), ["ladder"], **where)
-    replayed = _tokens(TINY_MODEL, EngineConfig(), Alone(), ["ladder"], execution=recorded, **where)
+    eager = _tokens(TINY_MODEL, EngineConfig(), Communicator(), ["ladder"], **where)
+    replayed = _tokens(TINY_MODEL, EngineConfig(), Communicator(), ["ladder"], execution=recorded, **where)
     return int((eager == replayed).sum()), eager.numel()
 
 
@@ -43,7 +43,7 @@ def equal_together(comm: Communicator) -> tuple[int, int]:
     recorded = ExecutionConfig(cuda_graphs="auto", prefill_cuda_graphs="auto")
     how = {"device": device_of(comm), "dtype": torch.float32, "execution": recorded}
     alone, together = (
-        _tokens(shape, EngineConfig(attention="math"), each, TOGETHER, **how) for each in (Alone(), comm)
+        _tokens(shape, EngineConfig(attention="math"), each, TOGETHER, **how) for each in (Communicator(), comm)
     )
     return int((alone == together).sum()), alone.numel()
 

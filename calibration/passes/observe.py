@@ -33,7 +33,7 @@ from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.launch import on_ranks
 from runtime.comm.process_group import Degrees
@@ -102,7 +102,7 @@ def observe(experiment: Experiment) -> Observations | None:
     """
     tp, links = experiment.scenario.plan.tp, experiment.links
     if links.backend == "emulate":
-        return _observe(experiment, Alone(tp))
+        return _observe(experiment, Communicator(tp))
     if "RANK" in os.environ:
         comm = connect(links, Degrees(tp))
         observed = _observe(experiment, comm)

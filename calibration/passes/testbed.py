@@ -20,7 +20,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from runtime.assemble import assemble
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.kinds import Experts, Latent
 from runtime.model.wiring import Wiring, lay_out
@@ -70,11 +70,11 @@ class Testbed:
 
     def compute_only(self) -> Times:
         """Time one request without communication."""
-        return self.request("upper-bound", Alone(self.comm.size))
+        return self.request("upper-bound", Communicator(self.comm.size))
 
     def kernels(self, scenario: Scenario) -> Mapping[Phase, list[tuple[OpKey, float]]]:
         """Time every kernel of a request of a scenario without communication."""
-        wiring = self._set_up(scenario, Alone(self.comm.size))
+        wiring = self._set_up(scenario, Communicator(self.comm.size))
         self.comm.barrier()
         return {
             phase: [
@@ -97,7 +97,7 @@ class Testbed:
         """
         phase_s = self.compute_only()[PHASES.index(phase)]
         scenario = scenario_of(self.scenario, "upper-bound")
-        wiring = self._set_up(scenario, Alone(self.comm.size))
+        wiring = self._set_up(scenario, Communicator(self.comm.size))
         # decode steps go on from a prefill
         self._generator.prefill(wiring)
         passes = self._passes(wiring, phase)

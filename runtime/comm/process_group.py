@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from runtime.comm.base import DONE, ONE_GROUP, ONE_STAGE, Exchange, Handle, Mark, Pipeline, Times
+from runtime.comm.base import DONE, ONE_GROUP, ONE_STAGE, Communicator, Exchange, Handle, Mark, Pipeline, Times
 from runtime.comm.streams import SideStream
 
 _Options = TypeVar("_Options", bound=Any)
@@ -24,7 +24,7 @@ _Options = TypeVar("_Options", bound=Any)
 Reduction = Callable[[Tensor], bool]
 
 
-class ProcessGroup:
+class ProcessGroup(Communicator):
     """A `torch.distributed` process group.
 
     Parameters
@@ -58,15 +58,14 @@ class ProcessGroup:
         stream: SideStream | None = None,
         reduction: Reduction = lambda x: False,
     ) -> None:
-        self.name, self.rank, self.size = name, group.rank(), group.size()
+        super().__init__(group.size(), pipeline, RowExchange(exchange) if exchange else ONE_GROUP)
+        self.name, self.rank = name, group.rank()
         # collectives so far, without those in graphs
         self.issued = 0
         # graphs that were started and have ended, and what says whether each of the others has, the oldest first
         self._ended = 0
         self._running: deque[Callable[[], bool]] = deque()
-        self.pipeline = pipeline
         self._others = exchange
-        self.exchange: Exchange = RowExchange(exchange) if exchange else ONE_GROUP
         self._group, self._on_failure, self._settings = group, on_failure, settings or {}
         self._stream, self._reduction = stream, reduction
 
@@ -83,14 +82,12 @@ class ProcessGroup:
         return gathered
 
     def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
-        """Start to gather every rank's `x`, one after the other."""
         every, options = x.new_empty((self.size * x.shape[0], *x.shape[1:])), self._on_stream(AllgatherOptions())
         return every, self._start(
             lambda: self._group._allgather_base(every, x.contiguous(), options), blocking=blocking
         )
 
     def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
-        """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
         part, options = x.new_empty((len(x) // self.size, *x.shape[1:])), self._on_stream(dist.ReduceScatterOptions())
         return part, self._start(
             lambda: self._group._reduce_scatter_base(part, x.contiguous(), options), blocking=blocking
@@ -165,7 +162,7 @@ class ProcessGroup:
         return DONE if work is None else _Work(work, self._on_failure, on_cpu=self.name == "gloo")
 
 
-class _Work:
+class _Work(Handle):
     def __init__(self, work: dist.Work, on_failure: Callable[[RuntimeError], Exception], *, on_cpu: bool) -> None:
         self._work, self._on_failure, self._on_cpu = work, on_failure, on_cpu
 
@@ -181,12 +178,12 @@ class _Work:
             self._work.get_future().add_done_callback(lambda _: sink(time.perf_counter()))
 
 
-class RowExchange:
+class RowExchange(Exchange):
     """An exchange over a group of the ranks at one position of every group, in the order of the groups."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.rank, self.size = group.rank, group.size
-        self._group = group
+        super().__init__(group.size)
+        self.rank, self._group = group.rank, group
 
     def all_gather(self, *tensors: Tensor) -> list[Tensor]:
         started = [self._group.gather_rows(x, blocking=True) for x in tensors]
@@ -201,7 +198,7 @@ class RowExchange:
         return self._group.swap_rows(x, sent, received)
 
 
-class Stages:
+class Stages(Pipeline):
     """A pipeline over the ranks that hold the same part of each stage, in the order of the stages.
 
     Parameters
@@ -214,7 +211,7 @@ class Stages:
     """
 
     def __init__(self, group: ProcessGroup, tokens: ProcessGroup) -> None:
-        self.stage, self.stages = group.rank, group.size
+        super().__init__(group.rank, group.size)
         self._group, self._tokens = group, tokens
         # under way, with the tensors that must not be freed before they have left
         self._sent: list[tuple[Handle, Tensor]] = []

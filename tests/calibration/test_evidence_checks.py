@@ -111,12 +111,12 @@ def test_graphs_are_seen_to_end_and_compute_what_eager_steps_do(monkeypatch: pyt
 def test_ranks_that_do_not_sum_are_seen(tmp_path: Path) -> None:
     """Two that do compute what one does, in every wiring."""
     from calibration.measure.graphs import equal_together
-    from runtime.comm.base import Alone
+    from runtime.comm.base import Communicator
     from tests.support.ranks import on_ranks
 
     for equal, tokens in on_ranks(2, tmp_path, equal_together):
         assert equal == tokens == 2 * 9 * 3
-    equal, tokens = equal_together(Alone(2))
+    equal, tokens = equal_together(Communicator(2))
     assert equal < tokens
 
 

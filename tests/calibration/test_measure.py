@@ -39,7 +39,7 @@ from ladder_sim.graph.build import build
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
-from runtime.comm.base import Alone
+from runtime.comm.base import Communicator
 from runtime.device import DEVICES, Cpu
 from runtime.model import kernels
 from tests.conftest import REPO
@@ -442,7 +442,7 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
 def test_kernels_add_up_to_their_pass() -> None:
     small = {"model.layers": "2", "model.vocab": "512"}
     scenario = Scenario.of(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
-    testbed = Testbed(scenario, Alone(8))
+    testbed = Testbed(scenario, Communicator(8))
     testbed.compute_only()
     adds: tuple[ResidualAdd, ...] = ("fused", "apart")
     for add in adds:

@@ -16,7 +16,7 @@ from ladder_sim.cli.run import _resolve
 from ladder_sim.errors import InfeasibleError, UsageError, install_command
 from runtime.bench import _Sample, bench
 from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone, Handle
+from runtime.comm.base import Communicator, Handle
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import CommConfig
 from runtime.comm.table import LatencyTable
@@ -114,7 +114,7 @@ def test_ladder_computes_under_its_messages_and_standard_does_not(model: Path, v
     """The product's claim, by the order of events: GEMMs between the issue of each message and the wait for it."""
     order: list[tuple[str, int]] = []
 
-    class Link(Alone):
+    class Link(Communicator):
         def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
             order.append(("issue", sum(event == "issue" for event, _ in order)))
             return Message(order[-1][1])

@@ -21,7 +21,7 @@ from ladder_sim.errors import UsageError
 from runtime.checkpoint.convert import convert, hybrid
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.tensors import tensor_shapes
-from runtime.comm.base import Alone
+from runtime.comm.base import Communicator
 from runtime.config import ModelConfig
 from runtime.fields import read_object
 from runtime.model.wiring import lay_out
@@ -105,7 +105,7 @@ def test_a_hybrid_is_the_equations_over_the_same_weights(saved: Saved, tmp_path:
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "llamaLadder", "ladder_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    model, weights = model_of(tmp_path, Alone(), prefill_logits="all"), load_file(folder / "model.safetensors")
+    model, weights = model_of(tmp_path, Communicator(), prefill_logits="all"), load_file(folder / "model.safetensors")
     assert model.config.variant == "hybrid-ladder:2"
     ids = torch.tensor([PROMPTS[0]])
     with torch.inference_mode():
@@ -127,7 +127,7 @@ def test_transformers_runs_a_hybrid_s_code(
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     shape, ids = ModelConfig.from_file(folder), torch.tensor([PROMPTS[0]])
     logits = model(ids).logits
-    ours = model_of(folder, Alone(), prefill_logits="all")
+    ours = model_of(folder, Communicator(), prefill_logits="all")
     wiring = lay_out(shape.variant, 4, shape.ladder_layers)
     with torch.inference_mode():
         torch.testing.assert_close(logits, ours(ids, wiring), atol=1e-5, rtol=1e-5)
@@ -176,7 +176,7 @@ def test_half_precision_is_widened_exactly(saved: Saved, tmp_path: Path, dtype: 
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((saved.root / "llama" / "config.json").read_bytes())
     assert Checkpoint.open(tmp_path).dtype == name
-    model = model_of(tmp_path, Alone())
+    model = model_of(tmp_path, Communicator())
     assert torch.equal(model.embedding_VD, tensors["model.embed_tokens.weight"].float())
     assert torch.equal(model.layers[3].mlp.down.weight_NF, tensors["model.layers.3.mlp.down_proj.weight"].float())
 

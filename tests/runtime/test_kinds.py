@@ -8,7 +8,7 @@ import torch
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from runtime.checkpoint.tensors import tensor_shapes
-from runtime.comm.base import Alone
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.kinds import Experts, Latent, Yarn
 from runtime.memory import Workload, check_fits
@@ -163,7 +163,7 @@ def test_the_cache_of_latent_attention_is_a_latent_vector_and_a_key() -> None:
     """On every rank the whole of it."""
     shape = ModelConfig.from_hf({**V3, "num_hidden_layers": 4})
     with torch.device("meta"):
-        cache = Decoder(shape, EngineConfig(ep=8), Alone(8), positions=10).cache(batch=3)
+        cache = Decoder(shape, EngineConfig(ep=8), Communicator(8), positions=10).cache(batch=3)
     assert cache.shape == (4, 3, 10, 512 + 64)
 
 
@@ -171,7 +171,7 @@ def test_the_cache_of_latent_attention_is_a_latent_vector_and_a_key() -> None:
 def test_ranks_hold_equal_parts_of_the_experts(tp: int, ep: int) -> None:
     shape = ModelConfig.from_hf({**V3, "num_hidden_layers": 4})
     with torch.device("meta"):
-        layer = Decoder(shape, EngineConfig(ep=ep), Alone(tp), positions=1).layers[3]
+        layer = Decoder(shape, EngineConfig(ep=ep), Communicator(tp), positions=1).layers[3]
     assert layer.experts is not None
     assert layer.experts.up_LND.shape == (256 // ep, 2 * 2048 * ep // tp, 7168)
     assert layer.experts.down_LDI.shape == (256 // ep, 7168, 2048 * ep // tp)
@@ -220,6 +220,6 @@ def test_what_a_model_with_experts_needs() -> None:
     """All experts count, not those that one token passes."""
     shape = ModelConfig.from_hf(MIXTRAL)
     work = Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
-    check_fits(shape, EngineConfig(), work, Alone(), 100e9)
+    check_fits(shape, EngineConfig(), work, Communicator(), 100e9)
     with pytest.raises(InfeasibleError, match=r"93\.\d GB needed per rank"):
-        check_fits(shape, EngineConfig(), work, Alone(), 90e9)
+        check_fits(shape, EngineConfig(), work, Communicator(), 90e9)

@@ -70,7 +70,7 @@ class Watched(TorchDispatchMode):
         number, self.started = self.started, self.started + 1
         watched = self
 
-        class Noted:
+        class Noted(Handle):
             def wait(self) -> None:
                 watched.waits.setdefault(number, len(watched.entries))
                 handle.wait()
