@@ -4,8 +4,7 @@
                   attention, shard
     comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat
     checkpoint/   Hugging Face's files: files, tensors, weights, convert, tokenizer
-    config        shape of a model, engine options; its parts that are not Llama's in kinds, read with fields and
-                  model_types
+    config        shape of a model, engine options; its parts that are not Llama's in kinds
     options       of `python -m runtime`
     commands      what it does:
         bench     every wiring measured, with trace for PyTorch's profiler
@@ -20,6 +19,6 @@
     environment   machine and versions, for results
 
 Imports torch and the standard library (safetensors and tokenizers inside functions), and of this
-project only `ladder_sim.errors`, `.system` and `.units`. It reads and writes files: a config.json or a checkpoint, a
+project only `ladder_sim.errors`, `.system`, `.units` and `.specs`. It reads and writes files: a config.json or a checkpoint, a
 table of all-reduce latencies, prompts; results as JSON, traces.
 """

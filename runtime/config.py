@@ -1,17 +1,19 @@
 """What is run: the shape of a decoder, from a Hugging Face config.json, and how its forward pass is executed."""
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.specs.hf_config import read_config, read_wiring
+from ladder_sim.specs.hf_layers import read_ladder_layers
+from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
+from ladder_sim.specs.hf_types import LATENT_TYPES
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.units import parse_quantity
-from runtime.fields import field, number, read_object, size
-from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_scaling
-from runtime.model_types import EXPERTS, LATENT, NULLABLE, TYPES, UNSUPPORTED
+from runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
 
 Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
@@ -22,6 +24,17 @@ Wish = Literal["off", "auto", "on"]
 Phase = Literal["prefill", "decode"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
+# types whose blocks compute otherwise, in ways that predictions need not know
+UNSUPPORTED: Mapping[str, str] = {
+    **dict.fromkeys(("qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
+    **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
+    "olmo3": "rotary wavelengths that differ between layers",
+    **dict.fromkeys(("exaone4", "smollm3"), "layers without rotary positions"),
+    "glm4": "norms before and behind the blocks",
+    **dict.fromkeys(("cohere", "cohere2"), "attention and MLP side by side"),
+    **dict.fromkeys(("glm4_moe", "gpt_oss", "minimax_m2", "llama4_text"), "experts of another kind"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +87,8 @@ class ModelConfig:
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     variant: str = "standard"
     """The wiring in the config itself."""
-    max_positions: int = 0
-    """Longest context of the training, tokens; 0: unknown."""
+    max_positions: int = MAXIMA["max_positions"]
+    """Longest context of the training, tokens."""
     sliding_window: int = 0
     """Tokens that some or all layers attend to; 0: all of them."""
     window_layers: tuple[int, ...] = ()
@@ -84,80 +97,68 @@ class ModelConfig:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Read a config.json, or the one in a directory."""
-        file = path / "config.json" if path.is_dir() else path
-        try:
-            return cls.from_hf(read_object(file, what="a model's config.json"))
-        except UsageError as error:
-            raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
+        return cls.from_hf(read_config(path), source=str(path / "config.json" if path.is_dir() else path))
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Self:
-        """Translate a parsed config.json; defaults are those of its type and of Hugging Face's LlamaConfig.
-
-        ``"gated_mlp": false`` is an MLP without a gate.
+    def from_hf(cls, config: Mapping[str, object], *, source: str = "config.json") -> Self:
+        """Translate a parsed config.json, read as for predictions; errors name `source`.
 
         Raises
         ------
         UsageError
             A field is missing or impossible, or the blocks are not implemented.
         """
-        kind = field(config, "model_type", str, "llama")
+        reader = ConfigReader(config, source).decoder()
+        kind, given = reader.model_type(), dict(config)
         if kind in UNSUPPORTED:
             raise UsageError(
-                f"model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
+                f"{source}: model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
                 hint='for timing alone, write "model_type": "llama"',
             )
-        given = {key: value for key, value in config.items() if value is not None or key in NULLABLE}
-        config = {**TYPES.get(kind, {}), **given}
-        layers = size(config, "num_hidden_layers")
-        latent, experts = Latent.from_hf(config), Experts.from_hf(config, layers_count=layers)
-        for part, fields in ((latent, LATENT), (experts, EXPERTS)):
-            if part is None and kind in fields:
-                # a file that leaves it out would be read as another model
-                size(config, fields[kind])
-        if kind not in TYPES and (latent or experts):
-            parts = "experts" if experts else "latent attention"
+        # biases of latent attention, which predictions do not know
+        biased = kind in LATENT_TYPES and reader.flag("attention_bias")
+        spec = ModelSpec.from_hf(given | {"attention_bias": False} if biased else given, name=source, source=source)
+        return cls.of(spec, numbers_of(reader), biased=biased)
+
+    @classmethod
+    def of(cls, spec: ModelSpec, reader: ConfigReader | None = None, *, biased: bool = False) -> Self:
+        """The shape of a spec, with the numbers in its config; by default Llama's, which take as long as any others.
+
+        Raises
+        ------
+        UsageError
+            The model has parts that are not implemented.
+        """
+        parts = {
+            "norms both before and behind its blocks": spec.block_norms == "both",
+            "attention sinks": spec.attention_sinks,
+            "norms without weights": spec.qk_norm == "weightless",
+        }
+        if others := [part for part, there in parts.items() if there]:
             raise UsageError(
-                f"model_type '{kind}' has {parts} that are not known here",
-                hint=f"implemented are those of {', '.join(TYPES)}",
+                f"{spec.name} has {' and '.join(others)}, which real passes do not run", hint="choose another --model"
             )
-        hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-        # each head of latent attention makes its own keys and values
-        kv_heads = heads if latent else size(config, "num_key_value_heads", heads)
-        if heads % kv_heads:
-            raise UsageError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
-        attention_bias = field(config, "attention_bias", bool, False)
-        variant, ladder_layers = wiring_in(config, layers)
-        rope, max_positions = rope_fields(config), field(config, "max_position_embeddings", int, 0)
-        return cls(
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=size(config, "qk_nope_head_dim") + latent.rope_dim
-            if latent
-            else size(config, "head_dim", hidden // heads),
-            intermediate=size(config, "intermediate_size"),
-            vocab=size(config, "vocab_size"),
-            norm_eps=number(config, "rms_norm_eps", 1e-6),
-            rope_theta=number(rope, "rope_theta", 10000.0),
-            rope_scaling=rope_scaling(rope, max_positions),
-            qk_norm=field(config, "use_qk_norm", bool, False),
-            joint_qk_norm=field(config, "joint_qk_norm", bool, False),
-            norms_behind=field(config, "norms_behind", bool, False),
-            latent=latent,
-            experts=experts,
-            gated_mlp=field(config, "gated_mlp", bool, True),
-            activation=field(config, "hidden_act", str, "silu"),
-            tied_embeddings=field(config, "tie_word_embeddings", bool, False),
-            qkv_bias=attention_bias,
-            out_bias=field(config, "attention_out_bias", bool, attention_bias),
-            mlp_bias=field(config, "mlp_bias", bool, False),
-            ladder_layers=ladder_layers,
-            variant=variant,
-            max_positions=max_positions,
-            **_windows(config, layers),
-        )
+        reader = reader or ConfigReader({}, spec.name)
+        rope, latent = rope_fields(reader), Latent.of(spec, reader)
+        same = {field.name: getattr(spec, field.name) for field in fields(cls) if hasattr(spec, field.name)}
+        if latent:
+            # each head makes its own keys and values
+            same |= {"kv_heads": spec.heads, "head_dim": spec.nope_head_dim + spec.rope_head_dim}
+        own = {
+            "norm_eps": number(reader, "rms_norm_eps", 1e-6),
+            "rope_theta": number(rope, "rope_theta", 10000.0),
+            "rope_scaling": rope_scaling(rope, spec.max_positions),
+            "activation": reader.config.get("hidden_act", "silu"),
+            "qk_norm": spec.qk_norm != "none",
+            "joint_qk_norm": spec.qk_norm == "all",
+            "norms_behind": spec.block_norms == "behind",
+            "qkv_bias": spec.qkv_bias or biased,
+            "out_bias": spec.out_bias or biased,
+            "latent": latent,
+            "experts": Experts.of(spec, reader),
+            "variant": _own_variant(spec.wiring, spec.ladder_layers, spec.layers),
+        }
+        return cls(**same | own)
 
     def experts_of(self, layer: int) -> Experts | None:
         """The routed experts of a layer; None: it has an MLP alone."""
@@ -172,15 +173,10 @@ class ModelConfig:
         """Tokens that a layer attends to; 0: all."""
         return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
 
-    @property
-    def longest_context(self) -> float:
-        """Tokens of the longest context of the training."""
-        return self.max_positions or math.inf
-
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""
-        if tokens > self.longest_context:
-            raise UsageError(f"{tokens} tokens: the model's longest context is {self.longest_context}", hint=hint)
+        if tokens > self.max_positions:
+            raise UsageError(f"{tokens} tokens: the model's longest context is {self.max_positions}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
         """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
@@ -351,43 +347,16 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
 
 
-def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
-    """The sliding window, and the layers that use it: by their types, or in a pattern from some layer on."""
-    window = field(config, "sliding_window", int, 0)
-    kinds = field(config, "layer_types", list, [])
-    if kinds and len(kinds) != layers:
-        raise UsageError(f"layer_types has {len(kinds)} entries: must be {layers}, one for each layer")
-    if kinds:
-        windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-    else:
-        used, first = field(config, "use_sliding_window", bool, True), field(config, "max_window_layers", int, 0)
-        # all but one layer of each period; without one all
-        period = size(config, "sliding_window_pattern", layers + 1)
-        full = 0 if field(config, "full_attention_first", bool, False) else period - 1
-        windowed = tuple(layer for layer in range(first, layers) if used and layer % period != full)
-    if window < 1 or not windowed:
-        return {}
-    return {"sliding_window": window, "window_layers": () if len(windowed) == layers else windowed}
-
-
 def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:
     """The variant that a config.json says (`ladder_sim_wiring`, `model_type: llamaLadder`), and its ladder layers.
 
     `ladder_layers` are numbers, or a count of those next to the LM head; a config that says nothing has none.
     """
-    named = field(config, "ladder_sim_wiring", str, "")
-    if config.get("model_type") != "llamaLadder":
-        return named or "standard", ()
-    if named:
-        raise UsageError(
-            f"ladder_sim_wiring is {named!r}: a llamaLadder has its ladder_layers", hint="drop one of both"
-        )
-    value = config.get("ladder_layers") or 0
-    numbers = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
-    if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
-        raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
-    ladder_layers = tuple(sorted(set(numbers)))
+    reader = ConfigReader(config, "config.json")
+    ladder_layers = read_ladder_layers(reader, layers)
+    return _own_variant(read_wiring(reader), ladder_layers, layers), ladder_layers
+
+
+def _own_variant(wiring: str, ladder_layers: tuple[int, ...], layers: int) -> str:
     count = len(ladder_layers)
-    if count in (0, layers):
-        return "ladder" if count else "standard", ladder_layers
-    return f"hybrid-ladder:{count}", ladder_layers
+    return (wiring or "standard") if not count else "ladder" if count == layers else f"hybrid-ladder:{count}"

@@ -130,7 +130,7 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
         if not prompt or max(prompt) >= shape.vocab:
             raise UsageError(f"prompt {prompt}: must be tokens from 0 to {shape.vocab - 1}, one or more")
     longest = max(map(len, prompts))
-    gen = config.gen or max(1, int(min(_GEN, shape.longest_context - longest)))
+    gen = config.gen or max(1, min(_GEN, shape.max_positions - longest))
     hint = f"the longest prompt has {longest}: shorten it, or give a smaller --gen"
     shape.check_context(longest + gen, hint=hint)
     return CompletionInput(checkpoint, wiring, prompts, gen, end_tokens(config.model))

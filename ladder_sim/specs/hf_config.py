@@ -110,7 +110,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         block_norms=_block_norms(reader),
         attention_sinks=reader.flag("attention_sinks"),
         ladder_layers=read_ladder_layers(reader, layers),
-        wiring=_wiring(reader),
+        wiring=read_wiring(reader),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS)),
         weights_dtype=quantization.dtype,
@@ -122,7 +122,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
     )
 
 
-def _wiring(reader: ConfigReader) -> str:
+def read_wiring(reader: ConfigReader) -> str:
     """A field of this project: published wirings other than llamaLadder's have none that is known."""
     value = reader.config.get("ladder_sim_wiring", "")
     if not isinstance(value, str):

@@ -12,20 +12,22 @@ def read_experts(reader: ConfigReader, layers: int) -> dict[str, Any]:
     names = EXPERTS.get(reader.model_type())
     if names is None:
         return {}
-    experts = reader.size(names.routed, MAXIMA["experts"])
+    # files of transformers 5 call them all as Mixtral's do
+    routed = next((key for key in (names.routed, *EXPERT_COUNTS) if reader.config.get(key)), names.routed)
+    experts = reader.size(routed, MAXIMA["experts"])
     for other in EXPERT_COUNTS:
-        _agree(reader, other, names.routed, experts)
+        _agree(reader, other, routed, experts)
     per_token = reader.size("num_experts_per_tok", MAXIMA["experts"])
     _agree(reader, "experts_per_token", "num_experts_per_tok", per_token)
     if per_token > experts:
         raise reader.error(
             "num_experts_per_tok",
-            f"must be at most {names.routed}, {experts}",
+            f"must be at most {routed}, {experts}",
             "a token is sent to different experts; correct either field",
         )
     groups = reader.size("n_group", MAXIMA["experts"], default=1)
     if experts % groups:
-        raise reader.error("n_group", f"must divide {names.routed}, {experts}", "correct either field")
+        raise reader.error("n_group", f"must divide {routed}, {experts}", "correct either field")
     width = reader.size(names.width, MAXIMA["intermediate"])
     shared = width * reader.size("n_shared_experts", MAXIMA["experts"], default=0, minimum=0)
     return {

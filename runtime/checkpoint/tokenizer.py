@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
-from runtime.checkpoint.files import CONFIG
+from runtime.checkpoint.files import CONFIG, read_object
 from runtime.config import ModelConfig
-from runtime.fields import read_object
 
 if TYPE_CHECKING:
     import tokenizers

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torch
 
 # fields of the config.json files on Hugging Face that say what a model is
 MIXTRAL: dict[str, Any] = {
+    "max_position_embeddings": 32768,
     "model_type": "mixtral",
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -31,6 +32,7 @@ MIXTRAL: dict[str, Any] = {
     "vocab_size": 32000,
 }
 QWEN3: dict[str, Any] = {
+    "max_position_embeddings": 40960,
     "model_type": "qwen3_moe",
     "decoder_sparse_step": 1,
     "head_dim": 128,
@@ -47,6 +49,7 @@ QWEN3: dict[str, Any] = {
     "vocab_size": 151936,
 }
 V2_LITE: dict[str, Any] = {
+    "max_position_embeddings": 163840,
     "model_type": "deepseek_v2",
     "first_k_dense_replace": 1,
     "hidden_size": 2048,
@@ -180,18 +183,18 @@ def test_ranks_hold_equal_parts_of_the_experts(tp: int, ep: int) -> None:
 @pytest.mark.parametrize(
     ("config", "change", "part"),
     [
-        (QWEN3, {"num_local_experts": 64}, "num_local_experts is 64 and num_experts is 128: must be equal"),
-        (QWEN3, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129: a token chooses from 128 experts"),
+        (QWEN3, {"num_local_experts": 64}, "num_local_experts is 64: must be num_experts, 128, which means the same"),
+        (QWEN3, {"num_experts_per_tok": 129}, "num_experts_per_tok is 129: must be at most num_experts, 128"),
         (QWEN3, {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
-        (QWEN3, {"mlp_only_layers": [48]}, "mlp_only_layers is [48]: must be a list of layers from 0 to 47"),
+        (QWEN3, {"mlp_only_layers": [48]}, "mlp_only_layers: a layer is 48: must be a whole number from 0 to 47"),
         (V3, {"n_group": 7}, "n_group is 7: must divide n_routed_experts, 256"),
-        (V3, {"topk_group": 9}, "topk_group is 9: must be at most n_group, 8"),
+        (V3, {"topk_group": 9}, "topk_group is 9: must be a whole number from 1 to 8"),
         (V3, {"n_group": 64, "topk_group": 1}, "a token chooses from 4 experts"),
-        (V3, {"topk_method": "random"}, "topk_method is 'random': only greedy,"),
-        (V3, {"scoring_func": "tanh"}, "scoring_func is 'tanh': only softmax, sigmoid are implemented"),
+        (V3, {"topk_method": "random"}, "unknown topk_method 'random'"),
+        (V3, {"scoring_func": "tanh"}, "unknown scoring_func 'tanh'"),
         (V3, {"v_head_dim": None}, "v_head_dim is missing"),
-        (V3, {"model_type": "deepseek_v32"}, "model_type 'deepseek_v32' has experts that are not known here"),
-        (QWEN3, {"model_type": "olmoe"}, "model_type 'olmoe' has experts that are not known here"),
+        (V3, {"model_type": "deepseek_v32"}, "'deepseek_v32' is not a mixture-of-experts type"),
+        (QWEN3, {"model_type": "olmoe"}, "'olmoe' is not a mixture-of-experts type"),
     ],
 )
 def test_a_config_that_cannot_be(config: dict[str, Any], change: dict[str, Any], part: str) -> None:
