@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ladder_sim.errors import LadderSimError, UsageError, discard_output, exit_code
 from runtime.comm.launch import end_with, launch, report_error
-from runtime.options import GONE, argument_parser
+from runtime.commands import GONE, argument_parser
 
 
 def main(argv: Sequence[str]) -> int:

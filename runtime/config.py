@@ -1,12 +1,16 @@
-"""What is run: the shape of a decoder, from a Hugging Face config.json, and how its forward pass is executed."""
+"""What is run: the shape of a decoder, how its passes are executed, what is measured or continued, over which links.
+
+Imports no torch. The command line has an option for each field but those of a shape, with its docstring as help.
+"""
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import read_config, read_wiring
 from ladder_sim.specs.hf_layers import read_ladder_layers
 from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
@@ -22,8 +26,9 @@ AllReduce = Literal["backend", "one-shot", "multimem"]
 # auto: on a GPU, if nothing prevents it
 Wish = Literal["off", "auto", "on"]
 Phase = Literal["prefill", "decode"]
-# names of `--dtype`
-DTYPES = ("fp32", "bf16", "fp16")
+Backend = Literal["auto", "nccl", "gloo", "emulate", "none"]
+DType = Literal["auto", "fp32", "bf16", "fp16"]
+Count = Annotated[int, Limits(1, 10**12)]
 # types whose blocks compute otherwise, in ways that predictions need not know
 UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
@@ -109,7 +114,9 @@ class ModelConfig:
             A field is missing or impossible, or the blocks are not implemented.
         """
         reader = ConfigReader(config, source).decoder()
-        kind, given = reader.model_type(), dict(config)
+        # a file that is written for a measurement need not say it
+        given = {"max_position_embeddings": MAXIMA["max_positions"], **config}
+        kind = reader.model_type()
         if kind in UNSUPPORTED:
             raise UsageError(
                 f"{source}: model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
@@ -247,14 +254,14 @@ class EngineConfig:
     fused_residual_add: bool = False
     """Blocking wirings add a block's output inside the next norm's kernel."""
     fused_ladder_add: bool = False
-    """The same for ladder's deferred add."""
+    """Ladder adds a block's deferred output inside the next norm's kernel."""
     sharded_lm_head: bool = False
-    """LM head split over the vocabulary, logits gathered; else a replica on every rank."""
+    """Split the LM head over the vocabulary and gather logits, instead of a replica on every rank."""
     sharded_embedding: bool = False
-    """Embedding split over the vocabulary, rows all-reduced; else a replica on every rank."""
+    """Split the embedding over the vocabulary and all-reduce rows, instead of a replica on every rank."""
     prefill_logits: Literal["all", "last"] = "last"
     """Logits of every prompt position, or of the last only."""
-    ep: int = 1
+    ep: Count = 1
     """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
     dispatch: Dispatch = "allgather"
     """How tokens reach the experts of other groups of ranks, with attention-DP."""
@@ -262,7 +269,7 @@ class EngineConfig:
     """`token-split[:K]`: K parts of a pass take turns; `sequence-parallel`: ranks share the tokens of the stream."""
 
     def __post_init__(self) -> None:
-        check_counts(ep=self.ep)
+        check_fields(self)
         for name in self.techniques:
             if not re.fullmatch(r"token-split(:[2-4])?|sequence-parallel", name):
                 raise UsageError(
@@ -302,16 +309,14 @@ class ExecutionConfig:
     """How kernels are launched, as far as the device and the model allow."""
 
     cuda_graphs: Wish = "off"
-    """Replay decode steps as CUDA graphs."""
+    """Replay decode steps as CUDA graphs; auto: on GPUs, if possible."""
     prefill_cuda_graphs: Wish = "off"
-    """Replay the prefill as a CUDA graph."""
+    """Replay the prefill as a CUDA graph; auto: on GPUs, if possible."""
     compile: Wish = "off"
-    """Run blocks through torch.compile."""
+    """Run blocks through torch.compile; auto: on GPUs, if possible."""
 
     def __post_init__(self) -> None:
-        for name, wish in asdict(self).items():
-            if wish not in get_args(Wish):
-                raise UsageError(f"{name} is '{wish}': must be off, auto or on")
+        check_fields(self)
 
     @property
     def recorded(self) -> tuple[Phase, ...]:
@@ -325,26 +330,99 @@ def read_time(text: str, option: str = "--timeout") -> float:
     return parse_quantity(text, "s", name=option, likely=("s", "ms"))
 
 
-def check_counts(minimum: int = 1, **counts: int) -> None:
-    """Raise UsageError if one of these is below the minimum."""
-    for name, count in counts.items():
-        if count < minimum:
-            raise UsageError(f"{name} is {count}: must be {minimum} or more")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommConfig:
+    """How ranks communicate."""
+
+    backend: Backend = "auto"
+    """How ranks communicate; auto: emulate with a table, else NCCL if there are GPUs, else gloo."""
+    table: Path | None = None
+    """All-reduce latencies of an emulated link: CSV or JSON, bytes,seconds."""
+    gloo_threads: Count = 1
+    """1: collectives strictly in turn; 2: gloo's default, two at once."""
+    allreduce: AllReduce = "backend"
+    """Kernel of all-reduces; those in a node's symmetric memory leave large messages to the backend."""
+    timeout_s: Annotated[float, Limits(0, 1e6, above=True, hint="for example --timeout 120s")] = 120.0
+    """Limit of waiting for other ranks."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-def check_groups(batch: int, attention_dp: int) -> None:
-    """Raise UsageError unless every group of ranks gets as many sequences."""
-    if batch % attention_dp:
-        raise UsageError(
-            f"--attention-dp {attention_dp}: must divide the batch, {batch}, of which every group has an equal part",
-            hint=f"give --batch {-(-batch // attention_dp) * attention_dp}",
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """What `bench` measures."""
+
+    model: Path
+    """Decoder to measure: its config.json."""
+    variants: tuple[str, ...]
+    """Wirings; repeatable, commas allowed."""
+    tp: Count = 1
+    """Tensor-parallel degree."""
+    attention_dp: Count = 1
+    """Groups of --tp ranks, each with attention of its own for its share of the batch."""
+    pp: Count = 1
+    """Pipeline stages, of --tp ranks each."""
+    batch: Count = 1
+    """Sequences served together."""
+    prompt: Count = 1024
+    """Tokens of each prompt."""
+    gen: Count = 512
+    """New tokens of each sequence."""
+    dtype: DType = "auto"
+    """Precision of weights and activations; auto: bf16 on GPUs, fp32 on CPUs."""
+    warmups: Annotated[int, Limits(0, 10**12)] = 5
+    """Requests of each variant that do not count, before those that do."""
+    repeats: Count = 10
+    """Requests of each variant that count, at least."""
+    within: Annotated[float | None, Limits(0, 1, above=True, hint="for example 1%")] = None
+    """Go on until 95 % intervals of speedups are at most this wide on each side: 0.01 or 1%."""
+    budget_s: float = 600.0
+    """Limit on going on beyond --repeats."""
+    threads: Count = 1
+    """CPU threads of each rank."""
+    seed: int = 0
+    """Seed of weights and prompts."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batch % self.attention_dp:
+            raise UsageError(
+                f"--attention-dp {self.attention_dp}: must divide the batch, {self.batch}, of which every group has an "
+                "equal part",
+                hint=f"give --batch {-(-self.batch // self.attention_dp) * self.attention_dp}",
+            )
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise UsageError unless it is auto or one of DTYPES."""
-    if dtype not in ("auto", *DTYPES):
-        raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionConfig:
+    """What `complete` continues; all prompts are served together, as one batch."""
+
+    model: Path
+    """Folder of a checkpoint."""
+    prompts: tuple[str, ...] = ()
+    """Prompt in text, for the checkpoint's tokenizer; repeatable."""
+    ids: tuple[tuple[int, ...], ...] = ()
+    """Prompt in numbers of tokens; repeatable."""
+    variant: str = "auto"
+    """Residual wiring; auto: the one in the checkpoint's config."""
+    tp: Count = 1
+    """Tensor-parallel degree."""
+    ep: Count = 1
+    """Parts in which whole experts are distributed over ranks."""
+    pp: Count = 1
+    """Pipeline stages, of --tp ranks each."""
+    gen: Annotated[int | None, Limits(1, 10**12)] = None
+    """New tokens of each prompt at most; by default 512, or as many as the model's context has room for."""
+    dtype: DType = "auto"
+    """Precision of weights and activations; auto: the checkpoint's own."""
+    threads: Count = 1
+    """CPU threads of each rank."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.prompts and not self.ids:
+            raise UsageError("no prompt", hint="give one with --prompt or --tokens")
 
 
 def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:

@@ -96,7 +96,7 @@ def _measure(options: argparse.Namespace) -> int:
     require_torch()
     from calibration.crosscheck.run import cross_check
     from calibration.passes.observe import Experiment
-    from runtime.comm.rendezvous import CommConfig
+    from runtime.config import CommConfig
 
     variants = tuple(options.variant or VARIANTS)
     scenario = Scenario.of(

@@ -12,8 +12,8 @@ from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
 from runtime.assemble import assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, Place, connect
-from runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
+from runtime.comm.rendezvous import Place, connect
+from runtime.config import AllReduce, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import DEVICES
 from runtime.model.wiring import lay_out
 

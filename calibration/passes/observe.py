@@ -37,8 +37,9 @@ from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.launch import on_ranks
 from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, connect
+from runtime.comm.rendezvous import connect
 from runtime.comm.table import LatencyTable
+from runtime.config import CommConfig
 from runtime.environment import environment
 from runtime.runs import facts, require_ranks
 

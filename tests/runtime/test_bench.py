@@ -18,13 +18,11 @@ from runtime.bench import _Sample, bench
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Communicator, Handle
 from runtime.comm.emulate import EmulatedLink
-from runtime.comm.rendezvous import CommConfig
 from runtime.comm.table import LatencyTable
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig
 from tests.support.commands import run
 from tests.support.schemas import check
 from tests.support.terminal import progress_of

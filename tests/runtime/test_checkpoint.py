@@ -349,6 +349,5 @@ def test_configs_of_older_and_newer_transformers(change: dict[str, object], fiel
         "num_attention_heads": 2,
         "intermediate_size": 8,
         "vocab_size": 8,
-        "max_position_embeddings": 64,
     }
     assert getattr(ModelConfig.from_hf(config | change), field) == value

@@ -24,8 +24,8 @@ from ladder_sim.system.files import locked
 from runtime.comm.heartbeat import Heartbeat, RankProgress
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, Place, agree, connect
-from runtime.config import ModelConfig
+from runtime.comm.rendezvous import Place, agree, connect
+from runtime.config import CommConfig, ModelConfig
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.configs import TINY

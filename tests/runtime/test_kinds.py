@@ -18,7 +18,6 @@ pytestmark = pytest.mark.torch
 
 # fields of the config.json files on Hugging Face that say what a model is
 MIXTRAL: dict[str, Any] = {
-    "max_position_embeddings": 32768,
     "model_type": "mixtral",
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -32,7 +31,6 @@ MIXTRAL: dict[str, Any] = {
     "vocab_size": 32000,
 }
 QWEN3: dict[str, Any] = {
-    "max_position_embeddings": 40960,
     "model_type": "qwen3_moe",
     "decoder_sparse_step": 1,
     "head_dim": 128,
@@ -49,7 +47,6 @@ QWEN3: dict[str, Any] = {
     "vocab_size": 151936,
 }
 V2_LITE: dict[str, Any] = {
-    "max_position_embeddings": 163840,
     "model_type": "deepseek_v2",
     "first_k_dense_replace": 1,
     "hidden_size": 2048,

@@ -14,13 +14,11 @@ from runtime.__main__ import main
 from runtime.bench import bench
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Communicator
-from runtime.comm.rendezvous import CommConfig
-from runtime.config import EngineConfig
+from runtime.config import BenchConfig, CommConfig, EngineConfig
 from runtime.generate import Generator
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig
 from tests.support.ranks import on_ranks
 from tests.support.world import BEHIND, EXPERTS, GROUPED, LATENT
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 
 from ladder_sim.errors import UsageError
 from runtime.__main__ import main
-from runtime.checkpoint.tokenizer import Text, _library
+from runtime.checkpoint.prompts import Text, _library, prepare_completion
+from runtime.config import CompletionConfig
 from runtime.model.kernels import sample
-from runtime.prepare import CompletionConfig, prepare_completion
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
 from tests.support.commands import process

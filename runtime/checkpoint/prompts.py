@@ -1,23 +1,27 @@
-"""Text to tokens and back: a checkpoint's tokenizer.json, and the tokens that end a text.
+"""Prompts for a checkpoint: text to tokens and back by its tokenizer.json, and all that is checked before a run.
 
 Imports no torch: the launcher refuses a prompt that cannot be encoded before any rank is started.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
-from runtime.checkpoint.files import CONFIG, read_object
-from runtime.config import ModelConfig
+from runtime.checkpoint.files import CONFIG, Checkpoint, read_object
+from runtime.config import CompletionConfig, ModelConfig
+from runtime.model.wiring import Wiring, lay_out
 
 if TYPE_CHECKING:
     import tokenizers
 
 Result = TypeVar("Result")
 
+# new tokens by default, unless the model's context is shorter
+_GEN = 512
 # those of 250,000 tokens have 33 MB
 _LIMIT_BYTES = 256 * 2**20
 _DAMAGED = "edited or damaged? download it again"
@@ -109,3 +113,48 @@ def end_tokens(folder: Path) -> frozenset[int]:
                     raise UsageError(f"{folder / name}: eos_token_id is {value!r}: must be a token or a list of them")
                 return frozenset(tokens)
     return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionInput:
+    """The checked input of a `complete`."""
+
+    checkpoint: Checkpoint
+    """Headers only."""
+    wiring: Wiring
+    """Of the decoder."""
+    prompts: list[list[int]]
+    """Tokens: those of texts, then those that were given."""
+    gen: int
+    """Maximum of new tokens of each prompt."""
+    ends: frozenset[int]
+    """Tokens that end an answer."""
+
+
+def prepare_completion(config: CompletionConfig) -> CompletionInput:
+    """Read everything but the weights.
+
+    Raises
+    ------
+    UsageError
+        A file is damaged or does not fit the others, or a prompt is longer than the model's context.
+    InfeasibleError
+        The ranks do not divide the model.
+    """
+    checkpoint = Checkpoint.open(config.model)
+    shape = checkpoint.shape
+    shape.check_ranks(config.tp, config.ep)
+    shape.layers_of(0, config.pp)
+    wiring = lay_out(shape.variant if config.variant == "auto" else config.variant, shape.layers, shape.ladder_layers)
+    wiring.check_norms(shape, config.tp)
+    text = Text.open(config.model, shape) if config.prompts else None
+    prompts = [text.encode(prompt) for prompt in config.prompts] if text else []
+    prompts += map(list, config.ids)
+    for prompt in prompts:
+        if not prompt or max(prompt) >= shape.vocab:
+            raise UsageError(f"prompt {prompt}: must be tokens from 0 to {shape.vocab - 1}, one or more")
+    longest = max(map(len, prompts))
+    gen = config.gen or max(1, min(_GEN, shape.max_positions - longest))
+    hint = f"the longest prompt has {longest}: shorten it, or give a smaller --gen"
+    shape.check_context(longest + gen, hint=hint)
+    return CompletionInput(checkpoint, wiring, prompts, gen, end_tokens(config.model))
