@@ -17,6 +17,6 @@
     environment   machine and versions, for results
 
 Imports torch and the standard library (safetensors and tokenizers inside functions), and of this project only
-`ladder_sim.errors`, `.system`, `.units` and `.specs`. It reads and writes files: a config.json or a checkpoint, a table
-of all-reduce latencies, prompts; results as JSON, traces.
+`ladder_sim.errors`, `.system`, `.units`, `.specs` and the wirings of `.graph`. It reads and writes files: a config.json
+or a checkpoint, a table of all-reduce latencies, prompts; results as JSON, traces.
 """

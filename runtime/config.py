@@ -143,7 +143,8 @@ class ModelConfig:
         }
         if others := [part for part, there in parts.items() if there]:
             raise UsageError(
-                f"{spec.name} has {' and '.join(others)}, which real passes do not run", hint="choose another --model"
+                f"{spec.name} has {' and '.join(others)}, which real passes here do not run",
+                hint="choose another --model",
             )
         reader = reader or ConfigReader({}, spec.name)
         rope, latent = rope_fields(reader), Latent.of(spec, reader)

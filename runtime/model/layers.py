@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from ladder_sim.graph.families import Part
 from runtime.comm.base import Exchange
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
@@ -16,7 +17,7 @@ from runtime.model.feed_forward import MLP, RoutedExperts
 from runtime.model.latent import LatentAttention
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
-from runtime.model.wiring import BlockPlan, Part
+from runtime.model.wiring import BlockPlan
 
 
 class Layer(nn.Module):
@@ -57,7 +58,7 @@ class Layer(nn.Module):
         if block.part == "mlp":
             return self._transform(n_BTD, exchange, reduces=block.reduces)
         held = self.attention.cache_tensors(cache)
-        if block.part == "attn":
+        if block.part == "attention":
             return self._attend(n_BTD, step, held)
         if self.is_wide:
             return self._both(n_BTD, step, held)
