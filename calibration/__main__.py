@@ -14,6 +14,12 @@ from ladder_sim.errors import exit_code
 from ladder_sim.system.arguments import Parser
 from runtime.comm.launch import end_with, report_error
 
+# commands and options of earlier versions, and what to write instead
+_GONE = {
+    "transfer": "`ladder-sim calibrate fit-stack` has its options",
+    "--calibration": "--profile FILE predicts from passes that were timed before; --out FILE writes such a profile",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; data on stdout, the rest on stderr.
@@ -37,7 +43,7 @@ def _run(argv: list[str]) -> int | None:
 
 def argument_parser() -> Parser:
     """The commands and their options."""
-    parser = Parser(prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
+    parser = Parser(gone=_GONE, prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (

@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ladder_sim.errors import LadderSimError, UsageError, discard_output, exit_code
+from ladder_sim.errors import LadderSimError, discard_output, exit_code
 from runtime.comm.launch import end_with, launch, report_error
-from runtime.commands import GONE, argument_parser
+from runtime.commands import argument_parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,8 +17,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    if argv and argv[0] in GONE:
-        raise UsageError(f"'{argv[0]}' is no command any more", hint=GONE[argv[0]])
     arguments = argument_parser().read(argv)
     ranks = arguments.tp * arguments.attention_dp * arguments.pp
     if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:

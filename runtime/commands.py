@@ -31,7 +31,7 @@ from runtime.config import (
 from runtime.model.wiring import lay_out
 
 # commands of earlier versions, and what to use instead
-GONE = dict.fromkeys(
+_GONE = dict.fromkeys(
     ("train", "adapt", "eval"),
     "examples/train/train.py trains on transformers' Trainer, and first says the loss of held-out text",
 )
@@ -40,7 +40,7 @@ _Config = TypeVar("_Config")
 
 def argument_parser() -> Parser:
     """The commands and their options."""
-    parser = Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
+    parser = Parser(gone=_GONE, prog="python -m runtime", description="Real tensor-parallel forward passes.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     bench = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")

@@ -40,7 +40,8 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from runtime.comm.base import Communicator
-from runtime.device import DEVICES, Cpu
+from runtime.device import DEVICES
+from runtime.device import Device as RuntimeDevice
 from runtime.model import kernels
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
@@ -250,7 +251,7 @@ def experts(ep: int) -> Sample:
 def test_math_attention_is_compiled_for_each_shape_where_blocks_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[bool | None] = []
 
-    class Gpu(Cpu):
+    class Gpu(RuntimeDevice):
         has_graphs, compiler_problem = True, ""
 
         def compiled(self, block: Any, *, dynamic: bool | None = None) -> Any:

@@ -324,7 +324,7 @@ def test_the_old_name_says_where_it_went() -> None:
     done = subprocess.run(old, capture_output=True, text=True, check=False, cwd=REPO)
     passed_on = run("calibrate", "transfer", "--runs", "mine.csv")
     assert done.returncode == passed_on.code == 2
-    assert "`calibrate transfer` is now `calibrate fit-stack`" in done.stderr
+    assert "`ladder-sim calibrate fit-stack` has its options" in done.stderr
     assert "transfer" not in run("calibrate", "--help").out
     assert "transfer" not in subprocess.run([*old[:3], "--help"], capture_output=True, text=True, check=False).stdout
 

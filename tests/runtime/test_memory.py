@@ -76,7 +76,7 @@ def test_graphs_keep_the_largest_recorded_step(
     """One of them runs at a time: what it makes lies where that of the others did."""
     kept: list[int] = []
 
-    class Recorder(device.Cpu):
+    class Recorder(device.Device):
         has_graphs = True
         # of anything else than that there are graphs
         has_flash_decode = False
