@@ -57,41 +57,6 @@ class Pipeline:
 ONE_STAGE = Pipeline()
 
 
-class Exchange:
-    """The ranks at one position of every group with requests of its own; they share their experts. Rows are tokens.
-
-    Alone, the others gather the same rows, and nothing takes time.
-
-    Parameters
-    ----------
-    size
-        Number of groups, 1 without attention-DP.
-
-    Attributes
-    ----------
-    rank
-        Number of this process's group.
-    """
-
-    def __init__(self, size: int = 1) -> None:
-        self.rank, self.size = 0, size
-
-    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        """Every rank's rows of some tensors; ranks have equally many."""
-        return [x.repeat(self.size, *[1] * (x.dim() - 1)) for x in tensors]
-
-    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
-        """Start summing `x` over the ranks; each gets its part of the rows."""
-        return x[: len(x) // self.size], DONE
-
-    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
-        """Start to send so many rows to each rank, and to receive so many from each: zeros, if it is alone."""
-        return x.new_zeros((sum(received), *x.shape[1:])), DONE
-
-
-ONE_GROUP = Exchange()
-
-
 class Times:
     """Seconds of collectives while they are watched; NaN: this communicator cannot see them."""
 
@@ -105,9 +70,9 @@ class Times:
 
 
 class Communicator:
-    """Collectives over the ranks of one tensor-parallel group, in the order they are issued.
+    """Collectives over the ranks of one group, in the order they are issued. Rows are tokens.
 
-    Alone, a rank has the whole model, or one shard of it and free communication.
+    Alone, a rank has the whole model, or one shard of it and free communication: the others gather the same rows.
 
     Parameters
     ----------
@@ -116,7 +81,8 @@ class Communicator:
     pipeline
         Where this group's stage is among the others.
     exchange
-        Where this group is among those with requests of their own.
+        The ranks at this position of every group with requests of its own, which share their experts; None: there is
+        one such group.
 
     Attributes
     ----------
@@ -129,8 +95,9 @@ class Communicator:
     name = "none"
     rank = 0
 
-    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE, exchange: Exchange = ONE_GROUP) -> None:
-        self.size, self.pipeline, self.exchange = size, pipeline, exchange
+    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE, exchange: "Communicator | None" = None) -> None:
+        self.size, self.pipeline = size, pipeline
+        self.exchange: Communicator = exchange or (self if size == 1 else Communicator())
 
     def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
         """Start summing `x` over the ranks, in place; `blocking`: nothing is computed before it is waited for."""
@@ -144,9 +111,17 @@ class Communicator:
         """Start to gather every rank's `x`, one after the other."""
         return x.repeat(self.size, *[1] * (x.dim() - 1)), DONE
 
+    def gather_all(self, *tensors: Tensor) -> list[Tensor]:
+        """Every rank's rows of some tensors; ranks have equally many."""
+        return [self.gather_rows(x)[0] for x in tensors]
+
     def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
         """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
         return x[: len(x) // self.size], DONE
+
+    def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        """Start to send so many rows to each rank, and to receive so many from each: zeros, if it is alone."""
+        return x.new_zeros((sum(received), *x.shape[1:])), DONE
 
     def broadcast(self, x: Tensor) -> None:
         """Overwrite `x` with rank 0's."""

@@ -10,7 +10,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
-from runtime.comm.base import ONE_STAGE, Communicator, Exchange, Pipeline
+from runtime.comm.base import ONE_STAGE, Communicator, Pipeline
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat, RankProgress
 from runtime.comm.launch import FOLDER
@@ -150,7 +150,7 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -
         )
     tp, groups = degrees.tp, degrees.attention_dp
     if backend == "none":
-        return Communicator(tp, exchange=Exchange(groups))
+        return Communicator(tp, exchange=Communicator(groups))
     if config.table is None:
         raise UsageError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
     table = LatencyTable.from_file(config.table)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from ladder_sim.graph.families import Part
-from runtime.comm.base import Exchange
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.attention import GroupedAttention, Step
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         return (None, norm) if self.config.norms_behind else (norm, None)
 
     def forward(
-        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Exchange
+        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Communicator
     ) -> Tensor | Arriving:
         if block.part == "mlp":
             return self._transform(n_BTD, exchange, reduces=block.reduces)
@@ -88,7 +88,7 @@ class Layer(nn.Module):
         output_BTD: Tensor = self.attention(inputs, step, cache)
         return output_BTD
 
-    def _transform(self, n_BTD: Tensor, exchange: Exchange, *, reduces: bool) -> Tensor | Arriving:
+    def _transform(self, n_BTD: Tensor, exchange: Communicator, *, reduces: bool) -> Tensor | Arriving:
         if self.experts is None:
             return self._mlp(n_BTD)
         output: Tensor | Arriving = self.experts(n_BTD, exchange, reduces=reduces)
