@@ -156,7 +156,7 @@ class ModelConfig:
             "norm_eps": number(reader, "rms_norm_eps", 1e-6),
             "rope_theta": number(rope, "rope_theta", 10000.0),
             "rope_scaling": rope_scaling(rope, spec.max_positions),
-            "activation": reader.config.get("hidden_act", "silu"),
+            "activation": str(reader.config.get("hidden_act", "silu")),
             "qk_norm": spec.qk_norm != "none",
             "joint_qk_norm": spec.qk_norm == "all",
             "norms_behind": spec.block_norms == "behind",

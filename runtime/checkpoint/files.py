@@ -20,7 +20,7 @@ from runtime.config import ModelConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-# names of config.DTYPES by those of safetensors
+# names of `config.DType` by those of safetensors
 DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
