@@ -148,6 +148,7 @@ class ModelConfig:
             )
         reader = reader or ConfigReader({}, spec.name)
         rope, latent = rope_fields(reader), Latent.of(spec, reader)
+        positions = spec.max_positions if reader.config.get("max_position_embeddings") else None
         same = {field.name: getattr(spec, field.name) for field in fields(cls) if hasattr(spec, field.name)}
         if latent:
             # each head makes its own keys and values
@@ -155,7 +156,7 @@ class ModelConfig:
         own = {
             "norm_eps": number(reader, "rms_norm_eps", 1e-6),
             "rope_theta": number(rope, "rope_theta", 10000.0),
-            "rope_scaling": rope_scaling(rope, spec.max_positions),
+            "rope_scaling": rope_scaling(rope, positions),
             "activation": str(reader.config.get("hidden_act", "silu")),
             "qk_norm": spec.qk_norm != "none",
             "joint_qk_norm": spec.qk_norm == "all",

@@ -78,18 +78,21 @@ def rope_fields(reader: ConfigReader) -> ConfigReader:
     return ConfigReader({"rope_theta": reader.config.get("rope_theta"), **scaling}, reader.source)
 
 
-def rope_scaling(rope: ConfigReader, max_positions: int) -> RopeScaling | Yarn | float | None:
-    """How long wavelengths are stretched, or by which factor all are; None: they are not."""
+def rope_scaling(rope: ConfigReader, max_positions: int | None) -> RopeScaling | Yarn | float | None:
+    """How long wavelengths are stretched, or by which factor all are; None: they are not.
+
+    `max_positions` is the longest context of the training; None: the config does not say it.
+    """
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     # dynamic: stretched beyond `max_position_embeddings`, where no context ends
-    if kind in ("default", "dynamic"):
+    if kind == "default" or (kind == "dynamic" and max_positions):
         return None
     if kind == "linear":
         return number(rope, "factor", 1.0)
     if kind == "yarn":
         return _yarn(rope, max_positions)
     if kind != "llama3":
-        raise UsageError(f"rope_type is {kind!r}: only llama3, yarn, linear and dynamic are implemented")
+        raise UsageError(f"{rope.source}: rope_type is {kind!r}: only llama3, yarn, linear and dynamic are implemented")
     return RopeScaling(
         factor=number(rope, "factor", 8.0),
         low_freq_factor=number(rope, "low_freq_factor", 1.0),
@@ -98,13 +101,13 @@ def rope_scaling(rope: ConfigReader, max_positions: int) -> RopeScaling | Yarn |
     )
 
 
-def _original_positions(rope: ConfigReader, default: int) -> int:
+def _original_positions(rope: ConfigReader, default: int | None) -> int:
     return rope.size("original_max_position_embeddings", MAXIMA["max_positions"], default=default)
 
 
-def _yarn(rope: ConfigReader, max_positions: int) -> Yarn:
+def _yarn(rope: ConfigReader, max_positions: int | None) -> Yarn:
     original = _original_positions(rope, max_positions)
-    factor = number(rope, "factor", max(max_positions, original) / original)
+    factor = number(rope, "factor", max(max_positions or 0, original) / original)
 
     def magnitude(key: str) -> float:
         # some files write 0 where others leave it out
