@@ -87,13 +87,13 @@ def part(folder: Path, tp: int) -> "Decoder":
 
     from runtime.assemble import load
     from runtime.checkpoint.files import Checkpoint
-    from runtime.comm.base import Alone
+    from runtime.comm.base import Communicator
     from runtime.config import EngineConfig
     from runtime.memory import Workload
 
     checkpoint = Checkpoint.open(folder)
     work = Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
-    return load(checkpoint.shape, EngineConfig(), Alone(tp), checkpoint.source, work, torch.device("cpu"))
+    return load(checkpoint.shape, EngineConfig(), Communicator(tp), checkpoint.source, work, torch.device("cpu"))
 
 
 def memory_bytes(field: str) -> int:

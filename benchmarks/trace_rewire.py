@@ -144,8 +144,8 @@ def record(case: Case, pairs: int) -> None:
     from runtime.assemble import assemble
     from runtime.comm.emulate import EmulatedLink
     from runtime.comm.process_group import Degrees
-    from runtime.comm.rendezvous import CommConfig, connect
-    from runtime.config import EngineConfig, ModelConfig
+    from runtime.comm.rendezvous import connect
+    from runtime.config import CommConfig, EngineConfig, ModelConfig
     from runtime.model.wiring import lay_out
     from runtime.trace import MarkedLink, recorded_steps
 

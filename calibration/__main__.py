@@ -1,6 +1,5 @@
 """Command line of calibration: ``python -m calibration run ...``, ``fit ...``, ``import ...`` and so on."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -13,8 +12,13 @@ from calibration.nccl_tests import command as import_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
 from ladder_sim.system.arguments import Parser
-from ladder_sim.system.processes import end_with_parent, reserve_stdout
-from runtime.comm.launch import report_error
+from runtime.comm.launch import end_with, report_error
+
+# commands and options of earlier versions, and what to write instead
+_GONE = {
+    "transfer": "`ladder-sim calibrate fit-stack` has its options",
+    "--calibration": "--profile FILE predicts from passes that were timed before; --out FILE writes such a profile",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +43,7 @@ def _run(argv: list[str]) -> int | None:
 
 def argument_parser() -> Parser:
     """The commands and their options."""
-    parser = Parser(prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
+    parser = Parser(gone=_GONE, prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (
@@ -57,11 +61,4 @@ def argument_parser() -> Parser:
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    if "RANK" in os.environ:
-        reserve_stdout()
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # a process group with a rank missing would wait in its destructor
-    os._exit(code)
+    end_with(main)

@@ -6,10 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ladder_sim.errors import LadderSimError, UsageError, discard_output, exit_code
-from ladder_sim.system.processes import end_with_parent, reserve_stdout
-from runtime.comm.launch import launch, report_error
-from runtime.options import GONE, argument_parser
+from ladder_sim.errors import LadderSimError, discard_output, exit_code
+from runtime.comm.launch import end_with, launch, report_error
+from runtime.commands import argument_parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,8 +17,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    if argv and argv[0] in GONE:
-        raise UsageError(f"'{argv[0]}' is no command any more", hint=GONE[argv[0]])
     arguments = argument_parser().read(argv)
     ranks = arguments.tp * arguments.attention_dp * arguments.pp
     if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:
@@ -49,11 +46,4 @@ def _emulates(arguments: argparse.Namespace) -> bool:
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    if "RANK" in os.environ:
-        reserve_stdout()
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # a process group with a rank missing would wait in its destructor
-    os._exit(code)
+    end_with(lambda: main(sys.argv[1:]))

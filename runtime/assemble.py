@@ -14,7 +14,7 @@ from runtime.memory import Workload, check_fits, default_dtype, enough_memory, f
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
-# by the names of config.DTYPES
+# by the names of `config.DType`
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

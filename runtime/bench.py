@@ -26,15 +26,14 @@ from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Times
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, Place, connect
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.comm.rendezvous import Place, connect
+from runtime.config import BenchConfig, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import kind_of
 from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
 from runtime.memory import Workload, enough_memory, needs
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
-from runtime.prepare import BenchConfig
 from runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA = Schema()

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from runtime.assemble import TORCH_DTYPES, device_of, load
+from runtime.checkpoint.prompts import prepare_completion
 from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, connect
-from runtime.config import EngineConfig
+from runtime.comm.rendezvous import connect
+from runtime.config import CommConfig, CompletionConfig, EngineConfig
 from runtime.generate import Generator, Pick
 from runtime.memory import Workload, enough_memory
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
-from runtime.prepare import CompletionConfig, prepare_completion
 
 
 def complete(config: CompletionConfig, links: CommConfig) -> list[list[int]]:

@@ -1,17 +1,22 @@
-"""What is run: the shape of a decoder, from a Hugging Face config.json, and how its forward pass is executed."""
+"""What is run: the shape of a decoder, how its passes are executed, what is measured or continued, over which links.
 
-import math
+Imports no torch. The command line has an option for each field but those of a shape, with its docstring as help.
+"""
+
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.specs.fields import Limits, check_fields
+from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wiring
+from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
+from ladder_sim.specs.hf_types import LATENT_TYPES
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.units import parse_quantity
-from runtime.fields import field, number, read_object, size
-from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_scaling
-from runtime.model_types import EXPERTS, LATENT, NULLABLE, TYPES, UNSUPPORTED
+from runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
 
 Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
@@ -20,8 +25,20 @@ AllReduce = Literal["backend", "one-shot", "multimem"]
 # auto: on a GPU, if nothing prevents it
 Wish = Literal["off", "auto", "on"]
 Phase = Literal["prefill", "decode"]
-# names of `--dtype`
-DTYPES = ("fp32", "bf16", "fp16")
+Backend = Literal["auto", "nccl", "gloo", "emulate", "none"]
+DType = Literal["auto", "fp32", "bf16", "fp16"]
+Count = Annotated[int, Limits(1, 10**12)]
+# types whose blocks compute otherwise, in ways that predictions need not know
+UNSUPPORTED: Mapping[str, str] = {
+    **dict.fromkeys(("qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
+    **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
+    "olmo3": "rotary wavelengths that differ between layers",
+    **dict.fromkeys(("exaone4", "smollm3"), "layers without rotary positions"),
+    "glm4": "norms before and behind the blocks",
+    **dict.fromkeys(("cohere", "cohere2"), "attention and MLP side by side"),
+    **dict.fromkeys(("glm4_moe", "gpt_oss", "minimax_m2", "llama4_text"), "experts of another kind"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +91,8 @@ class ModelConfig:
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     variant: str = "standard"
     """The wiring in the config itself."""
-    max_positions: int = 0
-    """Longest context of the training, tokens; 0: unknown."""
+    max_positions: int = MAXIMA["max_positions"]
+    """Longest context of the training, tokens."""
     sliding_window: int = 0
     """Tokens that some or all layers attend to; 0: all of them."""
     window_layers: tuple[int, ...] = ()
@@ -84,80 +101,72 @@ class ModelConfig:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Read a config.json, or the one in a directory."""
-        file = path / "config.json" if path.is_dir() else path
-        try:
-            return cls.from_hf(read_object(file, what="a model's config.json"))
-        except UsageError as error:
-            raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
+        return cls.from_hf(read_config(path), source=str(path / "config.json" if path.is_dir() else path))
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Self:
-        """Translate a parsed config.json; defaults are those of its type and of Hugging Face's LlamaConfig.
-
-        ``"gated_mlp": false`` is an MLP without a gate.
+    def from_hf(cls, config: Mapping[str, object], *, source: str = "config.json") -> Self:
+        """Translate a parsed config.json, read as for predictions; errors name `source`.
 
         Raises
         ------
         UsageError
             A field is missing or impossible, or the blocks are not implemented.
         """
-        kind = field(config, "model_type", str, "llama")
+        reader = ConfigReader(config, source).decoder()
+        # a file that is written for a measurement need not say it
+        given = {"max_position_embeddings": MAXIMA["max_positions"], **config}
+        kind = reader.model_type()
         if kind in UNSUPPORTED:
             raise UsageError(
-                f"model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
+                f"{source}: model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
                 hint='for timing alone, write "model_type": "llama"',
             )
-        given = {key: value for key, value in config.items() if value is not None or key in NULLABLE}
-        config = {**TYPES.get(kind, {}), **given}
-        layers = size(config, "num_hidden_layers")
-        latent, experts = Latent.from_hf(config), Experts.from_hf(config, layers_count=layers)
-        for part, fields in ((latent, LATENT), (experts, EXPERTS)):
-            if part is None and kind in fields:
-                # a file that leaves it out would be read as another model
-                size(config, fields[kind])
-        if kind not in TYPES and (latent or experts):
-            parts = "experts" if experts else "latent attention"
+        # biases of latent attention, which predictions do not know
+        biased = kind in LATENT_TYPES and reader.flag("attention_bias")
+        spec = ModelSpec.from_hf(given | {"attention_bias": False} if biased else given, name=source, source=source)
+        return cls.of(spec, numbers_of(reader), biased=biased)
+
+    @classmethod
+    def of(cls, spec: ModelSpec, reader: ConfigReader | None = None, *, biased: bool = False) -> Self:
+        """The shape of a spec, with the numbers in its config; by default Llama's, which take as long as any others.
+
+        Raises
+        ------
+        UsageError
+            The model has parts that are not implemented.
+        """
+        parts = {
+            "norms both before and behind its blocks": spec.block_norms == "both",
+            "attention sinks": spec.attention_sinks,
+            "norms without weights": spec.qk_norm == "weightless",
+        }
+        if others := [part for part, there in parts.items() if there]:
             raise UsageError(
-                f"model_type '{kind}' has {parts} that are not known here",
-                hint=f"implemented are those of {', '.join(TYPES)}",
+                f"{spec.name} has {' and '.join(others)}, which real passes here do not run",
+                hint="choose another --model",
             )
-        hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-        # each head of latent attention makes its own keys and values
-        kv_heads = heads if latent else size(config, "num_key_value_heads", heads)
-        if heads % kv_heads:
-            raise UsageError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
-        attention_bias = field(config, "attention_bias", bool, False)
-        variant, ladder_layers = wiring_in(config, layers)
-        rope, max_positions = rope_fields(config), field(config, "max_position_embeddings", int, 0)
-        return cls(
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=size(config, "qk_nope_head_dim") + latent.rope_dim
-            if latent
-            else size(config, "head_dim", hidden // heads),
-            intermediate=size(config, "intermediate_size"),
-            vocab=size(config, "vocab_size"),
-            norm_eps=number(config, "rms_norm_eps", 1e-6),
-            rope_theta=number(rope, "rope_theta", 10000.0),
-            rope_scaling=rope_scaling(rope, max_positions),
-            qk_norm=field(config, "use_qk_norm", bool, False),
-            joint_qk_norm=field(config, "joint_qk_norm", bool, False),
-            norms_behind=field(config, "norms_behind", bool, False),
-            latent=latent,
-            experts=experts,
-            gated_mlp=field(config, "gated_mlp", bool, True),
-            activation=field(config, "hidden_act", str, "silu"),
-            tied_embeddings=field(config, "tie_word_embeddings", bool, False),
-            qkv_bias=attention_bias,
-            out_bias=field(config, "attention_out_bias", bool, attention_bias),
-            mlp_bias=field(config, "mlp_bias", bool, False),
-            ladder_layers=ladder_layers,
-            variant=variant,
-            max_positions=max_positions,
-            **_windows(config, layers),
-        )
+        reader = reader or ConfigReader({}, spec.name)
+        rope, latent = rope_fields(reader), Latent.of(spec, reader)
+        positions = spec.max_positions if reader.config.get("max_position_embeddings") else None
+        same = {field.name: getattr(spec, field.name) for field in fields(cls) if hasattr(spec, field.name)}
+        if latent:
+            # each head makes its own keys and values
+            same |= {"kv_heads": spec.heads, "head_dim": spec.nope_head_dim + spec.rope_head_dim}
+        own = {
+            "norm_eps": number(reader, "rms_norm_eps", 1e-6),
+            "rope_theta": number(rope, "rope_theta", 10000.0),
+            "rope_scaling": rope_scaling(rope, positions),
+            "activation": str(reader.config.get("hidden_act", "silu")),
+            "qk_norm": spec.qk_norm != "none",
+            "joint_qk_norm": spec.qk_norm == "all",
+            "norms_behind": spec.block_norms == "behind",
+            "qkv_bias": spec.qkv_bias or biased,
+            "out_bias": spec.out_bias or biased,
+            "latent": latent,
+            "experts": Experts.of(spec, reader),
+            "variant": _own_variant(spec.wiring, spec.ladder_layers, spec.layers),
+        }
+        return cls(**same | own)
 
     def experts_of(self, layer: int) -> Experts | None:
         """The routed experts of a layer; None: it has an MLP alone."""
@@ -172,15 +181,10 @@ class ModelConfig:
         """Tokens that a layer attends to; 0: all."""
         return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
 
-    @property
-    def longest_context(self) -> float:
-        """Tokens of the longest context of the training."""
-        return self.max_positions or math.inf
-
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""
-        if tokens > self.longest_context:
-            raise UsageError(f"{tokens} tokens: the model's longest context is {self.longest_context}", hint=hint)
+        if tokens > self.max_positions:
+            raise UsageError(f"{tokens} tokens: the model's longest context is {self.max_positions}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
         """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
@@ -251,14 +255,14 @@ class EngineConfig:
     fused_residual_add: bool = False
     """Blocking wirings add a block's output inside the next norm's kernel."""
     fused_ladder_add: bool = False
-    """The same for ladder's deferred add."""
+    """Ladder adds a block's deferred output inside the next norm's kernel."""
     sharded_lm_head: bool = False
-    """LM head split over the vocabulary, logits gathered; else a replica on every rank."""
+    """Split the LM head over the vocabulary and gather logits, instead of a replica on every rank."""
     sharded_embedding: bool = False
-    """Embedding split over the vocabulary, rows all-reduced; else a replica on every rank."""
+    """Split the embedding over the vocabulary and all-reduce rows, instead of a replica on every rank."""
     prefill_logits: Literal["all", "last"] = "last"
     """Logits of every prompt position, or of the last only."""
-    ep: int = 1
+    ep: Count = 1
     """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
     dispatch: Dispatch = "allgather"
     """How tokens reach the experts of other groups of ranks, with attention-DP."""
@@ -266,7 +270,7 @@ class EngineConfig:
     """`token-split[:K]`: K parts of a pass take turns; `sequence-parallel`: ranks share the tokens of the stream."""
 
     def __post_init__(self) -> None:
-        check_counts(ep=self.ep)
+        check_fields(self)
         for name in self.techniques:
             if not re.fullmatch(r"token-split(:[2-4])?|sequence-parallel", name):
                 raise UsageError(
@@ -306,16 +310,14 @@ class ExecutionConfig:
     """How kernels are launched, as far as the device and the model allow."""
 
     cuda_graphs: Wish = "off"
-    """Replay decode steps as CUDA graphs."""
+    """Replay decode steps as CUDA graphs; auto: on GPUs, if possible."""
     prefill_cuda_graphs: Wish = "off"
-    """Replay the prefill as a CUDA graph."""
+    """Replay the prefill as a CUDA graph; auto: on GPUs, if possible."""
     compile: Wish = "off"
-    """Run blocks through torch.compile."""
+    """Run blocks through torch.compile; auto: on GPUs, if possible."""
 
     def __post_init__(self) -> None:
-        for name, wish in asdict(self).items():
-            if wish not in get_args(Wish):
-                raise UsageError(f"{name} is '{wish}': must be off, auto or on")
+        check_fields(self)
 
     @property
     def recorded(self) -> tuple[Phase, ...]:
@@ -329,45 +331,99 @@ def read_time(text: str, option: str = "--timeout") -> float:
     return parse_quantity(text, "s", name=option, likely=("s", "ms"))
 
 
-def check_counts(minimum: int = 1, **counts: int) -> None:
-    """Raise UsageError if one of these is below the minimum."""
-    for name, count in counts.items():
-        if count < minimum:
-            raise UsageError(f"{name} is {count}: must be {minimum} or more")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommConfig:
+    """How ranks communicate."""
+
+    backend: Backend = "auto"
+    """How ranks communicate; auto: emulate with a table, else NCCL if there are GPUs, else gloo."""
+    table: Path | None = None
+    """All-reduce latencies of an emulated link: CSV or JSON, bytes,seconds."""
+    gloo_threads: Count = 1
+    """1: collectives strictly in turn; 2: gloo's default, two at once."""
+    allreduce: AllReduce = "backend"
+    """Kernel of all-reduces; those in a node's symmetric memory leave large messages to the backend."""
+    timeout_s: Annotated[float, Limits(0, 1e6, above=True, hint="for example --timeout 120s")] = 120.0
+    """Limit of waiting for other ranks."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-def check_groups(batch: int, attention_dp: int) -> None:
-    """Raise UsageError unless every group of ranks gets as many sequences."""
-    if batch % attention_dp:
-        raise UsageError(
-            f"--attention-dp {attention_dp}: must divide the batch, {batch}, of which every group has an equal part",
-            hint=f"give --batch {-(-batch // attention_dp) * attention_dp}",
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """What `bench` measures."""
+
+    model: Path
+    """Decoder to measure: its config.json."""
+    variants: tuple[str, ...]
+    """Wirings; repeatable, commas allowed."""
+    tp: Count = 1
+    """Tensor-parallel degree."""
+    attention_dp: Count = 1
+    """Groups of --tp ranks, each with attention of its own for its share of the batch."""
+    pp: Count = 1
+    """Pipeline stages, of --tp ranks each."""
+    batch: Count = 1
+    """Sequences served together."""
+    prompt: Count = 1024
+    """Tokens of each prompt."""
+    gen: Count = 512
+    """New tokens of each sequence."""
+    dtype: DType = "auto"
+    """Precision of weights and activations; auto: bf16 on GPUs, fp32 on CPUs."""
+    warmups: Annotated[int, Limits(0, 10**12)] = 5
+    """Requests of each variant that do not count, before those that do."""
+    repeats: Count = 10
+    """Requests of each variant that count, at least."""
+    within: Annotated[float | None, Limits(0, 1, above=True, hint="for example 1%")] = None
+    """Go on until 95 % intervals of speedups are at most this wide on each side: 0.01 or 1%."""
+    budget_s: float = 600.0
+    """Limit on going on beyond --repeats."""
+    threads: Count = 1
+    """CPU threads of each rank."""
+    seed: int = 0
+    """Seed of weights and prompts."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batch % self.attention_dp:
+            raise UsageError(
+                f"--attention-dp {self.attention_dp}: must divide the batch, {self.batch}, of which every group has an "
+                "equal part",
+                hint=f"give --batch {-(-self.batch // self.attention_dp) * self.attention_dp}",
+            )
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise UsageError unless it is auto or one of DTYPES."""
-    if dtype not in ("auto", *DTYPES):
-        raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionConfig:
+    """What `complete` continues; all prompts are served together, as one batch."""
 
+    model: Path
+    """Folder of a checkpoint."""
+    prompts: tuple[str, ...] = ()
+    """Prompt in text, for the checkpoint's tokenizer; repeatable."""
+    ids: tuple[tuple[int, ...], ...] = ()
+    """Prompt in numbers of tokens; repeatable."""
+    variant: str = "auto"
+    """Residual wiring; auto: the one in the checkpoint's config."""
+    tp: Count = 1
+    """Tensor-parallel degree."""
+    ep: Count = 1
+    """Parts in which whole experts are distributed over ranks."""
+    pp: Count = 1
+    """Pipeline stages, of --tp ranks each."""
+    gen: Annotated[int | None, Limits(1, 10**12)] = None
+    """New tokens of each prompt at most; by default 512, or as many as the model's context has room for."""
+    dtype: DType = "auto"
+    """Precision of weights and activations; auto: the checkpoint's own."""
+    threads: Count = 1
+    """CPU threads of each rank."""
 
-def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
-    """The sliding window, and the layers that use it: by their types, or in a pattern from some layer on."""
-    window = field(config, "sliding_window", int, 0)
-    kinds = field(config, "layer_types", list, [])
-    if kinds and len(kinds) != layers:
-        raise UsageError(f"layer_types has {len(kinds)} entries: must be {layers}, one for each layer")
-    if kinds:
-        windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-    else:
-        used, first = field(config, "use_sliding_window", bool, True), field(config, "max_window_layers", int, 0)
-        # all but one layer of each period; without one all
-        period = size(config, "sliding_window_pattern", layers + 1)
-        full = 0 if field(config, "full_attention_first", bool, False) else period - 1
-        windowed = tuple(layer for layer in range(first, layers) if used and layer % period != full)
-    if window < 1 or not windowed:
-        return {}
-    return {"sliding_window": window, "window_layers": () if len(windowed) == layers else windowed}
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.prompts and not self.ids:
+            raise UsageError("no prompt", hint="give one with --prompt or --tokens")
 
 
 def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:
@@ -375,19 +431,11 @@ def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int
 
     `ladder_layers` are numbers, or a count of those next to the LM head; a config that says nothing has none.
     """
-    named = field(config, "ladder_sim_wiring", str, "")
-    if config.get("model_type") != "llamaLadder":
-        return named or "standard", ()
-    if named:
-        raise UsageError(
-            f"ladder_sim_wiring is {named!r}: a llamaLadder has its ladder_layers", hint="drop one of both"
-        )
-    value = config.get("ladder_layers") or 0
-    numbers = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
-    if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
-        raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
-    ladder_layers = tuple(sorted(set(numbers)))
+    reader = ConfigReader(config, "config.json")
+    ladder_layers = read_ladder_layers(reader, layers)
+    return _own_variant(read_wiring(reader), ladder_layers, layers), ladder_layers
+
+
+def _own_variant(wiring: str, ladder_layers: tuple[int, ...], layers: int) -> str:
     count = len(ladder_layers)
-    if count in (0, layers):
-        return "ladder" if count else "standard", ladder_layers
-    return f"hybrid-ladder:{count}", ladder_layers
+    return (wiring or "standard") if not count else "ladder" if count == layers else f"hybrid-ladder:{count}"

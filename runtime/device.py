@@ -7,7 +7,7 @@ Shapes: B batch, S positions, H query heads, G key/value heads, K head width, X 
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -39,82 +39,67 @@ class Spans(NamedTuple):
     """Its positions so far, including the new one."""
 
 
-class Device(Protocol):
-    """One kind of device."""
+class Device:
+    """A CPU, or another device without graphs: kernels run as they are.
 
-    has_graphs: bool
-    """Steps can be recorded, and replayed by one launch."""
-    has_flash_decode: bool
-    """There is `flash_decode`; caches have all heads of a position next to each other for it."""
+    Launches cost little there, and results stay the same bit for bit.
 
-    @property
-    def compiler_problem(self) -> str:
-        """Why nothing can be compiled here; empty: it can."""
+    Attributes
+    ----------
+    has_graphs
+        Steps can be recorded, and replayed by one launch.
+    has_flash_decode
+        There is `flash_decode`; caches have all heads of a position next to each other for it.
+    """
 
-    def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
-        """A kernel of several operators as one launch, where that pays and there is a compiler."""
-
-    def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
-        """A block through torch.compile; what would break its graph is an error, and `dynamic` is torch's."""
-
-    def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
-        """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""
-
-    def mark(self) -> Callable[[], bool]:
-        """What says whether all that was issued so far is done; any thread may call it."""
-
-    def reserved_bytes(self) -> int | None:
-        """The most memory that torch has taken of the device so far; None: it does not say."""
-
-    def flash_decode(
-        self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
-    ) -> Tensor:
-        """Attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
-
-
-class Cpu:
-    """Kernels as they are: launches cost little, and results stay the same bit for bit."""
-
+    kind = "cpu"
     has_graphs = has_flash_decode = False
 
     @functools.cached_property
     def compiler_problem(self) -> str:
-        return _compiler_problem("cpu")
+        """Why nothing can be compiled here; empty: it can."""
+        # by an attempt, because torch alone knows which compilers and headers it needs
+        try:
+            torch.compile(_probe)(torch.zeros(8, device=self.kind))
+        except (RuntimeError, OSError, ImportError) as error:
+            return str(error).strip().splitlines()[0]
+        return ""
 
     def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+        """A kernel of several operators as one launch, where that pays and there is a compiler."""
         return kernel
 
     def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
+        """A block through torch.compile; what would break its graph is an error, and `dynamic` is torch's."""
         return _compiled(block, dynamic=dynamic)
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
-        """Never called: it has no graphs."""
+        """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""
         raise NotImplementedError
 
     def mark(self) -> Callable[[], bool]:
+        """What says whether all that was issued so far is done; any thread may call it."""
         return lambda: True
 
     def reserved_bytes(self) -> int | None:
+        """The most memory that torch has taken of the device so far; None: it does not say."""
         return None
 
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
     ) -> Tensor:
-        """Never called: it has no such kernel."""
+        """Attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
         raise NotImplementedError
 
 
-class Cuda:
+class Cuda(Device):
     """A GPU with CUDA."""
 
+    kind = "cuda"
     has_graphs = has_flash_decode = True
 
     def __init__(self) -> None:
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-    @functools.cached_property
-    def compiler_problem(self) -> str:
-        return _compiler_problem("cuda")
 
     def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
         if kernel not in self._fused:
@@ -189,7 +174,7 @@ class Cuda:
         return out_BHK
 
 
-DEVICES: dict[str, Device] = {"cpu": Cpu(), "cuda": Cuda()}
+DEVICES: dict[str, Device] = {"cpu": Device(), "cuda": Cuda()}
 
 
 def kind_of(x: Tensor | torch.device) -> Device:
@@ -217,15 +202,6 @@ def _compiled(function: Callable[_P, _R], **how: Any) -> Callable[_P, _R]:
     # fullgraph: a break, or more shapes than these, raises; it would go on slowly and in silence
     run: Callable[_P, _R] = torch.compile(function, fullgraph=True, **how)
     return run
-
-
-def _compiler_problem(device: str) -> str:
-    """By an attempt, because torch alone knows which compilers and headers it needs."""
-    try:
-        torch.compile(_probe)(torch.zeros(8, device=device))
-    except (RuntimeError, OSError, ImportError) as error:
-        return str(error).strip().splitlines()[0]
-    return ""
 
 
 def _probe(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What a decoder's parts are, if they are not Llama's: rotary scaling, latent attention, experts.
 
-Each is read from the fields of a Hugging Face config.json.
+Sizes are the spec's, which predictions use as well; numbers that cost nothing are read here from the same config.json.
 """
 
 import math
@@ -9,7 +9,33 @@ from dataclasses import dataclass
 from typing import Self
 
 from ladder_sim.errors import UsageError
-from runtime.fields import choice, field, layers, number, size
+from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.values import choice, real, whole
+
+# beyond any number of a model
+_LARGEST = 1e12
+_DEEPSEEK_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
+# what types imply of numbers without a field for it: configuration classes of transformers 5.23.0
+_IMPLIED: Mapping[str, Mapping[str, object]] = {
+    "arcee": {"hidden_act": "relu2"},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "mixtral": {"norm_topk_prob": True, "rope_theta": 1e6},
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+}
+
+
+def numbers_of(reader: ConfigReader) -> ConfigReader:
+    """A config with the numbers that its type implies."""
+    given = {key: value for key, value in reader.config.items() if value is not None}
+    return ConfigReader({**_IMPLIED.get(reader.model_type(), {}), **given}, reader.source)
+
+
+def number(reader: ConfigReader, key: str, default: float) -> float:
+    """A number above 0."""
+    value = reader.config.get(key)
+    return default if value is None else real(value, f"{reader.source}: {key}", _LARGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +70,20 @@ class Yarn:
     """Latent attention's scores are multiplied by it."""
 
 
-def rope_fields(config: Mapping[str, object]) -> Mapping[str, object]:
+def rope_fields(reader: ConfigReader) -> ConfigReader:
     """Rotary fields: in `rope_parameters` since transformers 5, before that in several places."""
-    scaling = field(config, "rope_parameters", dict, field(config, "rope_scaling", dict, {}))
-    return {"rope_theta": config.get("rope_theta"), **scaling}
+    scaling = reader.config.get("rope_parameters") or reader.config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise reader.error("rope_scaling", "must be an object", "download or export the file again")
+    return ConfigReader({"rope_theta": reader.config.get("rope_theta"), **scaling}, reader.source)
 
 
-def rope_scaling(rope: Mapping[str, object], max_positions: int) -> RopeScaling | Yarn | float | None:
-    """How long wavelengths are stretched, or by which factor all are; None: they are not."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def rope_scaling(rope: ConfigReader, max_positions: int | None) -> RopeScaling | Yarn | float | None:
+    """How long wavelengths are stretched, or by which factor all are; None: they are not.
+
+    `max_positions` is the longest context of the training; None: the config does not say it.
+    """
+    kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     # dynamic: stretched beyond `max_position_embeddings`, where no context ends
     if kind == "default" or (kind == "dynamic" and max_positions):
         return None
@@ -61,25 +92,29 @@ def rope_scaling(rope: Mapping[str, object], max_positions: int) -> RopeScaling 
     if kind == "yarn":
         return _yarn(rope, max_positions)
     if kind != "llama3":
-        raise UsageError(f"rope_type is {kind!r}: only llama3, yarn, linear and dynamic are implemented")
+        raise UsageError(f"{rope.source}: rope_type is {kind!r}: only llama3, yarn, linear and dynamic are implemented")
     return RopeScaling(
         factor=number(rope, "factor", 8.0),
         low_freq_factor=number(rope, "low_freq_factor", 1.0),
         high_freq_factor=number(rope, "high_freq_factor", 4.0),
-        original_positions=size(rope, "original_max_position_embeddings", 8192),
+        original_positions=_original_positions(rope, 8192),
     )
 
 
-def _yarn(rope: Mapping[str, object], max_positions: int) -> Yarn:
-    original = size(rope, "original_max_position_embeddings", max_positions)
-    factor = number(rope, "factor", max(max_positions, original) / original)
+def _original_positions(rope: ConfigReader, default: int | None) -> int:
+    return rope.size("original_max_position_embeddings", MAXIMA["max_positions"], default=default)
+
+
+def _yarn(rope: ConfigReader, max_positions: int | None) -> Yarn:
+    original = _original_positions(rope, max_positions)
+    factor = number(rope, "factor", max(max_positions or 0, original) / original)
 
     def magnitude(key: str) -> float:
         # some files write 0 where others leave it out
-        share = 0.0 if not rope.get(key) else number(rope, key, 1.0)
+        share = number(rope, key, 1.0) if rope.config.get(key) else 0.0
         return 0.1 * share * math.log(max(factor, 1.0)) + 1.0
 
-    given = rope.get("mscale") and rope.get("mscale_all_dim")
+    given = rope.config.get("mscale") and rope.config.get("mscale_all_dim")
     implied = magnitude("mscale") / magnitude("mscale_all_dim") if given else 0.1 * math.log(max(factor, 1.0)) + 1.0
     return Yarn(
         factor=factor,
@@ -112,16 +147,16 @@ class Latent:
     """Channels 2j and 2j + 1 are rotated together, not j and j + half."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Self | None:
+    def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
         """None, if the model has none."""
-        if config.get("kv_lora_rank") is None:
+        if not spec.kv_lora_rank:
             return None
         return cls(
-            q_rank=field(config, "q_lora_rank", int, 0),
-            kv_rank=size(config, "kv_lora_rank"),
-            rope_dim=size(config, "qk_rope_head_dim"),
-            value_dim=size(config, "v_head_dim"),
-            interleaved=field(config, "rope_interleave", bool, True),
+            q_rank=spec.q_lora_rank,
+            kv_rank=spec.kv_lora_rank,
+            rope_dim=spec.rope_head_dim,
+            value_dim=spec.value_head_dim,
+            interleaved=reader.flag("rope_interleave", default=True),
         )
 
 
@@ -161,54 +196,39 @@ class Experts:
     """Weights are multiplied by it."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, object], *, layers_count: int) -> Self | None:
+    def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
         """None, if the model has none.
 
         Raises
         ------
         UsageError
-            A field is missing or impossible, or two contradict each other.
+            A token cannot choose its experts in this way.
         """
-        counts = {key: field(config, key, int, 0) for key in ("num_local_experts", "num_experts", "n_routed_experts")}
-        given = {key: count for key, count in counts.items() if count}
-        if not given:
+        if not spec.experts:
             return None
-        if len({*given.values()}) > 1:
-            said = " and ".join(f"{key} is {count}" for key, count in given.items())
-            raise UsageError(f"{said}: must be equal", hint="they are names of one field; keep the right one")
-        key = next(iter(given))
-        count, top_k = size(config, key), size(config, "num_experts_per_tok")
-        method = choice(config, "topk_method", "greedy", ("greedy", "group_limited_greedy", "noaux_tc"))
-        groups = size(config, "n_group", 1) if method != "greedy" else 1
-        top_groups = size(config, "topk_group", 1) if method != "greedy" else 1
-        if count % groups:
-            raise UsageError(f"n_group is {groups}: must divide {key}, {count}")
-        if top_groups > groups:
-            raise UsageError(f"topk_group is {top_groups}: must be at most n_group, {groups}")
-        if top_k > count // groups * top_groups:
-            raise UsageError(
-                f"num_experts_per_tok is {top_k}: a token chooses from {count // groups * top_groups} experts"
+        where, count, config = reader.source, spec.experts, reader.config
+        methods = ("greedy", "group_limited_greedy", "noaux_tc")
+        method = choice(config.get("topk_method", "greedy"), "topk_method", methods)
+        groups = reader.size("n_group", count, default=1) if method != "greedy" else 1
+        top_groups = whole(config.get("topk_group", 1), f"{where}: topk_group", 1, groups) if groups > 1 else 1
+        if spec.experts_per_token > count // groups * top_groups:
+            raise reader.error(
+                "num_experts_per_tok",
+                f"a token chooses from {count // groups * top_groups} experts",
+                "correct n_group, topk_group or num_experts_per_tok",
             )
-        width = size(config, field(config, "expert_width", str, "moe_intermediate_size"))
+        scoring = choice(config.get("scoring_func", "softmax"), "scoring_func", ("softmax", "sigmoid"))
         return cls(
             count=count,
-            top_k=top_k,
-            intermediate=width,
-            shared=width * field(config, "n_shared_experts", int, 0),
-            dense_layers=_dense_layers(config, layers_count),
-            sigmoid=choice(config, "scoring_func", "softmax", ("softmax", "sigmoid")) == "sigmoid",
+            top_k=spec.experts_per_token,
+            intermediate=spec.expert_intermediate,
+            shared=spec.shared_intermediate,
+            dense_layers=spec.dense_layers,
+            sigmoid=scoring == "sigmoid",
             biased_choice=method == "noaux_tc",
             groups=groups,
             top_groups=top_groups,
             group_best=min(2, count // groups) if method == "noaux_tc" else 1,
-            normalized=field(config, "norm_topk_prob", bool, False),
-            scale=number(config, "routed_scaling_factor", 1.0),
+            normalized=reader.flag("norm_topk_prob"),
+            scale=number(reader, "routed_scaling_factor", 1.0),
         )
-
-
-def _dense_layers(config: Mapping[str, object], count: int) -> tuple[int, ...]:
-    """By number: the first ones, those between the steps, those of a list."""
-    first = field(config, "first_k_dense_replace", int, 0)
-    step = size(config, "decoder_sparse_step", 1)
-    named = layers(config, "mlp_only_layers", count)
-    return tuple(i for i in range(count) if i < first or (i + 1) % step or i in named)

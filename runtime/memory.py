@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ladder_sim.errors import InfeasibleError
-from runtime.comm.base import Alone, AloneInExchange, AloneInPipeline, Communicator
+from runtime.comm.base import Communicator, Pipeline
 from runtime.config import EngineConfig, ModelConfig, Phase
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
@@ -64,8 +64,8 @@ def needs(config: ModelConfig, engine: EngineConfig, work: Workload, comm: Commu
 
     A recorded prefill counts twice, in its graph and by itself: it is warmed up before it is recorded.
     """
-    pipeline = AloneInPipeline(comm.pipeline.stage, comm.pipeline.stages)
-    alone = Alone(comm.size, pipeline, AloneInExchange(comm.exchange.size))
+    pipeline = Pipeline(comm.pipeline.stage, comm.pipeline.stages)
+    alone = Communicator(comm.size, pipeline, Communicator(comm.exchange.size))
     # the most outputs that wait to be added; other differences between wirings are smaller than what is wasted
     wirings, context = work.wirings or [lay_out("ladder", config.layers)], work.prompt + work.gen
     latest = max(wirings, key=lambda wiring: max(block.leaves for block in wiring.blocks))

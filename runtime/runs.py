@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ladder_sim.errors import InfeasibleError, MissingPackageError, RankError
 from ladder_sim.system import processes
+from ladder_sim.system.arguments import flags
 from runtime.config import EngineConfig
 
 # facts of an environment that times depend on: what a machine is
@@ -68,7 +69,7 @@ def bench(scenario: Any, variants: Sequence[str], *, repeats: int = 15, warmups:
         config, file = Path(folder, "config.json"), Path(folder, "result.json")
         config.write_text(json.dumps(scenario.model.hf_config()), "utf-8")
         options = {"model": config, "save": file, "variant": ",".join(variants), **own, **stack}
-        code, _ = processes.run(["runtime", "bench", *_flags(options)])
+        code, _ = processes.run(["runtime", "bench", *flags(options)])
         if code:
             raise RankError(f"`python -m runtime bench` ended with exit code {code}")
         result = json.loads(file.read_text("utf-8"))
@@ -112,10 +113,3 @@ def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str
         **{name: getattr(workload, name) for name in ("batch", "prompt", "gen")},
     }
     return {name: str(value) for name, value in {**known, **run}.items()}
-
-
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    # 0 is a number here, not a switch that is off
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    named = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
-    return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]

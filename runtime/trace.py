@@ -145,7 +145,7 @@ def _mark(name: str) -> None:
         pass
 
 
-class _MarkedHandle:
+class _MarkedHandle(Handle):
     def __init__(self, inner: Handle, number: int) -> None:
         self._inner, self._number = inner, number
 

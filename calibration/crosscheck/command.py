@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from calibration.measure.command import require_torch
-from calibration.options import words
+from calibration.options import add_passes, passes_of, words
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.cluster import THIS_MACHINE
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder, write_file
 from runtime.config import read_time
@@ -48,12 +45,8 @@ def add_to(commands: Any) -> None:
         f"a plus, as in standard+token-split:2 (default {','.join(VARIANTS)})",
     )
     add("--tp", type=int, default=8, help="tensor-parallel degree (default %(default)s)")
-    add = check.add_argument_group("workload").add_argument
-    for name, default in WORKLOAD.items():
-        add(f"--{name}", type=int, default=default, help=f"{ARGUMENTS[name].help} Default: {default}.")
-    add = check.add_argument_group("stack and communication").add_argument
-    add("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack, e.g. model.layers=8")
+    add_passes(check.add_argument_group("workload and stack"), WORKLOAD)
+    add = check.add_argument_group("communication").add_argument
     add("--backend", choices=BACKENDS, default="emulate", help="emulate (default): emulated links; gloo: CPU ranks")
     add(
         "--share",
@@ -96,19 +89,11 @@ def _measure(options: argparse.Namespace) -> int:
     require_torch()
     from calibration.crosscheck.run import cross_check
     from calibration.passes.observe import Experiment
-    from runtime.comm.rendezvous import CommConfig
+    from runtime.config import CommConfig
 
     variants = tuple(options.variant or VARIANTS)
-    scenario = Scenario.of(
-        model=options.model,
-        cluster=THIS_MACHINE,
-        stack=options.stack,
-        tp=whole(options.tp, "--tp", 2, 1024),
-        overrides=settings(options.set),
-        **{name: getattr(options, name) for name in WORKLOAD},
-    )
     experiment = Experiment(
-        scenario=scenario,
+        scenario=passes_of(options, options.model, WORKLOAD, "tp"),
         variants=variants,
         runs=variants,
         shares=tuple(_share(text) for text in options.share or SHARES),

@@ -1,18 +1,59 @@
-"""One cross-check from start to end: what runs, what is compared, and the result as JSON."""
+"""One cross-check from start to end: what runs, what is compared and judged by bounds, and the result as JSON."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from calibration.crosscheck.compare import NAMES, Bounds, compare
 from calibration.crosscheck.store import SCHEMA
-from calibration.passes.fit import profile_of
-from calibration.passes.observations import name_of, scenario_of
+from calibration.passes.fit import on_link, profile_of, times_of
+from calibration.passes.observations import Observations, Run, name_of, scenario_of, steps
 from calibration.passes.observe import Experiment, observe
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.table_parts import in_place_entry
-from ladder_sim.validation.runs import check_same
+from ladder_sim.validation.runs import Compared, check_same, compare_requests
 from runtime.environment import environment
+
+# what a result calls quantities
+NAMES = {"ttft_s": "prefill", "tpot_s": "decode", "request_s": "request", "speedup": "speedup"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Largest errors allowed."""
+
+    latency: float
+    """Largest error of prefill and decode of every variant, as a share."""
+    speedup: float
+    """Largest error of the speedup of every variant but the upper bound, as a share."""
+
+    def of(self, row: Compared) -> float | None:
+        """The bound of a row; None: it is not judged."""
+        if row.quantity == "request_s" or (row.quantity == "speedup" and row.variant == "upper-bound"):
+            return None
+        return self.speedup if row.quantity == "speedup" else self.latency
+
+
+def compare(
+    observed: Observations, profile: CalibrationProfile, variants: Sequence[str], bounds: Bounds
+) -> Iterator[tuple[str, Compared, float | None]]:
+    """Compare every quantity of every run: link, row, and its bound; None: it is not judged, or was fitted to.
+
+    Decode is that of all steps together.
+    """
+    for link in observed.links:
+        on = on_link(profile, observed.emulated.get(link))
+        requests = {
+            variant: observed.requests[Run(link, variant)]
+            for variant in variants
+            if Run(link, variant) in observed.requests
+        }
+        predicted = {variant: times_of(observed.scenario, variant, on) for variant in requests}
+        for row in compare_requests(requests, predicted, min(1, len(steps(observed.scenario, "decode")))):
+            fitted = link == observed.calibration_link and row.variant == "standard"
+            yield link, row, None if fitted else bounds.of(row)
+
 
 # by backend; the latencies of an emulated link are known exactly
 BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}

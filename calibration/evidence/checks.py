@@ -1,23 +1,15 @@
-"""What of the runtime only a GPU can show, judged by what a borrowed machine left behind.
+"""Whether runs and single ops of a borrowed machine are as they should be, by what they left behind."""
 
-What a CPU can show of it is in the tests: launches, streams and waits of a fake GPU (`tests/runtime/test_launches.py`,
-`test_streams.py`).
-"""
-
-import json
 import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from calibration.fit.samples import SampleStore
 from ladder_sim.errors import LadderSimError
 from ladder_sim.traces.graph import REDUCES, TraceGraph
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
-from runtime.comm.launch import launch
-from runtime.config import AllReduce
 
 # kernels of a layer of a replayed decode step, at most, by stack: what torch.compile would not fuse, or combo_kernels
 # not join, exceeds them
@@ -51,35 +43,6 @@ def of_samples(store: SampleStore) -> Iterator[Check]:
     bursts = sum(sample.burst for sample in taken)
     says = f"the clock fell during {bursts} of {len(taken)} samples, expected of {MAX_BURSTS:.0%} at most"
     yield Check("steady clocks", bursts <= MAX_BURSTS * len(taken), says)
-
-
-def of_device(name: str = "cuda") -> Iterator[Check]:
-    """Of a device with graphs: that they compute what eager steps do, and that it is seen when one has ended."""
-    # imported here: the other checks need no torch
-    from calibration.measure.graphs import end_seen, equal_tokens
-
-    try:
-        equal, tokens = equal_tokens(name)
-        before, after = end_seen(name)
-    except (RuntimeError, LadderSimError) as error:
-        yield Check("graphs", False, str(error).partition("\n")[0])
-        return
-    yield Check("graphs: tokens", equal == tokens, f"{equal} of {tokens} tokens are those of eager steps")
-    says = f"it has ended before its end: {before}, expected False; after it: {after}, expected True"
-    yield Check("graphs: their end", not before and after, says)
-
-
-def of_ranks(ranks: int, kinds: Sequence[AllReduce] = get_args(AllReduce)) -> Iterator[Check]:
-    """Of ranks with real links between them: that with every kind of all-reduce they compute what one does alone."""
-    for kind in kinds:
-        name = f"tokens of {ranks} ranks, all-reduces by {kind}"
-        with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
-            result = Path(folder, "tokens.json")
-            if launch([kind, str(result)], ranks, "calibration.measure.together"):
-                yield Check(name, False, "it ended with an error")
-                continue
-            equal, tokens = json.loads(result.read_text("utf-8"))
-        yield Check(name, equal == tokens, f"{equal} of {tokens} tokens are those of one rank")
 
 
 def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from calibration.evidence.checks import Check, of_captures, of_device, of_ranks, of_run, of_samples
-from calibration.evidence.faults import cause, faults
+from calibration.evidence.checks import of_captures, of_run, of_samples
 from calibration.evidence.runs import VARIANTS, Run, arguments_of, linked, links_here, own_files, planned
 from calibration.evidence.serving import serve, servings
 from calibration.fit.command import report
@@ -47,7 +46,7 @@ from ladder_sim.validation.archive import FAILURES, FIGURES, PREDICTED, figures,
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
 RUNS, COMPARED, TRACES, TABLE, FIGURE = "runs.csv", "compared.json", "traces", "table.md", "figure.html"
-TOKENS, FAULTS, CHECKS = "tokens.json", "faults.json", "checks.json"
+CHECKS = "checks.json"
 # of all of them that are JSON
 SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
@@ -327,15 +326,10 @@ class Evidence:
                 yield run, json.loads(path.read_text("utf-8"))
 
     def _check(self) -> Iterator[str]:
-        """What only GPUs can show; yields what is not as expected."""
+        """Whether GPUs did what their runs asked for; yields what is not as expected."""
         if not self._on_gpus:
             return
         checks = [*of_samples(self._store)] if (self._folder / SAMPLES).exists() else []
-        checks += of_device()
-        if self._ranks > 1:
-            checks += self._once(TOKENS, of_ranks(self._ranks))
-        causes = faults(self._ranks, int(self._machine.get("gpus", 1)))
-        checks += self._once(FAULTS, (cause(fault, self._model) for fault in causes))
         for run, result in self._results():
             checks += of_run(run.name, result)
             if run == self._first:
@@ -344,14 +338,6 @@ class Evidence:
         for check in checks:
             if not check.holds:
                 yield f"not as expected: {check.name}: {check.says}"
-
-    def _once(self, name: str, checks: Iterator[Check]) -> list[Check]:
-        """Those of a file if it is there; else they are made now, which takes minutes, and written to it."""
-        path = self._folder / name
-        if not path.exists():
-            print(f"checking {path.stem}", file=sys.stderr)
-            write_file(path, _rows(check._asdict() for check in checks))
-        return [Check(**row) for row in json.loads(path.read_text("utf-8"))["rows"]]
 
     @cached_property
     def _store(self) -> SampleStore:

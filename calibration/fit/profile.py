@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibration.fit.holdout import judge
+import numpy as np
+
 from calibration.fit.overheads import Sustained, overheads, sustained
 from calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
 from calibration.fit.samples import CURVES, MeasuredOp, Points, SampleStore, medians
@@ -15,13 +16,16 @@ from calibration.fit.tables import curve_of, table_of
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
-from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
+from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.values import whole
 
 # median error on held-out points above which a table or curve is refused
 MAX_MEDIAN_ERROR = 0.25
+# every point is held out of one trial, drawn at random
+TRIALS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,3 +145,37 @@ def _curves(
 
 def _left_out(op: MeasuredOp, errors: Mapping[MeasuredOp, ErrorStats]) -> dict[str, ErrorStats]:
     return {"held out": errors[op]} if op in errors else {}
+
+
+def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
+    """Errors of every op that becomes a table or a curve; the same draws every time.
+
+    None for an op with fewer points than trials.
+    """
+    return {
+        op: _errors(op, points, reference) if len(points) >= TRIALS else None
+        for op, points in medians.items()
+        if op.table or op.op in CURVES
+    }
+
+
+def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
+    """Errors at all points but the ends of a curve, which lie between no others."""
+    every = sorted(points)
+    drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
+    looked_up: list[float] = []
+    measured: list[float] = []
+    for trial in range(min(TRIALS, len(drawn))):
+        held_out = [tuple(at) for at in drawn[trial::TRIALS]]
+        kept = {at: seconds for at, seconds in points.items() if at not in set(held_out)}
+        looked_up.extend(_look_up(op, kept, reference, op.columns(held_out)))
+        measured.extend(points[at] for at in held_out)
+    return ErrorStats.of(looked_up, measured)
+
+
+def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
+    """Times that a prediction would take from the points."""
+    if op.table:
+        ratio, _ = table_of(*op.table, points, reference).ratio(**columns)
+        return ratio * roofline_s(table_shape(*op.table, columns), reference)
+    return curve_of(points).seconds_at(columns["bytes"])[0]

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,56 +38,42 @@ class Timing(NamedTuple):
     """Without the op that ran at the same time."""
 
 
-class Clock(Protocol):
-    """Takes time stamps in a device's work."""
+class Clock:
+    """Takes time stamps in a device's work; this one for a CPU, whose work is done when its call returns.
 
-    warm_s: float
-    """How long an op runs before it is timed, seconds: by then the device's clock has followed the load."""
+    Attributes
+    ----------
+    warm_s
+        How long an op runs before it is timed, seconds: by then the device's clock has followed the load.
+    """
+
+    warm_s = 0.0
 
     def now(self) -> Any:
         """The moment at which all work issued so far is done."""
+        return time.perf_counter()
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Seconds between two moments, once all work is done."""
+        return float(end - start)
 
     def hold(self, launches: int) -> None:
         """Delay the device until Python has queued so many launches, so that the device never waits for Python."""
 
     def has_held(self, start: Any) -> bool:
         """Whether the device was still held when everything after `start` was queued; else hold it for longer."""
-
-    def chain(self, seconds: float) -> int:
-        """How many runs of a kernel that takes so long make a repeat."""
-
-    def frequency(self) -> float | None:
-        """Of the device's clock, MHz; None: it is not known."""
-
-
-class CpuClock:
-    """For work that is done when its call returns."""
-
-    warm_s = 0.0
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def elapsed_s(self, start: float, end: float) -> float:
-        return end - start
-
-    def hold(self, launches: int) -> None:
-        """No-op: nothing is queued."""
-
-    def has_held(self, start: float) -> bool:
         return True
 
     def chain(self, seconds: float) -> int:
+        """How many runs of a kernel that takes so long make a repeat."""
         return 1
 
     def frequency(self) -> float | None:
+        """Of the device's clock, MHz; None: it is not known."""
         return None
 
 
-class CudaClock:
+class CudaClock(Clock):
     """For work on the current stream."""
 
     warm_s = WARM_S
@@ -138,7 +124,7 @@ class CudaClock:
 @cache
 def clock_of(device: torch.device) -> Clock:
     """The clock of a device's work."""
-    return CudaClock() if device.type == "cuda" else CpuClock()
+    return CudaClock() if device.type == "cuda" else Clock()
 
 
 def chained(run: Callable[[], object], clock: Clock, runs: int, launches: int = 1) -> float:

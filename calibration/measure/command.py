@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.plan import Plan
 from calibration.measure.points import ops_of
-from calibration.options import words
+from calibration.options import add_passes, passes_of, words
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder
 from ladder_sim.system.progress import StatusLine
@@ -51,10 +48,7 @@ def add_to(commands: Any) -> None:
     passes.add_argument(
         "--variant", action="extend", type=words, help="wirings that are timed (default standard,ladder)"
     )
-    for name, default in PASSES.items():
-        passes.add_argument(f"--{name}", type=int, default=default, help=f"{ARGUMENTS[name].help} Default: {default}.")
-    passes.add_argument("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
-    passes.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack")
+    add_passes(passes, PASSES)
     run.add_argument("--most", type=float, default=math.inf, help="limit on tokens, context, and KB moved or sent")
     run.set_defaults(run=_run)
 
@@ -100,19 +94,11 @@ def _measure_passes(options: argparse.Namespace) -> int:
     # imported here: samples need no simulator
     from calibration.passes.measure import measure
     from ladder_sim.costs.profile_file import save_profile
-    from ladder_sim.specs.scenario import Scenario
 
     check_folder("--out", options.out)
     if len(options.model) > 1:
         raise UsageError("--out: a profile of passes is of one --model", hint="write one for each model")
-    scenario = Scenario.of(
-        model=options.model[0],
-        cluster=THIS_MACHINE,
-        stack=options.stack,
-        tp=whole(options.ranks, "--ranks", 2, 1024),
-        overrides=settings(options.set),
-        **{name: getattr(options, name) for name in PASSES},
-    )
+    scenario = passes_of(options, options.model[0], PASSES, "ranks")
     save_profile(measure(scenario, options.variant or ("standard", "ladder")), options.out)
     print(options.out)
     return 0

@@ -10,7 +10,7 @@ from calibration.fit.samples import Sample
 from calibration.measure.clock import clock_of, timed
 from calibration.measure.plan import QUEUED_KERNELS
 from runtime.assemble import assemble
-from runtime.comm.base import Alone
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.kernels import observed
 from runtime.model.wiring import lay_out
@@ -46,7 +46,7 @@ def _eager(device: torch.device) -> Callable[[], float]:
     generator = assemble(
         TINY_MODEL,
         EngineConfig(),
-        Alone(),
+        Communicator(),
         device=device,
         dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
         batch=1,

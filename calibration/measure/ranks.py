@@ -13,7 +13,8 @@ from calibration.measure.layouts import Layout, groups, layouts
 from ladder_sim.errors import LadderSimError
 from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.process_group import check_variables
-from runtime.comm.rendezvous import CommConfig, Place, agree, common_store
+from runtime.comm.rendezvous import Place, agree, common_store
+from runtime.config import CommConfig
 
 _T = TypeVar("_T")
 

@@ -49,7 +49,7 @@ def measure(
     require_ranks(scenario.plan.tp)
     # imported here: it needs torch
     from calibration.passes.observe import Experiment, observe
-    from runtime.comm.rendezvous import CommConfig
+    from runtime.config import CommConfig
 
     experiment = Experiment(
         scenario=scenario,

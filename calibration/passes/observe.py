@@ -1,14 +1,11 @@
 """Observes passes: what a profile is fitted to and requests take turns, so that drift affects both equally."""
 
 import os
-import pickle
 import random
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -31,17 +28,18 @@ from calibration.passes.timers import time_collective
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.errors import RankError, UsageError
+from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
-from runtime.comm.launch import launch
+from runtime.comm.launch import on_ranks
 from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import CommConfig, connect
+from runtime.comm.rendezvous import connect
 from runtime.comm.table import LatencyTable
+from runtime.config import CommConfig
 from runtime.environment import environment
 from runtime.runs import facts, require_ranks
 
@@ -105,19 +103,13 @@ def observe(experiment: Experiment) -> Observations | None:
     """
     tp, links = experiment.scenario.plan.tp, experiment.links
     if links.backend == "emulate":
-        return _observe(experiment, Alone(tp))
+        return _observe(experiment, Communicator(tp))
     if "RANK" in os.environ:
         comm = connect(links, Degrees(tp))
         observed = _observe(experiment, comm)
         return observed if comm.rank == 0 else None
     require_ranks(tp)
-    with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
-        file = Path(folder, "experiment")
-        file.write_bytes(pickle.dumps(experiment))
-        if code := launch([str(file)], tp, "calibration.passes.rank"):
-            raise RankError(f"a rank ended with exit code {code}")
-        seen: Observations = pickle.loads(file.read_bytes())
-    return seen
+    return on_ranks(tp, observe, experiment)
 
 
 def _observe(experiment: Experiment, comm: Communicator) -> Observations:

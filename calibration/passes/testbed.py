@@ -3,26 +3,21 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from statistics import fmean
-from typing import TypeVar
 
 import torch
 
 from calibration.passes.observations import PHASES, scenario_of
 from calibration.passes.timers import OverlapTime, message, time_kernels, time_overlap
 from ladder_sim.costs.in_place import OpKey
-from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import pass_ops
-from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.stack import StackSpec
 from runtime.assemble import assemble
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
-from runtime.kinds import Experts, Latent
 from runtime.model.wiring import Wiring, lay_out
 from runtime.runs import Times
 
@@ -32,7 +27,6 @@ DTYPE = torch.float32
 SEED = 0
 # from the issue of one message during a pass to the next, in multiples of its time alone
 MESSAGE_DISTANCE = 1.5
-_Config = TypeVar("_Config", EngineConfig, ModelConfig)
 
 
 class Testbed:
@@ -45,7 +39,7 @@ class Testbed:
         self.scenario, self.comm = scenario, comm
         work = scenario.workload
         self._generator = assemble(
-            model_config(scenario.model),
+            ModelConfig.of(scenario.model),
             _engine(scenario),
             comm,
             device=torch.device("cpu"),
@@ -70,11 +64,11 @@ class Testbed:
 
     def compute_only(self) -> Times:
         """Time one request without communication."""
-        return self.request("upper-bound", Alone(self.comm.size))
+        return self.request("upper-bound", Communicator(self.comm.size))
 
     def kernels(self, scenario: Scenario) -> Mapping[Phase, list[tuple[OpKey, float]]]:
         """Time every kernel of a request of a scenario without communication."""
-        wiring = self._set_up(scenario, Alone(self.comm.size))
+        wiring = self._set_up(scenario, Communicator(self.comm.size))
         self.comm.barrier()
         return {
             phase: [
@@ -97,7 +91,7 @@ class Testbed:
         """
         phase_s = self.compute_only()[PHASES.index(phase)]
         scenario = scenario_of(self.scenario, "upper-bound")
-        wiring = self._set_up(scenario, Alone(self.comm.size))
+        wiring = self._set_up(scenario, Communicator(self.comm.size))
         # decode steps go on from a prefill
         self._generator.prefill(wiring)
         passes = self._passes(wiring, phase)
@@ -124,57 +118,6 @@ class Testbed:
 
 def _engine(scenario: Scenario) -> EngineConfig:
     stack = scenario.stack
+    same = {field.name: getattr(stack, field.name) for field in fields(EngineConfig) if hasattr(stack, field.name)}
     split = {"sharded_lm_head": stack.vocab_parallel, "sharded_embedding": stack.vocab_parallel}
-    return _config_of(EngineConfig, stack, techniques=scenario.techniques.chosen, **split)
-
-
-def model_config(spec: ModelSpec) -> ModelConfig:
-    """The runtime's form of a model; which experts it would choose does not matter, but how many.
-
-    Raises
-    ------
-    UsageError
-        It has parts that the runtime has not.
-    """
-    unknown = {
-        "norms both before and behind its blocks": spec.block_norms == "both",
-        "attention sinks": spec.attention_sinks,
-        "norms without weights": spec.qk_norm == "weightless",
-    }
-    if parts := [part for part, there in unknown.items() if there]:
-        raise UsageError(
-            f"{spec.name} has {' and '.join(parts)}, which real passes here do not run", hint="choose another --model"
-        )
-    experts = latent = None
-    if spec.experts:
-        experts = Experts(
-            count=spec.experts,
-            top_k=spec.experts_per_token,
-            intermediate=spec.expert_intermediate,
-            shared=spec.shared_intermediate,
-            dense_layers=spec.dense_layers,
-        )
-    if spec.kv_lora_rank:
-        latent = Latent(
-            q_rank=spec.q_lora_rank,
-            kv_rank=spec.kv_lora_rank,
-            rope_dim=spec.rope_head_dim,
-            value_dim=spec.value_head_dim,
-            interleaved=True,
-        )
-        spec = replace(spec, kv_heads=spec.heads, head_dim=spec.nope_head_dim + spec.rope_head_dim)
-    return _config_of(
-        ModelConfig,
-        spec,
-        qk_norm=spec.qk_norm != "none",
-        joint_qk_norm=spec.qk_norm == "all",
-        norms_behind=spec.block_norms == "behind",
-        experts=experts,
-        latent=latent,
-    )
-
-
-def _config_of(config: type[_Config], spec: ModelSpec | StackSpec, **others: object) -> _Config:
-    """The runtime's form of a spec: the fields that both have, and others."""
-    same = {field.name: getattr(spec, field.name) for field in fields(config) if hasattr(spec, field.name)}
-    return config(**same | others)
+    return EngineConfig(**{**same, **split, "techniques": scenario.techniques.chosen})

@@ -134,7 +134,7 @@ def _run(layer: Any, block: BlockPlan, positions: Tensor, n_TD: Tensor) -> Tenso
     outputs = []
     if block.part != "mlp":
         outputs.append(layer.self_attn(positions=positions, hidden_states=n_TD))
-    if block.part != "attn":
+    if block.part != "attention":
         outputs.append(layer.block_sparse_moe(n_TD) if hasattr(layer, "block_sparse_moe") else layer.mlp(n_TD))
     output_TD: Tensor = sum(outputs[1:], outputs[0])
     return output_TD

@@ -6,7 +6,7 @@ Resolved here: the model, the stack and their settings. All other options are th
 import importlib.util
 import json as json_format
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from ladder_sim.specs.settings import Parts, override_parts, settings
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
 from ladder_sim.system import processes
+from ladder_sim.system.arguments import flags
 from ladder_sim.units import format_seconds
 
 # fields of a stack that real passes follow
@@ -213,16 +214,6 @@ def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
         format_seconds(comm_s),
         f"{max(0.0, 1 - medians['exposed_comm_s'] / comm_s):.0%}" if comm_s else "-",
     )
-
-
-def flags(values: Mapping[str, object]) -> Iterator[str]:
-    """Options of a command line; those that are False or None are left out."""
-    for name, value in values.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            yield flag
-        elif value is not None and value is not False:
-            yield f"{flag}={value}"
 
 
 def runtime(arguments: Sequence[str], *, capture: bool) -> str:

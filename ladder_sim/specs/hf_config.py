@@ -98,8 +98,8 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         qk_norm=_qk_norm(reader),
         block_norms=_block_norms(reader),
         attention_sinks=reader.flag("attention_sinks"),
-        ladder_layers=_ladder_layers(reader, layers),
-        wiring=_wiring(reader),
+        ladder_layers=read_ladder_layers(reader, layers),
+        wiring=read_wiring(reader),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS)),
         weights_dtype=quantization.dtype,
@@ -111,7 +111,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
     )
 
 
-def _wiring(reader: ConfigReader) -> str:
+def read_wiring(reader: ConfigReader) -> str:
     """A field of this project: published wirings other than llamaLadder's have none that is known."""
     value = reader.config.get("ladder_sim_wiring", "")
     if not isinstance(value, str):
@@ -158,20 +158,22 @@ def _experts(reader: ConfigReader, layers: int) -> dict[str, Any]:
     names = EXPERTS.get(reader.model_type())
     if names is None:
         return {}
-    experts = reader.size(names.routed, MAXIMA["experts"])
+    # files of transformers 5 call them all as Mixtral's do
+    routed = next((key for key in (names.routed, *EXPERT_COUNTS) if reader.config.get(key)), names.routed)
+    experts = reader.size(routed, MAXIMA["experts"])
     for other in EXPERT_COUNTS:
-        _agree(reader, other, names.routed, experts)
+        _agree(reader, other, routed, experts)
     per_token = reader.size("num_experts_per_tok", MAXIMA["experts"])
     _agree(reader, "experts_per_token", "num_experts_per_tok", per_token)
     if per_token > experts:
         raise reader.error(
             "num_experts_per_tok",
-            f"must be at most {names.routed}, {experts}",
+            f"must be at most {routed}, {experts}",
             "a token is sent to different experts; correct either field",
         )
     groups = reader.size("n_group", MAXIMA["experts"], default=1)
     if experts % groups:
-        raise reader.error("n_group", f"must divide {names.routed}, {experts}", "correct either field")
+        raise reader.error("n_group", f"must divide {routed}, {experts}", "correct either field")
     width = reader.size(names.width, MAXIMA["intermediate"])
     shared = width * reader.size("n_shared_experts", MAXIMA["experts"], default=0, minimum=0)
     return {
@@ -276,7 +278,7 @@ def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if layer % period != full)
 
 
-def _ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+def read_ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
     """Those that a llamaLadder config wires as ladder; empty: none."""
     value = reader.config.get("ladder_layers")
     if reader.model_type() != "llamaLadder":

@@ -1,21 +1,22 @@
 """Rewire a pretrained model: the same weights with the config of a hybrid, whose upper layers are ladder.
 
+The config of a Llama becomes that of the paper's authors, `llamaLadder`; others keep their type, and name the wiring.
+
 References
 ----------
 Ladder Residual, arXiv 2501.06589, section 4: the upper half of Llama-3.1-8B rewired, then retrained.
 """
 
 import json
+import re
 import shutil
 from importlib import resources
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
-from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint
+from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint, read_object
 from runtime.config import ModelConfig
-from runtime.fields import read_object
-from runtime.model_types import TYPES
 
 # files that belong to a model next to its weights, if they exist
 COMPANIONS = (
@@ -46,7 +47,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
     if not 0 <= ladder_layers <= layers:
         raise UsageError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
     variant = checkpoint.shape.variant
-    if variant != "standard" and not checkpoint.shape.ladder_layers:
+    if not re.fullmatch(r"standard|ladder|hybrid-ladder:\d+", variant):
         raise UsageError(
             f"{folder}: its weights were trained as '{variant}' (ladder_sim_wiring): must be standard or ladder",
             hint="convert the checkpoint that it was trained from, or adapt it: examples/train",
@@ -76,10 +77,15 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
 
 
 def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
-    """A config.json with this number of upper layers wired as ladder; what its model type implies is written out."""
+    """A config.json with this number of upper layers wired as ladder."""
+    shape = ModelConfig.from_hf(config)
     dropped = ("architectures", "auto_map", "ladder_sim_wiring")
-    kept = {key: value for key, value in config.items() if key not in dropped and value is not None}
-    return {**TYPES[str(config["model_type"])], **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
+    kept = {key: value for key, value in config.items() if key not in dropped}
+    if config.get("model_type") == "llamaLadder" or not beyond_llama(shape):
+        sizes = {"num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        return {**kept, **sizes, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
+    name = {0: "standard", shape.layers: "ladder"}.get(ladder_layers, f"hybrid-ladder:{ladder_layers}")
+    return {**kept, "ladder_sim_wiring": name}
 
 
 def beyond_llama(shape: ModelConfig) -> str:

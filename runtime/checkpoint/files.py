@@ -4,23 +4,32 @@ Opening one reads headers only and compares them with the config, without torch,
 checkpoint before memory is allocated. Tensors are memory-mapped: a rank reads its own slices.
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.specs.hf_config import read_config
+from ladder_sim.specs.hf_reader import ConfigReader
+from ladder_sim.system.files import read_text
 from runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, mixtral_name, tensor_shapes
 from runtime.config import ModelConfig
-from runtime.fields import field, read_object
-from runtime.model_types import TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# names of config.DTYPES by those of safetensors
+# names of `config.DType` by those of safetensors
 DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+# types whose tensors have the names of `tensors`
+TYPES = (
+    *("llama", "llamaLadder", "mistral", "ministral", "ministral3", "cwm", "seed_oss", "arcee", "olmo2"),
+    *("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3"),
+    *("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2"),
+)
 
 # number of tensors in an error
 _SHOWN = 3
@@ -65,13 +74,17 @@ class Checkpoint:
             A file is missing or damaged, or a tensor is missing, superfluous, or has another shape or type than the
             config.
         """
-        config = read_config(folder / CONFIG, what="the folder of a checkpoint: config.json and *.safetensors")
-        shape = ModelConfig.from_file(folder)
+        config = read_config(folder / CONFIG)
+        if config.get("model_type") not in TYPES:
+            kind = config.get("model_type")
+            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
+        shape = ModelConfig.from_hf(config, source=str(folder / CONFIG))
         stored = _read_headers(folder)
         shapes = tensor_shapes(shape)
         # by their names in the files
         names = {mixtral_name(name) if _is_mixtral(stored) else name: name for name in shapes}
-        after = range(shape.layers, shape.layers + field(config, "num_nextn_predict_layers", int, 0))
+        further = ConfigReader(config, str(folder / CONFIG)).size("num_nextn_predict_layers", 100, default=0, minimum=0)
+        after = range(shape.layers, shape.layers + further)
         spare = tuple(f"model.layers.{index}." for index in after)
         misfits = list(_misfits({name: shapes[ours] for name, ours in names.items()}, stored, spare))
         if misfits:
@@ -92,13 +105,15 @@ class Checkpoint:
         return self.tensors[name]
 
 
-def read_config(file: Path, *, what: str) -> dict[str, object]:
-    """A config.json of a known model type; raises UsageError."""
-    config = read_object(file, what=what)
-    kind = config.get("model_type")
-    if kind not in tuple(TYPES):
-        raise UsageError(f"{file}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
-    return config
+def read_object(file: Path, *, what: str) -> dict[str, object]:
+    """The JSON object in a file, which should be `what`; raises UsageError."""
+    try:
+        value = json.loads(read_text(file, what=what, error=UsageError))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
+    return value
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:

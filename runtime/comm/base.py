@@ -1,9 +1,8 @@
-"""The interfaces of a rank's communication, and their smallest implementations."""
+"""What a rank communicates by; each class by itself is that of a rank alone, which stands for all others."""
 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from torch import Tensor
 
@@ -11,8 +10,8 @@ from torch import Tensor
 Mark = Callable[[], Callable[[], bool]]
 
 
-class Handle(Protocol):
-    """A collective under way."""
+class Handle:
+    """A collective under way; this one did not have to run."""
 
     def wait(self) -> None:
         """Block what reads the tensor next until the collective is done: the CPU, or the current CUDA stream."""
@@ -21,91 +20,41 @@ class Handle(Protocol):
         """Call `sink` with the end of the collective in `time.perf_counter` seconds; never, if it cannot be seen."""
 
 
-class Pipeline(Protocol):
-    """The ranks that hold the same part of every pipeline stage, one for each stage."""
+DONE = Handle()
 
-    stage: int
-    """Of this process."""
-    stages: int
-    """Number of stages, 1 without pipeline parallelism."""
+
+class Pipeline:
+    """The ranks that hold the same part of every pipeline stage, one for each stage.
+
+    Alone, nothing comes from the other stages.
+
+    Parameters
+    ----------
+    stage
+        Of this process.
+    stages
+        Number of stages, 1 without pipeline parallelism.
+    """
+
+    def __init__(self, stage: int = 0, stages: int = 1) -> None:
+        self.stage, self.stages = stage, stages
 
     def send(self, *tensors: Tensor) -> None:
         """Start to send tensors to the next stage, once those before have left."""
 
     def receive(self, x: Tensor) -> Handle:
         """Start to overwrite `x` with the next tensor that the stage before sends."""
+        return DONE
 
     def share(self, x: Tensor) -> Handle:
         """Start to overwrite `x` with the last stage's."""
+        return DONE
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
 
 
-class Exchange(Protocol):
-    """The ranks at one position of every group with requests of its own; they share their experts.
-
-    Rows are tokens.
-    """
-
-    rank: int
-    """Number of this process's group."""
-    size: int
-    """Number of groups, 1 without attention-DP."""
-
-    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        """Every rank's rows of some tensors; ranks have equally many."""
-
-    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
-        """Start summing `x` over the ranks; each gets its part of the rows."""
-
-    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
-        """Start to send so many rows to each rank, and to receive so many from each."""
-
-
-class Communicator(Protocol):
-    """Collectives over the ranks of one tensor-parallel group, in the order they are issued."""
-
-    name: str
-    """Of the backend."""
-    rank: int
-    """Of this process."""
-    size: int
-    """Number of ranks."""
-    pipeline: Pipeline
-    """Where this group's stage is among the others."""
-    exchange: Exchange
-    """Where this group is among those with requests of their own."""
-
-    def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
-        """Start summing `x` over the ranks, in place; `blocking`: nothing is computed before it is waited for."""
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x`, concatenated along the last dimension."""
-
-    def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
-        """Start to gather every rank's `x`, one after the other."""
-
-    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
-        """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
-
-    def broadcast(self, x: Tensor) -> None:
-        """Overwrite `x` with rank 0's."""
-
-    def slowest(self, seconds: Tensor) -> Tensor:
-        """The maximum over the ranks of all groups, element by element; called after a measurement, not in it."""
-
-    def barrier(self) -> None:
-        """Wait for every rank of all groups."""
-
-    def replayed(self, mark: Mark) -> None:
-        """A graph with this rank's collectives was started: `mark` where it ends."""
-
-    def watched(self) -> "AbstractContextManager[Times]":
-        """Measure the time of collectives meanwhile."""
-
-    def settings(self) -> dict[str, object]:
-        """What a result reports of the communication."""
+ONE_STAGE = Pipeline()
 
 
 class Times:
@@ -120,97 +69,77 @@ class Times:
         """Count a pass to its end; called after each, `replays` if the next may replay its CUDA graph."""
 
 
-class _NoCollective:
-    def wait(self) -> None:
-        """No-op."""
+class Communicator:
+    """Collectives over the ranks of one group, in the order they are issued. Rows are tokens.
 
-    def observe(self, sink: Callable[[float], None]) -> None:
-        """No-op: no collective ran."""
+    Alone, a rank has the whole model, or one shard of it and free communication: the others gather the same rows.
 
+    Parameters
+    ----------
+    size
+        Number of ranks.
+    pipeline
+        Where this group's stage is among the others.
+    exchange
+        The ranks at this position of every group with requests of its own, which share their experts; None: there is
+        one such group.
 
-# of a collective that did not have to run
-DONE: Handle = _NoCollective()
-
-
-class AloneInPipeline:
-    """A single rank that stands for a stage, by default with all layers; nothing comes from the others."""
-
-    def __init__(self, stage: int = 0, stages: int = 1) -> None:
-        self.stage, self.stages = stage, stages
-
-    def send(self, *tensors: Tensor) -> None:
-        """No-op: there is no other stage."""
-
-    def receive(self, x: Tensor) -> Handle:
-        return DONE
-
-    def share(self, x: Tensor) -> Handle:
-        return DONE
-
-    def finish(self) -> None:
-        """No-op: nothing was sent."""
-
-
-ONE_STAGE: Pipeline = AloneInPipeline()
-
-
-class AloneInExchange:
-    """A single rank that stands for all of an exchange: the others gather the same rows, and nothing takes time."""
-
-    rank = 0
-
-    def __init__(self, size: int = 1) -> None:
-        self.size = size
-
-    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        return [x.repeat(self.size, *[1] * (x.dim() - 1)) for x in tensors]
-
-    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
-        return x[: len(x) // self.size], DONE
-
-    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
-        # what the others would send is not known
-        return x.new_zeros((sum(received), *x.shape[1:])), DONE
-
-
-ONE_GROUP: Exchange = AloneInExchange()
-
-
-class Alone:
-    """A single rank, with the whole model or with one shard and free communication."""
+    Attributes
+    ----------
+    name
+        Of the backend.
+    rank
+        Of this process.
+    """
 
     name = "none"
     rank = 0
 
-    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE, exchange: Exchange = ONE_GROUP) -> None:
-        self.size, self.pipeline, self.exchange = size, pipeline, exchange
+    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE, exchange: "Communicator | None" = None) -> None:
+        self.size, self.pipeline = size, pipeline
+        self.exchange: Communicator = exchange or (self if size == 1 else Communicator())
 
     def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
+        """Start summing `x` over the ranks, in place; `blocking`: nothing is computed before it is waited for."""
         return DONE
 
     def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x`, concatenated along the last dimension."""
         return x.repeat(*[1] * (x.dim() - 1), self.size)
 
     def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        """Start to gather every rank's `x`, one after the other."""
         return x.repeat(self.size, *[1] * (x.dim() - 1)), DONE
 
+    def gather_all(self, *tensors: Tensor) -> list[Tensor]:
+        """Every rank's rows of some tensors; ranks have equally many."""
+        return [self.gather_rows(x)[0] for x in tensors]
+
     def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
         return x[: len(x) // self.size], DONE
 
+    def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        """Start to send so many rows to each rank, and to receive so many from each: zeros, if it is alone."""
+        return x.new_zeros((sum(received), *x.shape[1:])), DONE
+
     def broadcast(self, x: Tensor) -> None:
-        """No-op: this is rank 0."""
+        """Overwrite `x` with rank 0's."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
+        """The maximum over the ranks of all groups, element by element; called after a measurement, not in it."""
         return seconds
 
     def barrier(self) -> None:
-        """No-op: single rank."""
+        """Wait for every rank of all groups."""
 
     def replayed(self, mark: Mark) -> None:
-        """No-op: nobody waits for this rank."""
+        """A graph with this rank's collectives was started: `mark` where it ends."""
 
     def watched(self) -> AbstractContextManager[Times]:
+        """Measure the time of collectives meanwhile."""
         return nullcontext(Times())
 
     def settings(self) -> dict[str, object]:
+        """What a result reports of the communication."""
         return {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from runtime.comm.base import Alone, AloneInExchange, Handle, Times
+from runtime.comm.base import Communicator, Handle, Times
 from runtime.comm.streams import SideStream
 from runtime.comm.table import LatencyTable
 
@@ -36,7 +36,7 @@ _TICK_S = 32e-9
 _LONGEST_S = 60.0
 
 
-class _Link(Alone):
+class _Link(Communicator):
     """What links on both devices have in common."""
 
     name = "emulate"
@@ -82,21 +82,21 @@ class _Link(Alone):
         return seconds
 
 
-class _Exchange(AloneInExchange):
-    """Its messages are on the same link; a reduce-scatter takes as long as a gather."""
+class _Exchange(Communicator):
+    """Groups whose messages are on a link as well; a reduce-scatter takes as long as a gather."""
 
     def __init__(self, size: int, link: _Link) -> None:
         super().__init__(size)
         self._link = link
 
-    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        gathered = super().all_gather(*tensors)
+    def gather_all(self, *tensors: Tensor) -> list[Tensor]:
+        gathered = super().gather_all(*tensors)
         self._link.send("all_gather", sum(x.nbytes for x in gathered), blocking=True).wait()
         return gathered
 
-    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
-        part, _ = super().reduce_scatter(x)
-        return part, self._link.send("reduce_scatter", x.nbytes)
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        part, _ = super().scatter_sum(x)
+        return part, self._link.send("reduce_scatter", x.nbytes, blocking=blocking)
 
 
 class EmulatedLink(_Link):
@@ -124,7 +124,7 @@ class EmulatedLink(_Link):
         times.comm_s, times.exposed_s = self.busy_s - busy_s, self.waited_s - waited_s
 
 
-class _Deadline:
+class _Deadline(Handle):
     def __init__(self, link: EmulatedLink, end_s: float) -> None:
         self._link, self._end_s = link, end_s
 

@@ -4,16 +4,20 @@ Ranks meet through a file, not a port that may be in use. On several nodes, star
 """
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
-from ladder_sim.errors import print_error
-from ladder_sim.system.processes import ending_children, killed, start
+from ladder_sim.errors import RankError, exit_code, print_error
+from ladder_sim.system.processes import end_with_parent, ending_children, killed, reserve_stdout, start
+
+_Result = TypeVar("_Result")
 
 # environment variable: folder in which the ranks of one launch meet and leave their errors
 FOLDER = "LADDER_RUNTIME_FOLDER"
@@ -41,6 +45,45 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "runtime") -> int
             return _report(*codes[0], folder) if codes else 0
         finally:
             _stop(started)
+
+
+def on_ranks(ranks: int, call: Callable[..., _Result], *arguments: object) -> _Result:
+    """Call a function of a module on every rank; returns what rank 0 has of it.
+
+    It travels as a pickle, in a folder that only this user can write.
+
+    Raises
+    ------
+    RankError
+        A rank failed; it has printed why.
+    """
+    with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
+        file = Path(folder, "call")
+        file.write_bytes(pickle.dumps((call, arguments)))
+        if code := launch([str(file)], ranks, "runtime.comm.launch"):
+            raise RankError(f"a rank ended with exit code {code}")
+        result: _Result = pickle.loads(file.with_suffix(".result").read_bytes())
+    return result
+
+
+def _answer(file: Path) -> None:
+    """Make the call in a file, as one of the ranks."""
+    call, arguments = pickle.loads(file.read_bytes())
+    result = call(*arguments)
+    if os.environ["RANK"] == "0":
+        file.with_suffix(".result").write_bytes(pickle.dumps(result))
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Run a program that may be a rank of several to its end."""
+    end_with_parent()
+    if "RANK" in os.environ:
+        reserve_stdout()
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # a process group with a rank missing would wait in its destructor
+    os._exit(code)
 
 
 def report_error(message: str) -> None:
@@ -85,3 +128,7 @@ def _stop(started: "Sequence[subprocess.Popen[bytes]]") -> None:
         # a rank has nothing to save, and a stopped one handles no other signal
         process.kill()
         process.wait()
+
+
+if __name__ == "__main__":
+    end_with(lambda: exit_code(lambda: _answer(Path(sys.argv[1])), report=report_error))

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from runtime.comm.base import DONE, ONE_GROUP, ONE_STAGE, Exchange, Handle, Mark, Pipeline, Times
+from runtime.comm.base import DONE, ONE_STAGE, Communicator, Handle, Mark, Pipeline, Times
 from runtime.comm.streams import SideStream
 
 _Options = TypeVar("_Options", bound=Any)
@@ -24,7 +24,7 @@ _Options = TypeVar("_Options", bound=Any)
 Reduction = Callable[[Tensor], bool]
 
 
-class ProcessGroup:
+class ProcessGroup(Communicator):
     """A `torch.distributed` process group.
 
     Parameters
@@ -40,7 +40,7 @@ class ProcessGroup:
     pipeline
         Where the group's stage is among the others.
     exchange
-        The ranks at this position of every group with requests of its own; None: there is one group.
+        Group of the ranks at this position of every group with requests of its own; None: there is one of these.
     stream
         Where collectives run; None: where the backend runs them.
     reduction
@@ -58,15 +58,13 @@ class ProcessGroup:
         stream: SideStream | None = None,
         reduction: Reduction = lambda x: False,
     ) -> None:
-        self.name, self.rank, self.size = name, group.rank(), group.size()
+        super().__init__(group.size(), pipeline, exchange)
+        self.name, self.rank = name, group.rank()
         # collectives so far, without those in graphs
         self.issued = 0
         # graphs that were started and have ended, and what says whether each of the others has, the oldest first
         self._ended = 0
         self._running: deque[Callable[[], bool]] = deque()
-        self.pipeline = pipeline
-        self._others = exchange
-        self.exchange: Exchange = RowExchange(exchange) if exchange else ONE_GROUP
         self._group, self._on_failure, self._settings = group, on_failure, settings or {}
         self._stream, self._reduction = stream, reduction
 
@@ -83,21 +81,24 @@ class ProcessGroup:
         return gathered
 
     def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
-        """Start to gather every rank's `x`, one after the other."""
         every, options = x.new_empty((self.size * x.shape[0], *x.shape[1:])), self._on_stream(AllgatherOptions())
         return every, self._start(
             lambda: self._group._allgather_base(every, x.contiguous(), options), blocking=blocking
         )
 
+    def gather_all(self, *tensors: Tensor) -> list[Tensor]:
+        started = [self.gather_rows(x, blocking=True) for x in tensors]
+        for _, handle in started:
+            handle.wait()
+        return [every for every, _ in started]
+
     def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
-        """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
         part, options = x.new_empty((len(x) // self.size, *x.shape[1:])), self._on_stream(dist.ReduceScatterOptions())
         return part, self._start(
             lambda: self._group._reduce_scatter_base(part, x.contiguous(), options), blocking=blocking
         )
 
     def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
-        """Start to send so many rows to each rank, and to receive so many from each."""
         arriving, options = x.new_empty((sum(received), *x.shape[1:])), self._on_stream(dist.AllToAllOptions())
         return arriving, self._start(
             lambda: self._group.alltoall_base(arriving, x.contiguous(), received, sent, options)
@@ -125,7 +126,7 @@ class ProcessGroup:
         largest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         maximum = seconds.to("cuda" if self.name == "nccl" else "cpu", copy=True)
         self._start(lambda: self._group.allreduce([maximum], largest), blocking=True).wait()
-        return maximum.cpu() if self._others is None else self._others.slowest(maximum)
+        return maximum.cpu() if self.exchange.size == 1 else self.exchange.slowest(maximum)
 
     def replayed(self, mark: Mark) -> None:
         self._running.append(mark())
@@ -165,7 +166,7 @@ class ProcessGroup:
         return DONE if work is None else _Work(work, self._on_failure, on_cpu=self.name == "gloo")
 
 
-class _Work:
+class _Work(Handle):
     def __init__(self, work: dist.Work, on_failure: Callable[[RuntimeError], Exception], *, on_cpu: bool) -> None:
         self._work, self._on_failure, self._on_cpu = work, on_failure, on_cpu
 
@@ -181,27 +182,7 @@ class _Work:
             self._work.get_future().add_done_callback(lambda _: sink(time.perf_counter()))
 
 
-class RowExchange:
-    """An exchange over a group of the ranks at one position of every group, in the order of the groups."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self.rank, self.size = group.rank, group.size
-        self._group = group
-
-    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        started = [self._group.gather_rows(x, blocking=True) for x in tensors]
-        for _, handle in started:
-            handle.wait()
-        return [every for every, _ in started]
-
-    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
-        return self._group.scatter_sum(x)
-
-    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
-        return self._group.swap_rows(x, sent, received)
-
-
-class Stages:
+class Stages(Pipeline):
     """A pipeline over the ranks that hold the same part of each stage, in the order of the stages.
 
     Parameters
@@ -214,7 +195,7 @@ class Stages:
     """
 
     def __init__(self, group: ProcessGroup, tokens: ProcessGroup) -> None:
-        self.stage, self.stages = group.rank, group.size
+        super().__init__(group.rank, group.size)
         self._group, self._tokens = group, tokens
         # under way, with the tensors that must not be freed before they have left
         self._sent: list[tuple[Handle, Tensor]] = []

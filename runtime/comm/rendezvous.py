@@ -1,7 +1,6 @@
 """Connect this process to the other ranks: from a backend's name to a communicator."""
 
 import os
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,7 +10,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
-from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator, Pipeline
+from runtime.comm.base import ONE_STAGE, Communicator, Pipeline
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat, RankProgress
 from runtime.comm.launch import FOLDER
@@ -19,36 +18,7 @@ from runtime.comm.process_group import Degrees, ProcessGroup, Stages, check_vari
 from runtime.comm.streams import SideStream
 from runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
 from runtime.comm.table import LatencyTable
-from runtime.config import AllReduce
-
-# more than a week, which nobody waits
-_MAX_TIMEOUT_S = 1e6
-BACKENDS = ("auto", "nccl", "gloo", "emulate", "none")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommConfig:
-    """How ranks communicate."""
-
-    backend: str = "auto"
-    """One of BACKENDS; auto: emulate with a table, else NCCL if there are GPUs, else gloo."""
-    table: Path | None = None
-    """All-reduce latencies to emulate."""
-    gloo_threads: int = 1
-    """1: collectives strictly in turn; 2: gloo's default, two at once."""
-    allreduce: AllReduce = "backend"
-    """Kernel of all-reduces; messages above its limit are the backend's."""
-    timeout_s: float = 120.0
-    """Limit of waiting for other ranks."""
-
-    def __post_init__(self) -> None:
-        if self.gloo_threads < 1:
-            raise UsageError(f"gloo_threads is {self.gloo_threads}: must be 1 or more")
-        if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
-            raise UsageError(
-                f"timeout is {self.timeout_s:g} s: must be above 0 and at most {_MAX_TIMEOUT_S:.0f} s",
-                hint="for example --timeout 120s",
-            )
+from runtime.config import CommConfig
 
 
 class Place(NamedTuple):
@@ -127,8 +97,6 @@ def _progress(comm: ProcessGroup, exchange: ProcessGroup | None) -> RankProgress
 
 
 def _choose(config: CommConfig, place: Place, ranks: int) -> str:
-    if config.backend not in BACKENDS:
-        raise UsageError(f"unknown backend '{config.backend}'", hint=f"known: {', '.join(BACKENDS)}")
     if config.backend == "emulate" or (config.backend == "auto" and config.table is not None):
         return "emulate"
     if place.size == ranks == 1:
@@ -182,7 +150,7 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -
         )
     tp, groups = degrees.tp, degrees.attention_dp
     if backend == "none":
-        return Alone(tp, exchange=AloneInExchange(groups))
+        return Communicator(tp, exchange=Communicator(groups))
     if config.table is None:
         raise UsageError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
     table = LatencyTable.from_file(config.table)

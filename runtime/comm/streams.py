@@ -89,7 +89,7 @@ class EventTimes(Times):
 _Span = tuple[torch.cuda.Event, torch.cuda.Event, bool, bool]
 
 
-class _Running:
+class _Running(Handle):
     def __init__(self, done: torch.cuda.Event, times: EventTimes | None, issue: Callable[[], object]) -> None:
         self._done, self._times = done, times
         # it holds the tensors, whose memory the stream of the computation must not reuse yet
@@ -101,6 +101,3 @@ class _Running:
         with contextlib.nullcontext() if self._times is None else self._times.span(exposed=True):
             self._done.wait()
         self._issue = None
-
-    def observe(self, sink: Callable[[float], None]) -> None:
-        """Never called: the CPU does not see when it ended."""

@@ -47,7 +47,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, engine: EngineConfig, comm: Communicator, positions: int) -> None:
         super().__init__()
         self.config, self.engine, self.comm = config, engine, comm
-        self.shard = Shard.of(config, engine, comm.rank, comm.size, comm.pipeline, comm.exchange)
+        self.shard = Shard.of(config, engine, comm)
         self.embedding_VD = nn.Parameter(torch.empty(self.shard.embedding_rows, config.hidden))
         self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
             Layer(config, index, self.shard, engine) for index in self.shard.layers

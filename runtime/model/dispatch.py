@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from runtime.comm.base import Exchange, Handle
+from runtime.comm.base import Communicator, Handle
 from runtime.model import kernels
 
 # hidden state of tokens, weights and numbers of their experts
@@ -78,29 +78,29 @@ def arrived(output: Tensor | Arriving) -> Tensor:
     return output.wait() if isinstance(output, Arriving) else output
 
 
-def gathered(exchange: Exchange, tokens: Routed, run_experts: RunExperts) -> Arriving:
+def gathered(exchange: Communicator, tokens: Routed, run_experts: RunExperts) -> Arriving:
     """Dispatch by all-gather, combine by reduce-scatter."""
-    n_AD, weight_Ak, chosen_Ak = exchange.all_gather(*tokens)
+    n_AD, weight_Ak, chosen_Ak = exchange.gather_all(*tokens)
     sum_AD = run_experts(n_AD, weight_Ak, chosen_Ak)
-    sum_MD, handle = exchange.reduce_scatter(sum_AD)
+    sum_MD, handle = exchange.scatter_sum(sum_AD)
     first = exchange.rank * len(sum_MD)
     return Arriving(handle, lambda: sum_MD, lambda: sum_AD[first : first + len(sum_MD)])
 
 
-def exchanged(exchange: Exchange, tokens: Routed, run_experts: RunExperts, held: Sequence[range]) -> Arriving:
+def exchanged(exchange: Communicator, tokens: Routed, run_experts: RunExperts, held: Sequence[range]) -> Arriving:
     """Dispatch and combine by all-to-alls; `held` are the experts of each rank of the exchange."""
     n_MD, weight_Mk, chosen_Mk = tokens
     copies_XD, expert_X1, choice_X, sent_R = kernels.copies_by_rank(n_MD, chosen_Mk, held)
     each = [1] * exchange.size
-    received_R, known = exchange.all_to_all(sent_R, each, each)
+    received_R, known = exchange.swap_rows(sent_R, each, each)
     known.wait()
     sent, received = sent_R.tolist(), received_R.tolist()
-    (n_XD, arriving), (own_X1, numbered) = (exchange.all_to_all(x, sent, received) for x in (copies_XD, expert_X1))
+    (n_XD, arriving), (own_X1, numbered) = (exchange.swap_rows(x, sent, received) for x in (copies_XD, expert_X1))
     arriving.wait()
     numbered.wait()
     # weighted by the rank that they return to
     output_XD = run_experts(n_XD, torch.ones_like(own_X1, dtype=weight_Mk.dtype), own_X1)
-    back_XD, handle = exchange.all_to_all(output_XD, received, sent)
+    back_XD, handle = exchange.swap_rows(output_XD, received, sent)
     # what this rank sends to itself
     out, back = (slice(sum(x[: exchange.rank]), sum(x[: exchange.rank + 1])) for x in (received, sent))
     return Arriving(

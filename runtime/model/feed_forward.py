@@ -12,7 +12,7 @@ rank, k experts of a token.
 import torch
 from torch import Tensor, nn
 
-from runtime.comm.base import Exchange
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.kinds import Experts
 from runtime.model import kernels
@@ -53,7 +53,7 @@ class RoutedExperts(nn.Module):
         self.up_LND = nn.Parameter(torch.empty(len(held), width * (2 if config.gated_mlp else 1), config.hidden))
         self.down_LDI = nn.Parameter(torch.empty(len(held), config.hidden, width))
 
-    def forward(self, n_BTD: Tensor, exchange: Exchange, *, reduces: bool) -> Tensor | Arriving:
+    def forward(self, n_BTD: Tensor, exchange: Communicator, *, reduces: bool) -> Tensor | Arriving:
         weight_BTk, chosen_BTk = kernels.choose(
             kernels.score(n_BTD, self.router.weight_NF), self.choice_bias_E, self.experts
         )

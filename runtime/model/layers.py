@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from runtime.comm.base import Exchange
+from ladder_sim.graph.families import Part
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.attention import GroupedAttention, Step
@@ -16,7 +17,7 @@ from runtime.model.feed_forward import MLP, RoutedExperts
 from runtime.model.latent import LatentAttention
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
-from runtime.model.wiring import BlockPlan, Part
+from runtime.model.wiring import BlockPlan
 
 
 class Layer(nn.Module):
@@ -52,12 +53,12 @@ class Layer(nn.Module):
         return (None, norm) if self.config.norms_behind else (norm, None)
 
     def forward(
-        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Exchange
+        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Communicator
     ) -> Tensor | Arriving:
         if block.part == "mlp":
             return self._transform(n_BTD, exchange, reduces=block.reduces)
         held = self.attention.cache_tensors(cache)
-        if block.part == "attn":
+        if block.part == "attention":
             return self._attend(n_BTD, step, held)
         if self.is_wide:
             return self._both(n_BTD, step, held)
@@ -87,7 +88,7 @@ class Layer(nn.Module):
         output_BTD: Tensor = self.attention(inputs, step, cache)
         return output_BTD
 
-    def _transform(self, n_BTD: Tensor, exchange: Exchange, *, reduces: bool) -> Tensor | Arriving:
+    def _transform(self, n_BTD: Tensor, exchange: Communicator, *, reduces: bool) -> Tensor | Arriving:
         if self.experts is None:
             return self._mlp(n_BTD)
         output: Tensor | Arriving = self.experts(n_BTD, exchange, reduces=reduces)

@@ -9,7 +9,7 @@ Routed experts are distributed over the ranks of all groups, whole or in parts o
 from dataclasses import dataclass
 from typing import Self
 
-from runtime.comm.base import ONE_GROUP, ONE_STAGE, Exchange, Pipeline
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 
 
@@ -41,16 +41,9 @@ class Shard:
     """The same for the LM head, on the last stage."""
 
     @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        engine: EngineConfig,
-        rank: int,
-        ranks: int,
-        pipeline: Pipeline = ONE_STAGE,
-        exchange: Exchange = ONE_GROUP,
-    ) -> Self:
-        """Split `config` over `ranks` of each group and stage; raises InfeasibleError if they do not divide it."""
+    def of(cls, config: ModelConfig, engine: EngineConfig, comm: Communicator) -> Self:
+        """Split `config` over the ranks of each group and stage; raises InfeasibleError if they do not divide it."""
+        rank, ranks, pipeline, exchange = comm.rank, comm.size, comm.pipeline, comm.exchange
         config.check_ranks(ranks, engine.ep, exchange.size)
         engine.check_degrees(exchange.size, pipeline.stages)
         part = -(-config.vocab // ranks)

@@ -4,30 +4,22 @@ A wiring is a list of blocks in issue order. Before a block reads the residual s
 all but the newest `leaves`; it may read the rank's own parts of those. Its own output is then summed over the ranks, or
 not. The decoder has one loop for all variants, and the residual stream executes these plans.
 
-Block i puts out p_i^r on rank r, a partial sum; s_i is the sum of p_i^r over the ranks, normalised where the model has
-norms behind its blocks, and x the embedding. The functions below say what block i reads on rank r, and which blocks are
-reduced. The LM head reads x and all sums.
-
-References
-----------
-Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311; delayed tensor parallelism, arXiv
-2609.13846; parallel track, arXiv 2602.07306; sync-point drop, arXiv 2502.20727; CAAT-Net (partial channels), arXiv
-2506.19645; FarSkip-Collective, arXiv 2511.11505.
+What a family's blocks read and which are reduced is said once, with its equation, in `ladder_sim.graph.families`: real
+passes and predictions are of the same wirings.
 """
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ladder_sim.errors import UsageError
+from ladder_sim.graph.families import FAMILIES, Carried, Part, Place, Rule
+from ladder_sim.graph.variants import parse
 from runtime.config import ModelConfig
 
-Part = Literal["attn", "mlp", "both"]
 # of an output, what is read before its sum: what the shared experts in it put out, or all that this rank has of it
 Ahead = Literal["nothing", "shared", "own"]
-# what a sum includes besides the output: residual / ranks, to become the residual, or the own parts that were read
-Carried = Literal["nothing", "residual", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,143 +102,13 @@ class Wiring:
         return tuple(before[max(0, *(block.number - block.leaves for block in before)) :])
 
 
-class _Place(NamedTuple):
-    """Where a block is among those with its wiring."""
-
-    number: int
-    """Such blocks before it."""
-    total: int
-    """How many they are."""
-
-
-# from a block as in standard to the same as the family has it, by its place and the family's parameter
-_Rewire = Callable[[BlockPlan, _Place, int], BlockPlan]
-
-
-def _standard(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
-    """``x + sum_{j<i} s_j``."""
-    return block
-
-
-def _ladder(block: BlockPlan, at: _Place, late: int) -> BlockPlan:
-    """``x + sum_{j<=i-1-D} s_j``."""
-    return replace(block, leaves=late)
-
-
-def _delayed(block: BlockPlan, at: _Place, late: int) -> BlockPlan:
-    """``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``; what is added to the latter later is ``s_j - p_j^r``."""
-    return replace(block, leaves=late, ahead="own") if late else block
-
-
-def _desync(block: BlockPlan, at: _Place, every: int) -> BlockPlan:
-    """A residual for each rank, ``x^r + p_i^r``; after every N-th block and the last ``sum_r x^r / ranks + s_i``."""
-    if every == 1:
-        return block
-    if (at.number + 1) % every and at.number + 1 < at.total:
-        return replace(block, reduces=False)
-    return replace(block, carries="residual")
-
-
-def _track(block: BlockPlan, at: _Place, layers: int) -> BlockPlan:
-    """As `_desync`, after the last block of every D-th layer."""
-    return _desync(block, at, 2 * layers)
-
-
-def _drop(block: BlockPlan, at: _Place, layers: int) -> BlockPlan:
-    """In the last K layers the MLP reads ``x + sum_{j<i-1} s_j + p_{i-1}^r``, and ``p_{i-1}^r + p_i^r`` is reduced."""
-    if at.total - at.number > 2 * layers:
-        return block
-    if block.part == "attn":
-        return replace(block, reduces=False)
-    return replace(block, leaves=1, ahead="own", carries="own")
-
-
-def _partial(block: BlockPlan, at: _Place, percent: int) -> BlockPlan:
-    """``x + sum_{j<i} s_j`` in P percent of the channels, ``x + sum_{j<i} p_j^r`` in the others.
-
-    The LM head reads the mean of the latter over the ranks.
-    """
-    return replace(block, percent=percent)
-
-
-def _farskip(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
-    """``x + sum_{j<i-1} s_j``, and shared experts of block i - 1 where their output needs no exchange (equation 8a)."""
-    return replace(block, leaves=1, ahead="shared")
-
-
-def _farskip_own(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
-    """``x + sum_{j<i-1} s_j + p_{i-1}^r`` (equation 8b)."""
-    return replace(block, leaves=1, ahead="own")
-
-
-def _upper_bound(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
-    """``x + sum_{j<i} p_j^r``, which the LM head reads as well."""
-    return replace(block, reduces=False)
-
-
-class _Parameter(NamedTuple):
-    """The number in a variant's name."""
-
-    letter: str
-    largest: Callable[[int], int]
-    """For so many layers."""
-    smallest: int = 1
-    default: int | None = None
-    """If there is no number; None: there must be one."""
-    below: str = ""
-    """The variant that a smaller number would be."""
-
-
-class _Family(NamedTuple):
-    """Variants of one name."""
-
-    rewire: _Rewire
-    parameter: _Parameter | None = None
-    parts: tuple[Part, ...] = ("attn", "mlp")
-    """Blocks of a layer."""
-    in_hybrids: bool = True
-    """It may be the wiring of the last layers alone."""
-
-    def pattern(self, name: str) -> str:
-        """Its name with the letter of the number."""
-        if self.parameter is None:
-            return name
-        number = f":{self.parameter.letter}"
-        return name + (number if self.parameter.default is None else f"[{number}]")
-
-
-def _layers(layers: int) -> int:
-    return layers
-
-
-def _blocks(layers: int) -> int:
-    return 2 * layers
-
-
-_FAMILIES: dict[str, _Family] = {
-    "standard": _Family(_standard, in_hybrids=False),
-    "parallel": _Family(_standard, parts=("both",)),
-    "ladder": _Family(_ladder, _Parameter("D", _blocks, default=1, below="standard")),
-    "delayed": _Family(_delayed, _Parameter("D", _blocks, smallest=0)),
-    "track": _Family(_track, _Parameter("D", _layers)),
-    "desync": _Family(_desync, _Parameter("N", _blocks)),
-    "drop": _Family(_drop, _Parameter("K", _layers, smallest=0), in_hybrids=False),
-    "partial": _Family(_partial, _Parameter("P", lambda layers: 100)),
-    "farskip": _Family(_farskip),
-    "farskip:own": _Family(_farskip_own),
-    "upper-bound": _Family(_upper_bound, in_hybrids=False),
-}
-_HYBRID = "hybrid-"
-VARIANTS = (*(family.pattern(name) for name, family in _FAMILIES.items()), "hybrid-NAME:K")
-
-
 def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> Wiring:
     """Lay `variant` out over `layers` decoder layers.
 
     Parameters
     ----------
     variant
-        One of `VARIANTS`, with its numbers. Hybrids are standard but for the last K layers.
+        A name that `ladder_sim.graph.variants` knows. Hybrids are standard but for the last K layers.
     layers
         Decoder layers of the model.
     ladder_layers
@@ -257,16 +119,30 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
     UsageError
         Unknown variant, or a number that does not fit the model.
     """
-    name, family, parameter, last = _parse(variant, layers)
-    has_it = ladder_layers if name == f"hybrid-ladder:{len(ladder_layers)}" else range(layers - last, layers)
-    places = itertools.count()
+    given = parse(variant)
+    given.check(layers)
+    family, name = given.family, given.name
+    wired = ladder_layers if name == f"hybrid-ladder:{len(ladder_layers)}" else given.layers(layers)
+    numbers, total = itertools.count(), len(wired) * len(family.parts)
     blocks: list[BlockPlan] = []
     for layer in range(layers):
-        for part in family.parts if layer in has_it else _FAMILIES["standard"].parts:
-            block = BlockPlan(number=len(blocks), layer=layer, part=part)
-            if layer in has_it:
-                block = family.rewire(block, _Place(next(places), len(has_it) * len(family.parts)), parameter)
-            blocks.append(block)
+        for part in family.parts if layer in wired else FAMILIES["standard"].parts:
+            rule = Rule()
+            if layer in wired:
+                number = next(numbers)
+                rule = family.rule(Place(number, part, number == total - 1), given.number)
+            blocks.append(
+                BlockPlan(
+                    number=len(blocks),
+                    layer=layer,
+                    part=part,
+                    leaves=rule.late,
+                    ahead="own" if rule.reads_own else "shared" if rule.reads_shared else "nothing",
+                    reduces=rule.reduces,
+                    percent=rule.percent,
+                    carries=rule.carries,
+                )
+            )
     # the LM head waits for everything
     after: list[tuple[Ahead, bool]] = [*((block.ahead, block.leaves > 0) for block in blocks[1:]), ("nothing", False)]
     return Wiring(
@@ -275,41 +151,4 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
             replace(block, read_ahead=ahead, overlaps=overlaps)
             for block, (ahead, overlaps) in zip(blocks, after, strict=True)
         ),
-    )
-
-
-def _parse(variant: str, layers: int) -> tuple[str, _Family, int, int]:
-    """Canonical name, family, its parameter (0: it has none), and how many of the last layers have it."""
-    text = variant.strip().lower()
-    body = text.removeprefix(_HYBRID)
-    # names may have a colon
-    name = max((name for name in _FAMILIES if f"{body}:".startswith(f"{name}:")), key=len, default="")
-    numbers = body[len(name) + 1 :].split(":") if name != body else []
-    family, is_hybrid = _FAMILIES.get(name), body != text
-    if family is None or (is_hybrid and not family.in_hybrids):
-        raise UsageError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
-    last = layers
-    if is_hybrid:
-        last = _number(variant, _Parameter("K", _layers), numbers.pop() if numbers else "", layers)
-    words, number = [text[: len(text) - len(body)] + name], 0
-    if family.parameter is None:
-        if numbers:
-            way_out = ":".join([*words, str(last)] if is_hybrid else words)
-            raise UsageError(f"variant '{variant}': {name} takes no number", hint=f"write '{way_out}'")
-    elif numbers or family.parameter.default is None:
-        number = _number(variant, family.parameter, ":".join(numbers), last)
-    else:
-        number = family.parameter.default
-    words += [str(number)] if family.parameter and number != family.parameter.default else []
-    words += [str(last)] if is_hybrid else []
-    return ":".join(words), family, number, last
-
-
-def _number(variant: str, parameter: _Parameter, text: str, layers: int) -> int:
-    smallest, largest = parameter.smallest, parameter.largest(layers)
-    if text.isascii() and text.isdigit() and len(text) < 10 and smallest <= int(text) <= largest:
-        return int(text)
-    raise UsageError(
-        f"variant '{variant}': needs a whole number from {smallest} to {largest} as {parameter.letter}",
-        hint=f"for example {min(largest, 2)}" + (f"; a smaller one is '{parameter.below}'" if parameter.below else ""),
     )

@@ -21,7 +21,6 @@ from calibration.crosscheck.store import read_result
 from calibration.passes.fit import profile_of, times_of
 from calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
 from calibration.passes.observe import Experiment
-from calibration.passes.testbed import model_config
 from calibration.passes.timers import OverlapTime
 from ladder_sim import predict
 from ladder_sim.costs.in_place import InPlace
@@ -35,7 +34,7 @@ from ladder_sim.report.tables.crosscheck import crosscheck_report
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.runs import Compared, bootstrap
-from runtime.comm.rendezvous import CommConfig
+from runtime.config import CommConfig, ModelConfig
 from runtime.runs import Times
 from tests.conftest import REPO
 from tests.support.commands import process
@@ -184,7 +183,7 @@ def test_norms_behind_blocks_and_over_all_heads_are_predicted_and_measured(stack
     file = tmp_path / "config.json"
     file.write_text(json.dumps(OLMO))
     scenario = own_scenario(str(file), stack, tp=4, batch=1, prompt=8, gen=3, overrides={})
-    assert model_config(scenario.model).norms_behind
+    assert ModelConfig.of(scenario.model).norms_behind
     # squares of queries and keys are 32-bit on every machine
     for phase, tokens in (("prefill", 8), ("decode", 1)):
         messages = [message_bytes(op) for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
@@ -209,14 +208,14 @@ def test_parts_that_the_runtime_has_not_are_refused() -> None:
 
 def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
     for name, normalises, joint in (("qwen3-30b-a3b", True, False), ("minimax-m2.5", True, True), ("8b", False, False)):
-        config = model_config(catalog.model(name))
+        config = ModelConfig.of(catalog.model(name))
         assert (config.qk_norm, config.joint_qk_norm, config.norms_behind) == (normalises, joint, False)
     for name, norms in (
         ("gemma-3-4b", "norms both before and behind its blocks"),
         ("llama-4-scout", "norms without weights"),
     ):
         with pytest.raises(UsageError, match=f"{name} has {norms}, which real passes here do not run"):
-            model_config(catalog.model(name))
+            ModelConfig.of(catalog.model(name))
 
 
 def test_it_is_shown_as_a_table_as_json_and_as_a_page(

@@ -38,8 +38,9 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
-from runtime.comm.base import Alone
-from runtime.device import DEVICES, Cpu
+from runtime.comm.base import Communicator
+from runtime.device import DEVICES
+from runtime.device import Device as RuntimeDevice
 from runtime.model import kernels
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
@@ -250,7 +251,7 @@ def experts(ep: int) -> Sample:
 def test_math_attention_is_compiled_for_each_shape_where_blocks_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[bool | None] = []
 
-    class Gpu(Cpu):
+    class Gpu(RuntimeDevice):
         has_graphs, compiler_problem = True, ""
 
         def compiled(self, block: Any, *, dynamic: bool | None = None) -> Any:
@@ -442,7 +443,7 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
 def test_kernels_add_up_to_their_pass() -> None:
     small = {"model.layers": "2", "model.vocab": "512"}
     scenario = Scenario.of(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
-    testbed = Testbed(scenario, Alone(8))
+    testbed = Testbed(scenario, Communicator(8))
     testbed.compute_only()
     adds: tuple[ResidualAdd, ...] = ("fused", "apart")
     for add in adds:

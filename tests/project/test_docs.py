@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 import calibration.__main__
-import runtime.options
+import runtime.commands
 from ladder_sim.cli.knobs import knobs_of
 from ladder_sim.cli.main import app
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -76,7 +76,7 @@ def test_commands_that_need_other_machines_have_the_options_that_they_show(page:
         if command.startswith("calibrat"):
             calibration.__main__.argument_parser().read(words)
         else:
-            runtime.options.argument_parser().read(words if command == "runtime" else of_runtime(words))
+            runtime.commands.argument_parser().read(words if command == "runtime" else of_runtime(words))
 
 
 # commands of ladder-sim that read no options of their own alone, and where the others are read
@@ -102,7 +102,7 @@ def options() -> dict[str, set[str]]:
         members = {name: command, **{f"{name} {each}": sub for each, sub in getattr(command, "commands", {}).items()}}
         known |= {words: {option for each in sub.params for option in each.opts} for words, sub in members.items()}
     of_parser("calibrate", calibration.__main__.argument_parser())
-    of_parser("", runtime.options.argument_parser())
+    of_parser("", runtime.commands.argument_parser())
     for name, others in _PASSED_ON.items():
         known[name] |= {option for other in others for option in known[other]}
     everywhere = {"--help", *(option for each in main.params for option in each.opts)}

@@ -10,7 +10,7 @@ import pytest
 import calibration.__main__ as calibration
 import ladder_sim
 import ladder_sim.serve
-import runtime.options as runtime
+import runtime.commands as runtime
 from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO

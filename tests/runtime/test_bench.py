@@ -16,15 +16,13 @@ from ladder_sim.cli.run import _resolve
 from ladder_sim.errors import InfeasibleError, UsageError, install_command
 from runtime.bench import _Sample, bench
 from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone, Handle
+from runtime.comm.base import Communicator, Handle
 from runtime.comm.emulate import EmulatedLink
-from runtime.comm.rendezvous import CommConfig
 from runtime.comm.table import LatencyTable
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig
 from tests.support.commands import run
 from tests.support.schemas import check
 from tests.support.terminal import progress_of
@@ -114,7 +112,7 @@ def test_ladder_computes_under_its_messages_and_standard_does_not(model: Path, v
     """The product's claim, by the order of events: GEMMs between the issue of each message and the wait for it."""
     order: list[tuple[str, int]] = []
 
-    class Link(Alone):
+    class Link(Communicator):
         def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
             order.append(("issue", sum(event == "issue" for event, _ in order)))
             return Message(order[-1][1])

@@ -15,7 +15,7 @@ from ladder_sim.specs import catalog
 from runtime import device
 from runtime.assemble import TORCH_DTYPES, assemble
 from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone
+from runtime.comm.base import Communicator
 from runtime.comm.process_group import ProcessGroup
 from runtime.comm.streams import SideStream
 from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
@@ -146,7 +146,7 @@ def test_decode_attention_of_gpus_computes_what_that_of_cpus_does(
 
     def logits() -> Any:
         shape = replace(SHAPE, sliding_window=window)
-        model = Decoder(shape, EngineConfig(), Alone(), positions=10).to(torch.float16)
+        model = Decoder(shape, EngineConfig(), Communicator(), positions=10).to(torch.float16)
         fill(model, random_weights(seed=0))
         cache, pad_B = model.cache(2), torch.tensor(pads) if any(pads) else None
         tokens_BT, wiring = torch.arange(18).view(2, 9) % 64, lay_out("standard", LAYERS)
@@ -166,7 +166,7 @@ def test_decode_attention_of_gpus_computes_what_that_of_cpus_does(
 
 def decoder(kind: str = "bf16", **shape: Any) -> Decoder:
     with torch.device("meta"):
-        return Decoder(replace(SHAPE, **shape), EngineConfig(), Alone(), positions=4).to(TORCH_DTYPES[kind])
+        return Decoder(replace(SHAPE, **shape), EngineConfig(), Communicator(), positions=4).to(TORCH_DTYPES[kind])
 
 
 def test_what_is_done_is_what_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pyt
 
     compiled = torch.compile
     monkeypatch.setattr("torch.compile", lambda block, **options: compiled(block, backend=backend, **options))
-    model = Decoder(SHAPE, EngineConfig(attention="math"), Alone(2), positions=10)
+    model = Decoder(SHAPE, EngineConfig(attention="math"), Communicator(2), positions=10)
     fill(model, random_weights(seed=0))
     tokens_BT, cache = torch.arange(12).view(2, 6), model.cache(2)
 
@@ -240,7 +240,7 @@ def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pyt
 
 def test_flash_attention_compiles_for_prompts_of_several_lengths() -> None:
     torch._dynamo.reset()
-    model, wiring = Decoder(SHAPE, EngineConfig(), Alone(2), positions=10), lay_out("ladder", LAYERS)
+    model, wiring = Decoder(SHAPE, EngineConfig(), Communicator(2), positions=10), lay_out("ladder", LAYERS)
     fill(model, random_weights(seed=0))
 
     def logits() -> list[Any]:

@@ -14,7 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ladder_sim.errors import MissingDependencyError, UsageError
 from runtime.comm.emulate import EmulatedGpuLink
 from runtime.comm.process_group import Degrees, Groups, nccl_groups
-from runtime.comm.rendezvous import CommConfig, connect
+from runtime.comm.rendezvous import connect
+from runtime.config import CommConfig
 
 pytestmark = pytest.mark.torch
 

@@ -132,6 +132,6 @@ def install(patch: pytest.MonkeyPatch) -> tuple[FakeCuda, Launches, list[list[tu
     patch.setattr("torch.cuda.CUDAGraph", new_graph)
     patch.setattr("torch.cuda.graph", lambda graph, **options: graph.capture(**options))
     patch.setattr("runtime.device._compiled", lambda kernel, **options: launches.fuse(kernel))
-    patch.setattr("runtime.device._compiler_problem", lambda kind: "")
+    patch.setattr("runtime.device.Device.compiler_problem", "")
     patch.setitem(device.DEVICES, "cpu", device.Cuda())
     return cuda, launches, graphs

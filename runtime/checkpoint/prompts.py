@@ -1,24 +1,26 @@
-"""Text to tokens and back: a checkpoint's tokenizer.json, and the tokens that end a text.
+"""Prompts for a checkpoint: text to tokens and back by its tokenizer.json, and all that is checked before a run.
 
 Imports no torch: the launcher refuses a prompt that cannot be encoded before any rank is started.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
-from runtime.checkpoint.files import CONFIG
-from runtime.config import ModelConfig
-from runtime.fields import read_object
+from runtime.checkpoint.files import CONFIG, Checkpoint, read_object
+from runtime.config import CompletionConfig, ModelConfig
+from runtime.model.wiring import Wiring, lay_out
 
 if TYPE_CHECKING:
     import tokenizers
 
 Result = TypeVar("Result")
 
+# new tokens by default, unless the model's context is shorter
+_GEN = 512
 # those of 250,000 tokens have 33 MB
 _LIMIT_BYTES = 256 * 2**20
 _DAMAGED = "edited or damaged? download it again"
@@ -27,8 +29,8 @@ _DAMAGED = "edited or damaged? download it again"
 class Text:
     """The tokenizer of a checkpoint."""
 
-    def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer", vocab: int) -> None:
-        self._file, self._tokenizer, self._vocab = folder / "tokenizer.json", tokenizer, vocab
+    def __init__(self, file: Path, tokenizer: "tokenizers.Tokenizer") -> None:
+        self._file, self._tokenizer = file, tokenizer
 
     @classmethod
     def open(cls, folder: Path, shape: ModelConfig) -> Self:
@@ -46,9 +48,6 @@ class Text:
         file = folder / "tokenizer.json"
         text = read_text(file, what="a checkpoint with its tokenizer.json", limit_bytes=_LIMIT_BYTES, error=UsageError)
         tokenizer = _library(file, lambda: Tokenizer.from_str(text))
-        if tokenizer.post_processor is not None:
-            for token in _unknown(json.loads(tokenizer.post_processor.__getstate__())):
-                raise UsageError(f"{file}: post_processor adds {token!r}, which is none of its tokens", hint=_DAMAGED)
         needed = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         # models may have more rows, for alignment
         if needed > shape.vocab:
@@ -58,19 +57,11 @@ class Text:
             )
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(folder, tokenizer, shape.vocab)
+        return cls(file, tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text, including those that the tokenizer adds, usually one at the beginning.
-
-        Raises
-        ------
-        UsageError
-            The tokenizer fails, or adds a token that has no embedding in the model.
-        """
+        """Tokens of a text, including those that the tokenizer adds, usually one at the beginning."""
         ids: list[int] = _library(self._file, lambda: self._tokenizer.encode(text).ids)
-        if ids and max(ids) >= self._vocab:
-            raise UsageError(f"{self._file}: adds token {max(ids)}: must be below {self._vocab}", hint=_DAMAGED)
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -89,16 +80,6 @@ def _library(file: Path, call: Callable[[], Result]) -> Result:
         raise UsageError(f"{file}: {error}", hint=_DAMAGED) from None
 
 
-def _unknown(processor: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens that a post-processor adds and does not define: encoding would panic, and print a stack of Rust."""
-    for inner in processor.get("processors", ()):
-        yield from _unknown(inner)
-    for piece in (*processor.get("single", ()), *processor.get("pair", ())):
-        name = piece.get("SpecialToken", {}).get("id")
-        if name is not None and name not in processor["special_tokens"]:
-            yield name
-
-
 def end_tokens(folder: Path) -> frozenset[int]:
     """`eos_token_id` in generation_config.json, else in config.json: one token, several or none."""
     for name in ("generation_config.json", CONFIG):
@@ -110,3 +91,48 @@ def end_tokens(folder: Path) -> frozenset[int]:
                     raise UsageError(f"{folder / name}: eos_token_id is {value!r}: must be a token or a list of them")
                 return frozenset(tokens)
     return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionInput:
+    """The checked input of a `complete`."""
+
+    checkpoint: Checkpoint
+    """Headers only."""
+    wiring: Wiring
+    """Of the decoder."""
+    prompts: list[list[int]]
+    """Tokens: those of texts, then those that were given."""
+    gen: int
+    """Maximum of new tokens of each prompt."""
+    ends: frozenset[int]
+    """Tokens that end an answer."""
+
+
+def prepare_completion(config: CompletionConfig) -> CompletionInput:
+    """Read everything but the weights.
+
+    Raises
+    ------
+    UsageError
+        A file is damaged or does not fit the others, or a prompt is longer than the model's context.
+    InfeasibleError
+        The ranks do not divide the model.
+    """
+    checkpoint = Checkpoint.open(config.model)
+    shape = checkpoint.shape
+    shape.check_ranks(config.tp, config.ep)
+    shape.layers_of(0, config.pp)
+    wiring = lay_out(shape.variant if config.variant == "auto" else config.variant, shape.layers, shape.ladder_layers)
+    wiring.check_norms(shape, config.tp)
+    text = Text.open(config.model, shape) if config.prompts else None
+    prompts = [text.encode(prompt) for prompt in config.prompts] if text else []
+    prompts += map(list, config.ids)
+    for prompt in prompts:
+        if not prompt or max(prompt) >= shape.vocab:
+            raise UsageError(f"prompt {prompt}: must be tokens from 0 to {shape.vocab - 1}, one or more")
+    longest = max(map(len, prompts))
+    gen = config.gen or max(1, min(_GEN, shape.max_positions - longest))
+    hint = f"the longest prompt has {longest}: shorten it, or give a smaller --gen"
+    shape.check_context(longest + gen, hint=hint)
+    return CompletionInput(checkpoint, wiring, prompts, gen, end_tokens(config.model))

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
 from runtime.assemble import assemble, device_of
-from runtime.comm.base import Alone, Communicator
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.comm.base import Communicator
+from runtime.comm.process_group import Degrees
+from runtime.comm.rendezvous import Place, connect
+from runtime.config import AllReduce, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import DEVICES
 from runtime.model.wiring import lay_out
 
@@ -27,8 +29,8 @@ def equal_tokens(device: str) -> tuple[int, int]:
     """How many tokens of replayed steps are those of eager ones, and how many there are."""
     where = {"device": torch.device(device), "dtype": torch.bfloat16}
     recorded = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs="on")
-    eager = _tokens(TINY_MODEL, EngineConfig(), Alone(), ["ladder"], **where)
-    replayed = _tokens(TINY_MODEL, EngineConfig(), Alone(), ["ladder"], execution=recorded, **where)
+    eager = _tokens(TINY_MODEL, EngineConfig(), Communicator(), ["ladder"], **where)
+    replayed = _tokens(TINY_MODEL, EngineConfig(), Communicator(), ["ladder"], execution=recorded, **where)
     return int((eager == replayed).sum()), eager.numel()
 
 
@@ -41,9 +43,14 @@ def equal_together(comm: Communicator) -> tuple[int, int]:
     recorded = ExecutionConfig(cuda_graphs="auto", prefill_cuda_graphs="auto")
     how = {"device": device_of(comm), "dtype": torch.float32, "execution": recorded}
     alone, together = (
-        _tokens(shape, EngineConfig(attention="math"), each, TOGETHER, **how) for each in (Alone(), comm)
+        _tokens(shape, EngineConfig(attention="math"), each, TOGETHER, **how) for each in (Communicator(), comm)
     )
     return int((alone == together).sum()), alone.numel()
+
+
+def equal_by(kind: AllReduce) -> tuple[int, int]:
+    """`equal_together` of the ranks of which this process is one, with a kind of all-reduce."""
+    return equal_together(connect(CommConfig(allreduce=kind), Degrees(Place.from_environment().size)))
 
 
 def _tokens(

@@ -1,4 +1,4 @@
-"""What ends a run on GPUs: each fault is caused, and has to end with its message and code, in time."""
+"""What ends a run: each fault is caused, and has to end with its message and code, in time."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from calibration.evidence.checks import Check
 from ladder_sim.specs import catalog
 from ladder_sim.system.processes import ending_children, killed, start
 
@@ -55,8 +54,8 @@ def faults(ranks: int, gpus: int) -> Iterator[Fault]:
     yield Fault("rank that stops", busy, 1, f"rank {last} died or was stopped", strikes=signal.SIGSTOP)
 
 
-def cause(fault: Fault, model: str) -> Check:
-    """Run a few layers of a model into a fault."""
+def cause(fault: Fault, model: str) -> tuple[bool, str]:
+    """Run a few layers of a model into a fault; returns whether it ended as it has to, and how."""
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder, ending_children():
         config = Path(folder, "config.json")
         config.write_text(json.dumps(catalog.model_config(model) | {"num_hidden_layers": LAYERS}), "utf-8")
@@ -69,7 +68,7 @@ def cause(fault: Fault, model: str) -> Check:
                 begun_s = time.monotonic()
                 output, errors = launcher.communicate(timeout=PATIENCE_S)
             except (subprocess.TimeoutExpired, IndexError):
-                return Check(fault.name, False, "it did not end" if launcher.poll() is None else "it ended too early")
+                return False, "it did not end" if launcher.poll() is None else "it ended too early"
             finally:
                 launcher.kill()
     took_s = time.monotonic() - begun_s
@@ -80,7 +79,7 @@ def cause(fault: Fault, model: str) -> Check:
     # what a run prints is its result alone
     clean = fault.code != 0 or _is_json(output)
     holds = launcher.returncode == fault.code and fault.words in errors and in_time and clean
-    return Check(fault.name, holds, says if holds else f"{says}; expected code {fault.code} and '{fault.words}'")
+    return holds, says if holds else f"{says}; expected code {fault.code} and '{fault.words}'"
 
 
 def _ranks_of(launcher: int) -> list[int]:
