@@ -14,7 +14,7 @@ from functools import cache
 from benchmarks import beside
 from benchmarks.checked_parts import ENGINES, behind, never
 from benchmarks.pages import DOCS, Row, bullets, number_in, percent, remade, rows_of, table, table_of
-from ladder_sim.validation.compare import Comparison, error_stats, unseen, validate
+from ladder_sim.validation.compare import Comparison, Quantity, error_stats, unseen, validate
 
 PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
 LEVEL = "protocol-b"
@@ -54,17 +54,16 @@ def _runs() -> tuple[Comparison, ...]:
 
 def _glance() -> str:
     """A line for each comparison."""
+    ladder = [
+        (row.measurement.configuration.p2p, row.speedup) for row in _runs() if row.measurement.variant == "ladder"
+    ]
+    compared: dict[str, list[Quantity | None]] = {
+        "ladder's speedup, with peer-to-peer links": [speedup for p2p, speedup in ladder if p2p],
+        "ladder's speedup, without peer-to-peer links": [speedup for p2p, speedup in ladder if not p2p],
+        "tok/s of four wirings": [row.tokens_per_s for row in _runs()],
+    }
     rows = []
-    for name, quantities in (
-        *(
-            (
-                f"ladder's speedup, {has} peer-to-peer links",
-                [row.speedup for row in _runs() if _of(row) == ("ladder", has == "with")],
-            )
-            for has in ("with", "without")
-        ),
-        ("tok/s of four wirings", [row.tokens_per_s for row in _runs()]),
-    ):
+    for name, quantities in compared.items():
         errors = error_stats(quantities)
         assert errors is not None
         what, far = (
@@ -74,10 +73,11 @@ def _glance() -> str:
         rows.append((what, str(errors.rows), far, percent(errors.inside, 0), "[every row](accuracy-70b.csv)"))
     for time, models in itertools.product(("time per token", "time to first token"), MODELS):
         (each,) = servings(models, "all")
-        name, section = {
-            "dense": ("dense models", "requests-in-flight"),
-            "experts": ("models with experts", "models-with-experts"),
-        }[models]
+        name, section = (
+            ("dense models", "requests-in-flight")
+            if models == "dense"
+            else ("models with experts", "models-with-experts")
+        )
         errors_inside = (
             (percent(each["tpot_mean"]), percent(each["inside"], 0))
             if time == "time per token"
@@ -97,11 +97,6 @@ def _glance() -> str:
     what, far = "published gains of other techniques", f"{statistics.mean(gains):.1f} points, {max(gains):.1f} at most"
     rows.append((what, str(len(gains)), far, "", "[versus](versus.md#published-gains)"))
     return table(("compared", "rows", "mean error", "inside", "where"), rows)
-
-
-def _of(row: Comparison) -> tuple[str, bool]:
-    """Wiring of a row, and whether its GPUs have peer-to-peer links."""
-    return row.measurement.variant, row.measurement.configuration.p2p
 
 
 def _tpot(row: Row) -> tuple[str, str, str]:
@@ -194,15 +189,19 @@ def _cross_checks() -> Iterator[tuple[str, ...]]:
     for what, own in beside.spread_rows():
         yield "[a rank's shard on one H100](#on-one-h100)", what, *_spread(100 * error for error in own)
     served, others = (table_of("load.md", "Compared with a real server", number) for number in (0, 1))
-    for tp, percentile in itertools.product("12", ("p50", "p95")):
-        where = f"[`vllm serve` on two CPU cores, TP {tp}](load.md#compared-with-a-real-server)"
-        errors = [number_in(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
-        yield where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)
-    for tp, percentile in itertools.product("12", ("p50", "p95")):
-        where = f"[the same in two other hours, TP {tp}](load.md#in-other-hours)"
-        figures = (f"TTFT {percentile}", f"TPOT {percentile}")
-        errors = [number_in(row[figure]) for row in others if row["TP"] == tp for figure in figures]
-        yield where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)
+    hours = {
+        ("`vllm serve` on two CPU cores", "compared-with-a-real-server"): [
+            (row["TP"], row["time"], row["error"]) for row in served
+        ],
+        ("the same in two other hours", "in-other-hours"): [
+            (row["TP"], time, cell) for row in others for time, cell in row.items() if time.startswith("T")
+        ],
+    }
+    for (where, section), cells in hours.items():
+        for tp, percentile in itertools.product("12", ("p50", "p95")):
+            errors = [number_in(cell) for of, time, cell in cells if of == tp and time.endswith(percentile)]
+            what = f"TTFT and TPOT {percentile} at three rates"
+            yield f"[{where}, TP {tp}](load.md#{section})", what, *_spread(errors)
 
 
 def _errors(rows: Sequence[Row], measured: str, predicted: str) -> list[float]:

@@ -9,25 +9,32 @@ docs/NAME.svg.
 Each file also holds the numbers that it draws: tests/project/test_page_figures.py compares them with the code's.
 """
 
+import contextlib
+import io
 import json
 import math
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.accuracy_page import collectives_s
 from benchmarks.checked_parts import ENGINES
-from benchmarks.drawn import drawn_by, save
 from benchmarks.evidence import LEVEL, MODELS, servings
 from benchmarks.pages import DOCS, SCHEMES, rows_of
 from ladder_sim import Scenario, predict
+from ladder_sim.cli.main import main as ladder_sim
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
 from ladder_sim.graph.shapes import AttentionShape, GemmShape, Shape
+from ladder_sim.report.figures import style
 from ladder_sim.report.figures.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.figures.prediction import timeline_figure
 from ladder_sim.report.figures.style import (
@@ -49,6 +56,7 @@ TRAINING = DOCS.parent / "tests" / "data" / "training"
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
 _FONT_PX = 13
+_NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
 
 
 def timeline() -> "go.Figure":
@@ -250,32 +258,31 @@ def cross_check() -> "go.Figure":
 
 def recovery() -> "go.Figure":
     """Held-out perplexity of a model while it is adapted, a line for each run, and that of the model as it was."""
-    import plotly.graph_objects as go
-
     held = json.loads((TRAINING / "recovery.json").read_text("utf-8"))
-    drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
-    before = math.exp(held["untrained"]["standard"]["held_out"])
-    values = [math.exp(point["held_out"]) for run in held["runs"].values() for point in run["curve"]]
-    drawn.update_layout(xaxis_title="tokens", yaxis=log_axis("perplexity", [before, *values]), height=520)
     layers = sorted({int(name.split("-")[1]) for name in held["runs"]})
+    traces: list[dict[str, Any]] = []
     for name, run in held["runs"].items():
         _, count, objective = name.split("-", 2)
-        learned = {"distill": "self-distillation", "next-token": "on the text"}[objective]
-        drawn.add_trace(
-            go.Scatter(
-                x=[point["tokens"] for point in run["curve"]],
-                y=[math.exp(point["held_out"]) for point in run["curve"]],
-                name=f"last {count}, {learned}" if count != "0" else f"standard, {learned}",
-                line={
-                    "color": SERIES_COLOURS[layers.index(int(count))],
-                    "dash": "solid" if objective == "distill" else "dot",
-                },
-            )
+        learned, dash = {"distill": ("self-distillation", "solid"), "next-token": ("on the text", "dot")}[objective]
+        traces.append(
+            {
+                "name": f"last {count}, {learned}" if count != "0" else f"standard, {learned}",
+                "x": [point["tokens"] for point in run["curve"]],
+                "y": [math.exp(point["held_out"]) for point in run["curve"]],
+                "line": {"color": SERIES_COLOURS[layers.index(int(count))], "dash": dash},
+            }
         )
-    last = max(point["tokens"] for run in held["runs"].values() for point in run["curve"])
-    line = {"color": TEXT_COLOUR, "dash": "dash"}
-    drawn.add_trace(go.Scatter(x=[0, last], y=[before] * 2, mode="lines", line=line, name="before it was rewired"))
-    return drawn
+    before = math.exp(held["untrained"]["standard"]["held_out"])
+    ends = (0, max(tokens for trace in traces for tokens in trace["x"]))
+    traces.append(_line("before it was rewired", ends, (before, before), TEXT_COLOUR, dash="dash"))
+    values = [value for trace in traces for value in trace["y"]]
+    layout = {"height": 520, "xaxis": _axis("tokens"), "yaxis": log_axis("perplexity", values)}
+    return figure(
+        "SmolLM2-135M with its last layers as ladder",
+        "held-out perplexity while it is adapted",
+        data=traces,
+        layout=layout,
+    )
 
 
 FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
@@ -304,6 +311,57 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 def file_of(name: str, scheme: str = "") -> Path:
     """Where a figure lies; one that commands draw has no scheme."""
     return DOCS / (f"{name}-{scheme}.svg" if scheme else f"{name}.svg")
+
+
+def drawn_by(commands: Sequence[str]) -> "go.Figure":
+    """The figure that commands draw, without a browser."""
+    with (
+        TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        patch.object(style, "save_figure") as saved,
+    ):
+        for command in commands:
+            if ladder_sim(shlex.split(command)[1:]):
+                raise RuntimeError(f"{command} failed")
+    drawn, _ = saved.call_args.args
+    return drawn
+
+
+def numbers(drawn: "go.Figure") -> list[list[float]]:
+    """What a figure draws: the numbers of each trace, to four digits, and labels that are numbers."""
+    rows = []
+    for trace in drawn.data:
+        values = [trace[key] for key in ("base", "x", "y", "z", "text") if key in trace and trace[key] is not None]
+        for bars in ("error_x", "error_y"):
+            if bars in trace:
+                values += [trace[bars][end] for end in ("array", "arrayminus") if trace[bars][end] is not None]
+        flat = [each for column in values for each in np.ravel(np.asarray(column, dtype=object))]
+        rows.append([float(f"{number:.4g}") for each in flat if math.isfinite(number := _number(each))])
+    return rows
+
+
+def _number(value: object) -> float:
+    """NaN of what is none."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def drawn_numbers(file: Path) -> list[list[float]]:
+    """The numbers that a file draws."""
+    (text,) = _NUMBERS.findall(file.read_text("utf-8"))
+    rows: list[list[float]] = json.loads(text)
+    return rows
+
+
+def save(drawn: "go.Figure", file: Path) -> None:
+    """Write a figure with the numbers that it draws."""
+    style.save_figure(drawn, file)
+    svg = file.read_text("utf-8").removesuffix("</svg>")
+    file.write_text(f"{svg}<metadata>{json.dumps(numbers(drawn))}</metadata></svg>\n", "utf-8")
 
 
 def write(name: str) -> None:

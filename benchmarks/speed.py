@@ -216,17 +216,14 @@ def own_graphs() -> Iterator[Figure]:
     """What it adds to a warm prediction that a point has kernels of its own, or a graph of its own."""
     from ladder_sim.specs import catalog
 
+    def larger(model: str, field: str, step: int) -> Callable[[int], dict[str, str]]:
+        size = getattr(catalog.model(model), field)
+        return lambda number: {f"model.{field}": str(size + step * (number + 1))}
+
     for model in ("405b", "deepseek-v3"):
-        shape = catalog.model(model)
-
-        def vocabulary(number: int, most: int = shape.vocab) -> dict[str, str]:
-            return {"model.vocab": str(most + 1024 * (number + 1))}
-
-        def layers(number: int, most: int = shape.layers) -> dict[str, str]:
-            return {"model.layers": str(most + number + 1)}
-
         fields = {"model": model, "nodes": 2, "tp": 16, "stack": "vllm"}
-        warm_ms, *others_ms = medians_ms(*(predicting(each=each, **fields) for each in (None, vocabulary, layers)))
+        others = (None, larger(model, "vocab", 1024), larger(model, "layers", 1))
+        warm_ms, *others_ms = medians_ms(*(predicting(each=each, **fields) for each in others))
         for what, own_ms, target in zip(("kernels", "layers"), others_ms, (2, None), strict=True):
             name = f"what {what} of its own add to predict() of {model} on 16 GPUs, vllm"
             yield Figure(name, own_ms - warm_ms, "ms", target)
