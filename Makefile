@@ -27,7 +27,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test docs verify-exact gpu-evidence loop browser system-deps dist clean
+.PHONY: predict check test docs verify-exact gpu-evidence loop browser system-deps dist
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -130,6 +130,3 @@ dist:
 	sed 's/^dynamic = .*/version = "$(VERSION)"/' pyproject.toml >$(RELEASE)/pyproject.toml
 	$(RELEASE)/tools/bin/cyclonedx-py environment --pyproject $(RELEASE)/pyproject.toml --output-reproducible \
 		--output-file dist/ladder_sim-$(VERSION).cdx.json $(RELEASE)/bare
-
-clean:
-	rm -rf $(VENV) $(VENV)-vllm build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -2,12 +2,9 @@
 
 Writes a checkpoint of random weights and loads one rank's part of it in a fresh process for each tensor-parallel
 degree. The peak is resident memory, including mapped pages of the file, less what the process held before, with torch
-and all that it loads on first use. Exits 1 if a peak is above 1.2 times the rank's own weights::
-
-    python benchmarks/loading.py [--layers 12] [--hidden 1024]
+and all that it loads on first use. Exits 1 if a peak is above 1.2 times the rank's own weights.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -25,21 +22,17 @@ DEGREES = (1, 2, 4, 8)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Peak memory while a checkpoint is loaded.")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--load", nargs=2, metavar=("DIR", "TP"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.load:
-        print(json.dumps(loaded(Path(arguments.load[0]), int(arguments.load[1]))))
+    if len(sys.argv) > 1:
+        folder, tp = sys.argv[1:]
+        print(json.dumps(loaded(Path(folder), int(tp))))
         return 0
     worst = 0.0
     with tempfile.TemporaryDirectory() as name:
-        for folder, layers, hidden in (("tiny", 1, 512), ("real", arguments.layers, arguments.hidden)):
+        for folder, layers, hidden in (("tiny", 1, 512), ("real", 12, 1024)):
             write(Path(name, folder), layers, hidden)
         print(f"{'TP':>2}  {'weights':>9}  {'peak':>9}  {'ratio':>5}  {'seconds':>7}")
         for tp in DEGREES:
-            command = [sys.executable, __file__, "--load", name, str(tp)]
+            command = [sys.executable, __file__, name, str(tp)]
             result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             ratio = result["peak_bytes"] / result["weight_bytes"]
             worst = max(worst, ratio)
