@@ -3,7 +3,8 @@
     model/        the decoder: wiring, residual, layers of attention, latent and feed_forward, kernels of all and of
                   attention, shard
     comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat
-    checkpoint/   Hugging Face's files: files, tensors, weights, convert, tokenizer
+    checkpoint/   Hugging Face's files: files, tensors, weights, convert, tokenizer; modeling_llama_ladder is for
+                  transformers, which convert writes next to weights and nothing here imports
     config        shape of a model, engine options; its parts that are not Llama's in kinds, read with fields and
                   model_types
     options       of `python -m runtime`
