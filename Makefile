@@ -132,4 +132,5 @@ dist:
 		--output-file dist/ladder_sim-$(VERSION).cdx.json $(RELEASE)/bare
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-vllm build dist site *.egg-info plugins/*/build plugins/*/*.egg-info
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

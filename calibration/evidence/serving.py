@@ -198,7 +198,7 @@ def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
         time.sleep(0.2)
     said = log.read_text("utf-8", "replace")
     if f"['{_ARCHITECTURE}'] are not supported" in said:
-        raise MissingDependencyError("this vLLM has no plug-in: pip install ./plugins/vllm-ladder in its environment")
+        raise MissingDependencyError("this vLLM has no plug-in: pip install . ./plugins/vllm-ladder in its environment")
     why = f"ended with {process.returncode}" if process.poll() is not None else f"does not answer after {START_S:g} s"
     raise LadderSimError(f"the server {why}: {_last(said)}")
 

@@ -373,7 +373,7 @@ def vllm(tmp_path: Path) -> Path:
         # vLLM 0.32 without the plug-in
         (
             "ValidationError: 1 error\nModel architectures ['LadderLlamaForCausalLM'] are not supported for now.",
-            "this vLLM has no plug-in: pip install ./plugins/vllm-ladder in its environment",
+            "this vLLM has no plug-in: pip install . ./plugins/vllm-ladder in its environment",
         ),
     ],
 )

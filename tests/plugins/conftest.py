@@ -15,5 +15,6 @@ ROOT = REPO / "plugins" / "vllm-ladder"
 def plug_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with what is in its wheel."""
     work = tmp_path_factory.mktemp("vllm-ladder")
-    zipfile.ZipFile(build_wheel(ROOT, files_below(ROOT), work)).extractall(work / "installed")
+    files = [*files_below(ROOT / "vllm_ladder"), *(ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE"))]
+    zipfile.ZipFile(build_wheel(ROOT, files, work)).extractall(work / "installed")
     return work / "installed"

