@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 import vllm_ladder
 from ladder_sim import __version__
@@ -40,6 +40,9 @@ def test_it_registers_every_architecture_and_warns_of_another_vllm(
     plug_in: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     models: dict[str, str] = {}
+    types: dict[str, type] = {}
+    # other tests load such checkpoints as transformers does by itself
+    monkeypatch.setattr(AutoConfig, "register", lambda name, kind, exist_ok: types.update({name: kind}))
     config = ModuleType("config")
     config.MODELS_CONFIG_MAP = {}  # type: ignore[attr-defined]
     vllm: Any = ModuleType("vllm")
@@ -61,6 +64,7 @@ def test_it_registers_every_architecture_and_warns_of_another_vllm(
     # each of them is a class
     source = (ROOT / "vllm_ladder" / "models.py").read_text("utf-8")
     assert all(f"class {path.partition(':')[2]}(_Wired, " in source for path in models.values())
+    assert types == {"llamaLadder": LlamaLadderConfig}
 
 
 def checked(config: PreTrainedConfig, *, pp: int = 1, dp: int = 1) -> None:
