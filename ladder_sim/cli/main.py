@@ -1,5 +1,6 @@
 """Entry point: dispatches to the commands; every error ends with a message and an exit code."""
 
+import itertools
 import os
 import re
 import sys
@@ -109,9 +110,8 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     if _COMPLETES in os.environ:
         command.main([], prog_name="ladder-sim")
-    name = next((each for each in arguments if not each.startswith("-")), "")
-    if name in GONE:
-        raise UsageError(f"'{name}' is no command any more", hint=GONE[name])
+    if gone := _gone(arguments):
+        raise UsageError(f"'{gone}' is no {'flag' if '--' in gone else 'command'} any more", hint=GONE[gone])
     try:
         # not command.main(): that one ends the process when the reader of a pipe has enough
         with command.make_context("ladder-sim", arguments) as context:
@@ -149,6 +149,14 @@ def _run(arguments: list[str]) -> int:
             raise UnknownNameError("option", unknown, options, more=hint) from error
         raise UsageError(message, hint=_way_out(error) or hint) from error
     return 0
+
+
+def _gone(arguments: Sequence[str]) -> str:
+    """The command in a command line, or the flag of one, that has gone; empty if none has."""
+    words = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments))
+    commands = (" ".join(words[:count]) for count in range(1, 4))
+    flags = (" ".join([*words[:2], word.partition("=")[0]]) for word in words[2:])
+    return next((each for each in (*commands, *flags) if each in GONE), "")
 
 
 def _way_out(error: Any) -> str:

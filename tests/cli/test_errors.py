@@ -555,7 +555,8 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
 
 @pytest.mark.parametrize(("old", "way_out"), GONE.items())
 def test_what_has_gone_says_what_replaced_it(old: str, way_out: str) -> None:
-    refused(("predict", old, "x") if old.startswith("--") else (old, "x", "--json"), 2, f"{old}", "any more", way_out)
+    words = ("predict", old, "x") if old.startswith("--") else (*old.split(), "x", "--json")
+    refused(words, 2, old, "any more", way_out)
 
 
 def test_a_flag_that_a_command_never_had_is_unknown_as_ever() -> None:
