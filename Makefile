@@ -59,10 +59,10 @@ gpu-evidence: $(VENV)/.runtime-installed $(if $(SERVE),$(VENV)-vllm/.installed)
 		$(if $(SERVE),--serve --vllm $(VENV)-vllm/bin/vllm) $(EVIDENCE_ARGS)
 
 # vLLM pins a torch of its own, so it has an environment of its own, with the plug-in.
-$(VENV)-vllm/.installed: pyproject.toml
+$(VENV)-vllm/.installed: pyproject.toml plugins/vllm-ladder/pyproject.toml
 	@echo "Installing vLLM into $(VENV)-vllm: several GB, some minutes the first time"
 	$(PYTHON) -m venv $(VENV)-vllm
-	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install '.[vllm]'
+	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install . ./plugins/vllm-ladder
 	@touch $@
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so

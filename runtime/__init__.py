@@ -3,7 +3,8 @@
     model/        the decoder: wiring, residual, layers of attention, latent and feed_forward, kernels of all and of
                   attention, shard
     comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat
-    checkpoint/   Hugging Face's files: files, tensors, weights, convert, prompts
+    checkpoint/   Hugging Face's files: files, tensors, weights, convert, prompts; modeling_llama_ladder is for
+                  transformers, which convert writes next to weights and nothing here imports
     config        what is run: shape of a model, engine, launches, links, requests; what is not Llama's in kinds
     commands      of `python -m runtime`, with an option for each field of config; what they do:
         bench     every wiring measured, with trace for PyTorch's profiler

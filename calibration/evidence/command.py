@@ -51,7 +51,7 @@ def add_to(commands: Any) -> None:
         help="the table of the Ladder Residual paper: 70B, TP 8 to 1, P2P on and off, an hour",
     )
     add("--serve", action="store_true", help="vLLM as well, standard and ladder, with random weights under three loads")
-    add("--vllm", default="vllm", help="command of vLLM, where this package is installed as well (default %(default)s)")
+    add("--vllm", default="vllm", help="command of a vLLM with plugins/vllm-ladder (default %(default)s)")
     add("--model", help="model whose shards are measured and run (default 70b)")
     add("--ranks", type=int, help="ranks with real links between them; default: one for each GPU")
     add("--tp", type=int, default=8, help="degree that a single rank emulates (default %(default)s)")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ladder_sim.errors import LadderSimError
+from ladder_sim.errors import LadderSimError, MissingDependencyError
 from ladder_sim.serve.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.system.files import write_file
@@ -31,6 +31,8 @@ LOADS = (16, 64, 1)
 PROMPT, GEN = 1024, 512
 # waves of requests for each in flight; below ten requests a mean says little
 WAVES, FEWEST = 3, 8
+# name under which plugins/vllm-ladder serves a Llama
+_ARCHITECTURE = "LadderLlamaForCausalLM"
 # until a server of 70B answers: weights are drawn, kernels compiled, graphs captured
 START_S, END_S = 900.0, 30.0
 
@@ -105,7 +107,7 @@ def result_of(folder: Path, serving: Serving, variant: str) -> Path:
 
 def server_command(vllm: str, place: Path, tp: int, variant: str, port: int) -> list[str]:
     """Start a server of random weights; ladder is served by the plug-in."""
-    wired = {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": variant}
+    wired = {"architectures": [_ARCHITECTURE], "ladder_sim_wiring": variant}
     command = [vllm, "serve", str(place), "--load-format=dummy", f"--tensor-parallel-size={tp}", f"--port={port}"]
     command += ["--host=127.0.0.1", "--served-model-name=model", "--no-enable-prefix-caching", "--dtype=bfloat16"]
     command += [f"--max-model-len={2 * (PROMPT + GEN)}"]
@@ -194,8 +196,11 @@ def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0):
             return
         time.sleep(0.2)
+    said = log.read_text("utf-8", "replace")
+    if f"['{_ARCHITECTURE}'] are not supported" in said:
+        raise MissingDependencyError("this vLLM has no plug-in: pip install . ./plugins/vllm-ladder in its environment")
     why = f"ended with {process.returncode}" if process.poll() is not None else f"does not answer after {START_S:g} s"
-    raise LadderSimError(f"the server {why}: {_last(log.read_text('utf-8', 'replace'))}")
+    raise LadderSimError(f"the server {why}: {_last(said)}")
 
 
 def _ask(folder: Path, vllm: str, serving: Serving, variant: str, port: int) -> None:

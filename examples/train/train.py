@@ -54,7 +54,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from integrations.transformers.modeling_llama_ladder import LlamaLadderConfig, LlamaLadderForCausalLM
+from runtime.checkpoint.modeling_llama_ladder import LlamaLadderConfig, LlamaLadderForCausalLM
 
 # defaults that differ from the Trainer's; --max_steps and --learning_rate are yours to choose
 DEFAULTS = {

@@ -10,7 +10,6 @@ Ladder Residual, arXiv 2501.06589, section 4: the upper half of Llama-3.1-8B rew
 import json
 import re
 import shutil
-from importlib import resources
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
@@ -27,8 +26,8 @@ COMPANIONS = (
     "chat_template.jinja",
 )
 
-# the model's classes for transformers, which are written with the weights
-_HF_CODE = "modeling_llama_ladder"
+# the model's code for transformers, which is written with the weights, and its classes
+_HF_CODE = Path(__file__).with_name("modeling_llama_ladder.py")
 _HF_CLASSES = {
     "AutoConfig": "LlamaLadderConfig",
     "AutoModel": "LlamaLadderModel",
@@ -67,9 +66,8 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
                 shutil.copyfile(file, out / file.name)
         config = hybrid(read_object(folder / CONFIG, what="a checkpoint's config.json"), ladder_layers)
         if hf_code:
-            code = resources.files("integrations.transformers").joinpath(f"{_HF_CODE}.py").read_text("utf-8")
-            write_file(out / f"{_HF_CODE}.py", code)
-            classes = {auto: f"{_HF_CODE}.{name}" for auto, name in _HF_CLASSES.items()}
+            shutil.copyfile(_HF_CODE, out / _HF_CODE.name)
+            classes = {auto: f"{_HF_CODE.stem}.{name}" for auto, name in _HF_CLASSES.items()}
             config |= {"architectures": [_HF_CLASSES["AutoModelForCausalLM"]], "auto_map": classes}
         write_file(out / CONFIG, json.dumps(config, indent=2) + "\n")
     except OSError as error:

@@ -70,7 +70,7 @@ class Sent(NamedTuple):
 
 
 class ResidualStream:
-    """Executes a wiring's block plans; that of `integrations.vllm` has its own `_add_norm`, `_add_others`, `_sum`.
+    """Executes a wiring's block plans; that of plugins/vllm-ladder has its own `_add_norm`, `_add_others`, `_sum`.
 
     Parameters
     ----------

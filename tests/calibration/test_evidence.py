@@ -349,7 +349,20 @@ def vllm(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("ValueError: no kernel image", "the server ended with 1: ValueError: no kernel image"),
+        # vLLM 0.32 without the plug-in
+        (
+            "ValidationError: 1 error\nModel architectures ['LadderLlamaForCausalLM'] are not supported for now.",
+            "this vLLM has no plug-in: pip install . ./plugins/vllm-ladder in its environment",
+        ),
+    ],
+)
 def test_servers_are_measured_one_after_another_and_one_that_fails_costs_itself(
+    error: str,
+    why: str,
     tmp_path: Path,
     vllm: Path,
     ran: list[list[str]],
@@ -361,8 +374,9 @@ def test_servers_are_measured_one_after_another_and_one_that_fails_costs_itself(
     command += ["--stack=gpt-fast", "--batch=1"]
     # those that four GPUs can serve: 8B at TP 4
     monkeypatch.setenv("FAKE_VLLM_FAILS", "LadderLlamaForCausalLM")
+    monkeypatch.setenv("FAKE_VLLM_ERROR", error)
     assert main(command) == 1
-    failed = "not measured: serve-8b-tp-4-ladder: the server ended with 1: ValueError: no kernel image is available"
+    failed = f"not measured: serve-8b-tp-4-ladder: {why}"
     assert failed in capsys.readouterr().err
     archive = read_archive(out)
     assert failed in archive.failures

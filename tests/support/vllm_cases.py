@@ -110,7 +110,8 @@ def scheduled_by_vllm(case: Case) -> Scheduled:
     """What vLLM makes of a load now."""
     script = str(REPO / "tests" / "serve" / "vllm_scheduler.py")
     given = pickle.dumps((case.requests, case.spec, TIMES))
-    run = subprocess.run([os.environ["LADDER_TEST_VLLM"], script], input=given, capture_output=True)
+    env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'plugins' / 'vllm-ladder'}"}
+    run = subprocess.run([os.environ["LADDER_TEST_VLLM"], script], input=given, capture_output=True, env=env)
     assert run.returncode == 0, run.stderr.decode()[-3000:]
     return Scheduled(*pickle.loads(run.stdout))
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import simpy
 
-import integrations.vllm.cpu  # noqa: F401
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.replica import Replica
 from ladder_sim.serve.engine.scheduler import SchedulerSpec, Step
 from ladder_sim.serve.steps.mix import Mix
+from vllm_ladder import cpu  # noqa: F401
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
@@ -25,7 +25,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request as VllmRequest
 
-from integrations.vllm.executor import TimedExecutor, VirtualClock
+from vllm_ladder.executor import TimedExecutor, VirtualClock
 
 # a model that is never loaded
 _MODEL = {
@@ -42,7 +42,7 @@ _MODEL = {
 
 
 class _Started(NamedTuple):
-    """A step that runs, or waits for the one before."""
+    """A step that runs, or waits for the step before it."""
 
     mix: Mix
     start_s: float
@@ -54,14 +54,14 @@ class _Started(NamedTuple):
 
 
 class EngineReplica(Replica):
-    """One that vLLM's engine core schedules, over a model that only takes time."""
+    """Replica that vLLM's engine core schedules, with steps that only take time."""
 
     def _make_scheduler(self) -> None:
         self._clock = VirtualClock()
         self._started = deque[_Started]()
         self._open: dict[str, tuple[Answer, VllmRequest]] = {}
         self._gains: dict[str, list[int]] = {}
-        # equal names of parts of prompts are equal tokens
+        # each part of a prompt is one token many times: equal names, equal tokens
         self._tokens: dict[object, int] = {}
         spec = self.spec
         self._core = EngineCore(
@@ -78,21 +78,21 @@ class EngineReplica(Replica):
 
     @property
     def running(self) -> int:
-        """Requests that are admitted."""
+        """Number of admitted requests."""
         return len(self._core.scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Requests that are not."""
+        """Number of requests that wait for admission."""
         return len(self._core.scheduler.waiting)
 
     @property
     def kv_share(self) -> float:
-        """Of the KV cache, in use."""
+        """Share of the KV cache in use, 0 to 1."""
         return float(self._core.scheduler.kv_cache_manager.usage)
 
     def cached(self, answer: Answer) -> int:
-        """Blocks of the KV cache that hold the beginning of a request."""
+        """Return how many blocks of the KV cache hold the beginning of a request."""
         _, tokens, *_ = self._core.scheduler.kv_cache_manager.get_computed_blocks(self._request(answer))
         return int(tokens) // self.spec.block_tokens
 
@@ -104,7 +104,7 @@ class EngineReplica(Replica):
         self._core.add_request(request)
 
     def _request(self, answer: Answer) -> VllmRequest:
-        """As vLLM has it."""
+        """Make vLLM's request of one of ours."""
         asked = answer.request
         parts = [self._token(name) for name in asked.prefix]
         shared = [token for token in parts for _ in range(asked.prefix_tokens)]
@@ -142,7 +142,7 @@ class EngineReplica(Replica):
             self._clock.reach(self.env.now)
             outputs, ran = core.step_fn()
             core.post_step(ran)
-            # requests that arrive until then are seen by the step after
+            # requests that arrive while the step runs are scheduled in the next one
             yield self.env.timeout(self._clock.now_s - self.env.now)
             parts = [part for each in (outputs or {}).values() for part in each.outputs]
             if self._started and self._started[0].end_s <= self._clock.now_s:
@@ -151,7 +151,7 @@ class EngineReplica(Replica):
                 self._ended(step, start_s, seconds, gaps_s.items())
 
     def _step(self, mix: Mix, parts: list[Any]) -> tuple[Step, Counter[float]]:
-        """Note what a step put out, and how long requests waited for it."""
+        """Note the tokens of a step in their answers; return the step and the times between tokens."""
         step, gaps_s = Step(mix, [], []), Counter[float]()
         for part in parts:
             answer, request = self._open[part.request_id]
@@ -172,7 +172,7 @@ class EngineReplica(Replica):
 
 
 def _config(spec: SchedulerSpec, context: int) -> Any:
-    """vLLM's, for requests of at most so many tokens; the executor sets how it schedules."""
+    """Make vLLM's configuration for requests of at most `context` tokens; the executor sets limits and policy."""
     # the method that needs no second model
     drafts = {"method": "ngram", "num_speculative_tokens": spec.rows - 1} if spec.speculation else None
     with tempfile.TemporaryDirectory() as folder:

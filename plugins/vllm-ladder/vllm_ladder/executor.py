@@ -2,7 +2,7 @@
 
 `PredictedExecutor` serves so in real time, on a machine without the GPUs:
 
-    vllm serve MODEL --distributed-executor-backend integrations.vllm.executor.PredictedExecutor \
+    vllm serve MODEL --distributed-executor-backend vllm_ladder.executor.PredictedExecutor \
         --additional-config '{"ladder_sim": {"model": "70b", "tp": 8, "stack": "vllm", "variant": "ladder"}}'
 
 MODEL lends its tokenizer. Limits of steps, the KV cache and scheduling ahead are the scenario's, whatever vLLM's flags.
@@ -26,41 +26,41 @@ from ladder_sim.serve.engine.replica import Pace
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.steps.mix import Mix
 
-# of a request, by name: tokens that a step with drafted ones brings it, by how many its answer has by then
+# tokens that a step with drafts brings a request, by its name and by the tokens that its answer has by then
 Gains = Callable[[str], Sequence[int]]
 
 
 class Clock:
-    """Of this machine."""
+    """Real time."""
 
     @property
     def now_s(self) -> float:
-        """Seconds since any time."""
+        """Seconds since an arbitrary moment."""
         return time.monotonic()
 
     def reach(self, at_s: float) -> None:
-        """Wait until then."""
+        """Wait until a time."""
         time.sleep(max(0.0, at_s - self.now_s))
 
 
 class VirtualClock(Clock):
-    """One that waiting moves."""
+    """Simulated time: who waits for a time moves the clock there."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the start of the simulation."""
         return self._now_s
 
     def reach(self, at_s: float) -> None:
-        """Go on to then."""
+        """Move the clock forward to a time."""
         self._now_s = max(self._now_s, at_s)
 
 
 class _Timed(Future[ModelRunnerOutput]):
-    """What a step puts out, from its end on."""
+    """The output of a step: done when the clock has reached the step's end."""
 
     def __init__(self, output: ModelRunnerOutput, clock: Clock, end_s: float) -> None:
         super().__init__()
@@ -76,23 +76,22 @@ class _Timed(Future[ModelRunnerOutput]):
 
 
 class TimedExecutor(Executor):
-    """Runs no model.
+    """Executor whose steps only take time.
 
     Parameters
     ----------
     config
-        vLLM's.
+        vLLM's configuration; limits of steps, scheduling ahead and the prefix cache are replaced by those of `spec`.
     spec
-        How vLLM is to schedule, whatever its flags.
+        Limits and policy of the scheduler.
     seconds
-        How long a step takes; called once for each, in their order.
+        Duration of a step; called once for each step, in order.
     clock
-        Steps take its time: what one puts out is there when the clock has reached its end.
+        Says when a step has ended: real or simulated time.
     gains
-        Tokens that steps with drafted ones bring; None: none are drafted.
+        Tokens that steps with drafts bring; None: no tokens are drafted.
     """
 
-    uses_ray = False
     supports_pp = True
 
     def __init__(
@@ -107,7 +106,7 @@ class TimedExecutor(Executor):
         super().__init__(config)
 
     def _init_executor(self) -> None:
-        """Let vLLM schedule as the scenario's engine; its scheduler is made after this."""
+        """Set limits and policy of vLLM's scheduler, which is made after this."""
         spec, scheduler, cache = self.spec, self.scheduler_config, self.cache_config
         scheduler.async_scheduling = spec.ahead
         scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = spec.step_tokens
@@ -118,53 +117,41 @@ class TimedExecutor(Executor):
         self._output: Future[ModelRunnerOutput] = Future()
         # any but the tokenizer's special ones, which are first or last
         self._token = self.model_config.get_vocab_size() // 2
-        # of each request: tokens of its prompt, those of its answer that came, and those in the KV cache and not
-        # rejected
+        # by request: tokens of its prompt, tokens of its answer so far, and tokens in the KV cache without rejected
+        # drafts
         self._prompts: dict[str, int] = {}
         self._produced: dict[str, int] = {}
         self._computed: dict[str, int] = {}
+        # requests that have drafts in their next step
         self._drafting: list[str] = []
+        # one layer stands for all
+        kv = FullAttentionSpec(block_size=spec.block_tokens, num_kv_heads=1, head_size=64, dtype=torch.float32)
+        self._worker: dict[str, Any] = {
+            "get_supported_tasks": ("generate",),
+            "get_kv_cache_spec": {"layers.0": kv},
+            # any layout would do
+            "get_supported_kv_cache_layouts": ["NHD"],
+            # vLLM never uses one of the blocks
+            "determine_available_memory": (spec.kv_blocks + 1) * kv.page_size_bytes,
+        }
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """A step may be scheduled while one runs."""
+        """A step may be scheduled while another one runs."""
         return True
 
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        """It answers."""
-        return ("generate",)
-
-    def collective_rpc(self, *_: Any, single_value: bool = False, **__: Any) -> Any:
-        """There are no workers."""
-        return None if single_value else [None]
+    def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
+        """Answer for the workers, of which there are none."""
+        return [self._worker.get(method)]
 
     def check_health(self) -> None:
-        """Nothing fails."""
+        """Return: nothing can fail."""
 
-    def compile_or_warm_up_model(self) -> float:
-        """Nothing is compiled."""
-        return 0.0
-
-    def initialize_from_config(self, kv_cache_configs: Any) -> None:
-        """Blocks hold nothing."""
-
-    def get_kv_cache_specs(self) -> list[dict[str, FullAttentionSpec]]:
-        """One layer stands for all."""
-        size = self.spec.block_tokens
-        return [{"layers.0": FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=64, dtype=torch.float32)}]
-
-    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Any would do."""
-        return [["NHD"]]
-
-    def determine_available_memory(self) -> list[int]:
-        """Room for the blocks, and the one that vLLM never uses."""
-        (specs,) = self.get_kv_cache_specs()
-        return [(self.spec.kv_blocks + 1) * specs["layers.0"].page_size_bytes]
+    def compile_or_warm_up_model(self) -> None:
+        """Return: there is no model to compile."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Start a step, which begins when the one before has ended."""
+        """Start a step, which begins when the step before it has ended."""
         scheduled = scheduler_output.num_scheduled_tokens
         if not scheduled:
             nothing = _Timed(EMPTY_MODEL_RUNNER_OUTPUT, self._clock, self._clock.now_s)
@@ -198,15 +185,15 @@ class TimedExecutor(Executor):
         return started if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """What the last step puts out."""
+        """Return the output of the last step."""
         return self._output if non_block else self._output.result()
 
     def take_draft_token_ids(self) -> DraftTokenIds:
-        """As many as a step takes."""
+        """Return as many drafts as a step takes, for each request that decodes next."""
         return DraftTokenIds(self._drafting, [[self._token] * (self.spec.rows - 1) for _ in self._drafting])
 
     def _read(self, scheduler_output: Any) -> tuple[dict[str, int], dict[str, int]]:
-        """Of each request, its tokens computed before this step, and all that it has: prompt and answer so far."""
+        """Return by request its tokens computed before this step, and all its tokens: prompt and answer so far."""
         for name in scheduler_output.finished_req_ids:
             for tokens in (self._prompts, self._produced, self._computed):
                 tokens.pop(name, None)
@@ -220,7 +207,7 @@ class TimedExecutor(Executor):
         return before, lengths
 
     def _gain(self, name: str, drafts: int) -> int:
-        """Tokens that a step brings a request whose prompt is done."""
+        """Return the tokens that a step brings a request whose prompt is done."""
         # rows that vLLM adds to a prompt of one token are no drafts
         if not drafts or self._gains is None or not self._produced.get(name):
             return 1
@@ -229,7 +216,7 @@ class TimedExecutor(Executor):
 
 
 def _mix(scheduled: Mapping[str, int], before: Mapping[str, int], drafts: Mapping[str, Sequence[int]]) -> Mix:
-    """A step's requests, added up."""
+    """Add up the requests of a step."""
     mix = Mix.of(prefill=[(new, before[name]) for name, new in scheduled.items() if name not in drafts])
     return mix._replace(
         decoding=mix.decoding + len(drafts),
@@ -239,7 +226,13 @@ def _mix(scheduled: Mapping[str, int], before: Mapping[str, int], drafts: Mappin
 
 
 class PredictedExecutor(TimedExecutor):
-    """Serves in real time as if on the GPUs of a scenario, whose arguments `--additional-config` has."""
+    """Serves in real time as if on the GPUs of a scenario.
+
+    Parameters
+    ----------
+    config
+        vLLM's configuration. Its `additional_config["ladder_sim"]` holds the arguments of `Scenario.of`.
+    """
 
     def __init__(self, config: VllmConfig) -> None:
         arguments = config.additional_config.get("ladder_sim")

