@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +16,7 @@ from ladder_sim.cli.catalog import list_
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
 from ladder_sim.cli.flags import PASSED_ON
-from ladder_sim.cli.gone import GONE
+from ladder_sim.cli.knobs import instead_of
 from ladder_sim.cli.predict import predict
 from ladder_sim.cli.run import run
 from ladder_sim.cli.serve import capacity, serve
@@ -37,6 +37,15 @@ from ladder_sim.specs.arguments import ARGUMENTS, Argument
 
 # what a shell sets to ask for words, as the script of --install-completion does
 _COMPLETES = "_LADDER_SIM_COMPLETE"
+
+# commands of earlier versions, and what to write instead
+GONE: Mapping[str, str] = {
+    "crosscheck": "write `ladder-sim calibrate check`, with the same options",
+    "train": "examples/train/train.py --scratch trains on transformers' Trainer, with any number of GPUs",
+    "adapt": "examples/train/train.py adapts a checkpoint, on transformers' Trainer; --teacher distils",
+    "show": "`ladder-sim list NAME` shows a model, cluster or stack; `list NAME --toml` prints its file",
+    "quality": "`ladder-sim list quality` shows published quality; `ladder-sim versus` says what adapting costs",
+}
 
 app = typer.Typer(
     name="ladder-sim",
@@ -142,10 +151,10 @@ def _run(arguments: list[str]) -> int:
         listed = "commands" if message.startswith("No such command") else "options"
         hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
-        if unknown in GONE and place and any("--set" in item.opts for item in place.command.params):
-            raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=GONE[unknown]) from error
         if unknown and place:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
+            if "--set" in options and (instead := instead_of(unknown, place.info_name)):
+                raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=instead) from error
             raise UnknownNameError("option", unknown, options, more=hint) from error
         raise UsageError(message, hint=_way_out(error) or hint) from error
     return 0

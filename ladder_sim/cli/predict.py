@@ -7,6 +7,7 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.output import PANEL, Csv, Json, Output, check_plot, draw
+from ladder_sim.errors import UsageError
 
 
 def predict(
@@ -47,6 +48,8 @@ def predict(
     from ladder_sim.report.tables.explanation import explanation
 
     asked = flags.Asked.of(context)
+    if explain and (json or csv):
+        raise UsageError("--explain adds tables of text: --json and --csv have no place for them", hint="leave one out")
     output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
     timeline = asked.knobs["timeline"] and Path(asked.knobs["timeline"])
     check_plot(timeline)

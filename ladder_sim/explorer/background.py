@@ -53,20 +53,7 @@ VIEWS: Mapping[str, View] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
-    """Answers questions, each the name of a view and a query of its `View.question`."""
-
-    allowlist: Allowlist
-    """What queries may name."""
-
-    def __call__(self, question: tuple[str, str], tell: Callable[[Panel], object]) -> None:
-        """Answer one.
-
-        Raises
-        ------
-        LadderSimError
-            It has no answer.
-        """
-        name, query = question
-        tell(VIEWS[name].panel(State.parse(query, self.allowlist), self.allowlist))
+def answer(allowlist: Allowlist, question: tuple[str, str], tell: Callable[[Panel], object]) -> None:
+    """Answer a question: the name of a view, and a query of its `View.question`; raises LadderSimError."""
+    name, query = question
+    tell(VIEWS[name].panel(State.parse(query, allowlist), allowlist))

@@ -13,9 +13,9 @@ from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer import quantities
+from ladder_sim.explorer import background, quantities
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.background import VIEWS, Background
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.panel import Panel
 from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.state import State
@@ -112,9 +112,8 @@ class Queries:
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
         self.worker: Worker[ServingResult] = Worker(ServingView(allowlist))
-
         # another process: its answers take seconds, those under load half a minute
-        self.background: Worker[Panel] = Worker(Background(allowlist=allowlist))
+        self.background: Worker[Panel] = Worker(partial(background.answer, allowlist))
 
         # by method
         self._caches: dict[str, Callable[[str], Any]] = {}

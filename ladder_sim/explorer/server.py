@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable
+from multiprocessing import active_children
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -91,7 +92,12 @@ def serve(server: BaseWSGIServer) -> None:
     # everything loaded by now stays: looking through it again and again took a quarter of the time
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-    server.serve_forever()
+    try:
+        server.serve_forever()
+    finally:
+        # what they compute is for nobody now
+        for process in active_children():
+            process.kill()
 
 
 class _RequestHandler(WSGIRequestHandler):
