@@ -15,11 +15,12 @@ from ladder_sim.cli.calibrate import calibrate
 from ladder_sim.cli.catalog import list_
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
-from ladder_sim.cli.flags import PASSED_ON
+from ladder_sim.cli.flags import PASSED_ON, scenario, searched, with_flags
 from ladder_sim.cli.knobs import instead_of
+from ladder_sim.cli.output import form
 from ladder_sim.cli.predict import predict
-from ladder_sim.cli.run import run
-from ladder_sim.cli.serve import capacity, serve
+from ladder_sim.cli.run import Bench, run
+from ladder_sim.cli.serve import Requests, capacity, serve
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
@@ -54,19 +55,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command()(predict)
-app.command()(sweep)
-app.command()(breakeven)
-app.command()(sensitivity)
-app.command()(advise)
-app.command()(compare)
-app.command()(versus)
-app.command()(serve)
-app.command()(capacity)
-app.command()(explore)
-app.command(context_settings=PASSED_ON)(run)
+app.command(cls=with_flags(scenario, form))(predict)
+app.command(cls=with_flags(scenario, searched, without=("no_p2p",)))(sweep)
+app.command(cls=with_flags(scenario, form))(breakeven)
+app.command(cls=with_flags(scenario, form))(sensitivity)
+app.command(cls=with_flags(scenario, searched, form, without=("batch",)))(advise)
+app.command(cls=with_flags(scenario, form))(compare)
+app.command(cls=with_flags(scenario, form))(versus)
+app.command(cls=with_flags(scenario, Requests, form, without=("batch",)))(serve)
+app.command(cls=with_flags(scenario, searched, Requests, form, without=("batch", "dp")))(capacity)
+app.command(cls=with_flags(scenario))(explore)
+app.command(cls=with_flags(Bench), context_settings=PASSED_ON)(run)
 app.add_typer(trace, name="trace")
-app.command()(validate)
+app.command(cls=with_flags(scenario, form, without=("variant", "batch", "concurrency", "prompt", "gen")))(validate)
 app.command("list")(list_)
 app.command()(doctor)
 app.add_typer(calibrate, name="calibrate")
@@ -153,7 +154,7 @@ def _run(arguments: list[str]) -> int:
         unknown = getattr(error, "option_name", "")
         if unknown and place:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
-            if "--set" in options and (instead := instead_of(unknown, place.info_name)):
+            if instead := instead_of(unknown, place.info_name, options):
                 raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=instead) from error
             raise UnknownNameError("option", unknown, options, more=hint) from error
         raise UsageError(message, hint=_way_out(error) or hint) from error

@@ -567,6 +567,7 @@ def test_a_command_that_has_gone_says_what_replaced_it(old: str, way_out: str) -
         ("trace export", "--seed", "write --set seed=VALUE"),
         ("versus", "--kv-dtype", "write --set kv_dtype=VALUE"),
         ("compare", "--sp", "write --set sp=VALUE"),
+        ("trace predict", "--keep-gaps", "gaps are kept"),
     ],
 )
 def test_a_flag_that_a_command_has_lost_says_what_replaced_it(command: str, flag: str, way_out: str) -> None:
