@@ -28,6 +28,7 @@ class Scheduler:
         self._busy = False
         # deadline on the monotonic clock and thread of each request that waits
         self._queue: list[tuple[float, int]] = []
+
         # page -> query of its latest headline
         self._latest: OrderedDict[str, object] = OrderedDict()
 

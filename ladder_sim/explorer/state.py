@@ -277,14 +277,6 @@ def _switch(key: str, text: str) -> bool:
     return True
 
 
-def _variants(key: str, text: str) -> tuple[str, ...]:
-    return canonical_names(text.split(","))
-
-
-def _variant(key: str, text: str) -> str:
-    return canonical(text)
-
-
 def _axis(key: str, text: str) -> str:
     name, kind = resolve(text)
     if kind not in (int, float):
@@ -380,13 +372,13 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "shape": _shape,
     "profile": _text,
     "ignore_memory": _switch,
-    "variants": _variants,
+    "variants": lambda _, text: canonical_names(text.split(",")),
     "phase": _text,
     "along": _axis,
     "across": _axis,
     "up": _axis,
-    "variant": _variant,
-    "over": _variant,
+    "variant": lambda _, text: canonical(text),
+    "over": lambda _, text: canonical(text),
     "price": _price,
     "max_ttft": _duration,
     "max_tpot": _duration,

@@ -78,9 +78,11 @@ class Worker(Generic[Result]):
         # by question, oldest first
         self._jobs: dict[Hashable, Job[Result]] = {}
         self._running: Job[Result] | None = None
+
         # hands one question after the other to the process
         self._thread = ThreadPoolExecutor(1)
         self._process: _Process | None = None
+
         # shared with the process: whether it is to give its question up
         self._given_up = multiprocessing.get_context("spawn").Value("b", lock=False)
 
@@ -204,7 +206,7 @@ def _begin(*task: Any) -> None:
     """In the process: keep what every question needs."""
     global _task
     settle()
-    _task = task  # type: ignore[assignment]
+    _task = task
 
 
 def _answer(question: Any) -> None:
