@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from calibration import serving_fit, show, steps_fit
+from calibration import show, steps_fit
 from calibration.crosscheck import command as crosscheck_command
 from calibration.evidence import command as evidence_command
 from calibration.fit import command as fit_command
-from calibration.importers import command as import_command
 from calibration.measure import command as measure_command
+from calibration.nccl_tests import command as import_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
 from ladder_sim.system.arguments import Parser
@@ -47,7 +47,6 @@ def argument_parser() -> Parser:
         evidence_command,
         fit_command,
         stack_fit_command,
-        serving_fit,
         steps_fit,
         import_command,
         crosscheck_command,

@@ -3,7 +3,6 @@
 import argparse
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,7 +15,6 @@ from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Kind
 from ladder_sim.display.console import show, table
-from ladder_sim.errors import UsageError
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 # kinds of tables that models with latent attention need
@@ -28,12 +26,8 @@ MOE_NAMES: Mapping[Kind, str] = {
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
 
 
-def describe(profile: CalibrationProfile, source: Path | None = None) -> RenderableType:
-    """Describe a profile, with its interpolation errors on measurements that its grids leave out.
-
-    The tables' errors are computed again from `source`, the unpacked package that the profile was imported from; None:
-    those stored in the profile.
-    """
+def describe(profile: CalibrationProfile) -> RenderableType:
+    """Describe a profile, with its interpolation errors on measurements that its grids leave out."""
     lines = [
         f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.cluster_name)}",
         *(
@@ -47,8 +41,7 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> Rendera
         *_line("machine", profile.environment),
         *_line("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
         *_line("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
-        "errors  |looked up / measured - 1| on measurements that are not in the profile; "
-        + ("computed now from the source (collectives: as stored)" if source else "as stored"),
+        "errors  |looked up / measured - 1| on measurements that are not in the profile",
         "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
         "        name: its own rows; leave-one-out: at grid points, their axis value taken out, so gaps twice as wide;",
         "        held out: points looked up in a table made of the others; other layers: experts of one layer made",
@@ -56,7 +49,7 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> Rendera
         "",
     ]
     cells: list[tuple[str, ...]] = []
-    for name, points, against, error in _errors(profile, source):
+    for name, points, against, error in _errors(profile):
         errors = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
         cells.append((name, points, against, str(error.rows), *errors))
     parts: list[RenderableType] = [Text("\n".join(lines)), table(HEADINGS, cells, left=3, keys=3)]
@@ -85,11 +78,10 @@ def describe_stack_fit(stack_fit: StackFit) -> RenderableType:
     return Group(Text(head), table(FIGURE_HEADINGS, cells))
 
 
-def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[str, str, str, ErrorStats]]:
+def _errors(profile: CalibrationProfile) -> Iterator[tuple[str, str, str, ErrorStats]]:
     """Name, grid points, what it was judged against, and error of every table and curve."""
-    computed = _errors_from(profile, source) if source else {}
-    for kind, dtype, name, ratios in tables_in(profile):
-        for against, error in computed.get((kind, dtype), ratios.left_out).items():
+    for _, _, name, ratios in tables_in(profile):
+        for against, error in ratios.left_out.items():
             yield name, " x ".join(map(str, ratios.seconds.shape)), against, error
     for kind, tables in profile.moe.tables.items():
         for of, ratios in tables.items():
@@ -105,33 +97,12 @@ def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[
                 yield f"{name}, {ranks} GPUs", str(len(curve.seconds)), against, error
 
 
-def _errors_from(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
-    from calibration.importers.aiconfigurator import SYSTEMS, left_out_errors, of_engine, read_system
-
-    system = next((system for system, name in SYSTEMS.items() if name == profile.tables_of), None)
-    if system is None:
-        raise UsageError(
-            f"profile '{profile.name}' was not imported from a package of measurements",
-            hint="leave out --source to see the stored errors",
-        )
-    measured = read_system(system, source).tables
-    own = of_engine(measured, profile.name.removeprefix(f"{profile.base}-")) if profile.base else {}
-    # an engine's profile has the GPU's GEMMs and its own attention
-    many = {key: measured[key] if key[0] == "gemm" else own.get(key, measured[key]) for key in measured}
-    return {
-        (kind, dtype): left_out_errors(kind, dtype, ratios, many[kind, dtype], profile.reference)
-        for kind, dtype, _, ratios in tables_in(profile)
-        if (kind, dtype) in many
-    }
-
-
 def add_to(commands: Any) -> None:
     """Add `show` to the command line."""
     parser = commands.add_parser("show", help="print a profile's interpolation errors")
     parser.add_argument("profile", help="name of a shipped profile, or a file")
-    parser.add_argument("--source", type=Path, help="compute the errors again from this copy of its source package")
     parser.set_defaults(run=_show)
 
 
 def _show(options: argparse.Namespace) -> None:
-    show(describe(load_profile(options.profile), options.source))
+    show(describe(load_profile(options.profile)))

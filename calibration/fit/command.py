@@ -13,7 +13,7 @@ import numpy as np
 from calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
 from calibration.fit.samples import SampleStore, medians
 from calibration.fit.tables import curve_of, curves_in, tables_in
-from calibration.importers.nccl_tests import Sweep, fabric_text
+from calibration.nccl_tests.sweep import Sweep, fabric_text
 from calibration.options import add_created, profile_name
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile

@@ -11,7 +11,6 @@ from calibration.options import add_created, profile_name
 from calibration.stack_fit.fit import DRAWS, fit_stack
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import show
-from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder
 from ladder_sim.validation.dataset import read_dataset
@@ -33,17 +32,6 @@ def add_to(commands: Any) -> None:
     fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
     add_created(fit)
     fit.set_defaults(run=_fit_stack)
-
-    # hidden from the help; no prefix character, so that it takes whatever follows the old name
-    renamed = commands.add_parser("transfer", add_help=False, prefix_chars="\0")
-    renamed.add_argument("arguments", nargs="*")
-    renamed.set_defaults(run=_renamed)
-
-
-def _renamed(_: argparse.Namespace) -> None:
-    raise UsageError(
-        "`calibrate transfer` is now `calibrate fit-stack`", hint="use the new name: the flags are the same"
-    )
 
 
 def _fit_stack(options: argparse.Namespace) -> None:

@@ -60,12 +60,11 @@ def commands() -> Iterator[str]:
             yield from _heading(3, title) if title else ()
             yield from _argparse_options(runtime_parsers[other], name, own)
         for member, each in getattr(command, "commands", {}).items():
-            if not each.hidden:
-                called = f"{name} {member}"
-                yield from _heading(3, called, each.help)
-                yield from _typer_options(each)
-                if name == "calibrate":
-                    yield from _argparse_options(calibration_parsers[member], called)
+            called = f"{name} {member}"
+            yield from _heading(3, called, each.help)
+            yield from _typer_options(each)
+            if name == "calibrate":
+                yield from _argparse_options(calibration_parsers[member], called)
 
 
 def _heading(level: int, title: str, text: str | None = None) -> Sequence[str]:

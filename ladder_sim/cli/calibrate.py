@@ -16,9 +16,8 @@ COMMANDS = {
     "check": "Measure this machine, predict every wiring from it, run them all, and compare.",
     "diff": "Compare the times of two profiles.",
     "export": "Write a profile's measurements as CSV.",
-    "import": "Make a profile or a fabric file of published measurements or nccl-tests logs.",
+    "import": "Make a profile or a fabric file of a log of nccl-tests.",
     "fit-stack": "Fit a stack's figures that microbenchmarks cannot see to a few of its end-to-end runs.",
-    "fit-serving": "Fit what engines take beyond their kernels to measured servings, and print it.",
     "fit-steps": "Fit times of steps to the log of a running vLLM server, for `serve --steps`.",
     "show": "Show what a profile holds, where it comes from and how well it interpolates.",
 }
@@ -44,5 +43,3 @@ def _passing_on(command: str) -> Callable[[typer.Context], None]:
 
 for _name, _help in COMMANDS.items():
     calibrate.command(_name, help=_help, context_settings=PASSED_ON)(_passing_on(_name))
-# the former name of `fit-stack`, which only says so
-calibrate.command("transfer", hidden=True, context_settings=PASSED_ON)(_passing_on("transfer"))

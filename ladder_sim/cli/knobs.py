@@ -1,6 +1,6 @@
 """What `--set` changes besides figures of the scenario: parameters of a command that have no flag."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,15 +90,8 @@ def commands_with(name: str) -> list[str]:
     return [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
 
 
-def instead_of(flag: str, command: str, options: Collection[str]) -> str:
-    """Return what to write instead of a flag that a command had in an earlier version; empty: it never had it.
-
-    `options` are the flags that it has.
-    """
-    if flag == "--keep-gaps" and "--drop-gaps" in options:
-        return "leave it out: gaps are kept, but with --drop-gaps"
-    if "--set" not in options:
-        return ""
+def instead_of(flag: str, command: str) -> str:
+    """Return what to write instead of a flag that a command had in an earlier version; empty: it never had it."""
     if flag == "--save":
         return "redirect the output: --json > FILE, --csv > FILE, or > FILE alone for text"
     name = flag.removeprefix("--").replace("-", "_")

@@ -1,5 +1,6 @@
 """Entry point: dispatches to the commands; every error ends with a message and an exit code."""
 
+import itertools
 import os
 import re
 import sys
@@ -39,13 +40,18 @@ from ladder_sim.specs.arguments import ARGUMENTS, Argument
 # what a shell sets to ask for words, as the script of --install-completion does
 _COMPLETES = "_LADDER_SIM_COMPLETE"
 
-# commands of earlier versions, and what to write instead
+# commands of earlier versions, and flags of a command that are no knobs now; and what to write instead
 GONE: Mapping[str, str] = {
     "crosscheck": "write `ladder-sim calibrate check`, with the same options",
     "train": "examples/train/train.py --scratch trains on transformers' Trainer, with any number of GPUs",
     "adapt": "examples/train/train.py adapts a checkpoint, on transformers' Trainer; --teacher distils",
     "show": "`ladder-sim list NAME` shows a model, cluster or stack; `list NAME --toml` prints its file",
     "quality": "`ladder-sim list quality` shows published quality; `ladder-sim versus` says what adapting costs",
+    "calibrate fit-serving": "write `python -m tools.profiles.serving_fit FILE` in a clone of the repository",
+    "calibrate import aiconfigurator": "write `python -m tools.profiles` in a clone of the repository",
+    "calibrate show --source": "leave it out: the stored errors are those of the source",
+    "calibrate transfer": "write `ladder-sim calibrate fit-stack`, with the same flags",
+    **{f"trace {name} --keep-gaps": "leave it out: --drop-gaps drops gaps" for name in ("replay", "predict")},
 }
 
 app = typer.Typer(
@@ -119,9 +125,8 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     if _COMPLETES in os.environ:
         command.main([], prog_name="ladder-sim")
-    name = next((each for each in arguments if not each.startswith("-")), "")
-    if name in GONE:
-        raise UsageError(f"'{name}' is no command any more", hint=GONE[name])
+    if gone := _gone(arguments):
+        raise UsageError(f"'{gone}' is no {'flag' if '--' in gone else 'command'} any more", hint=GONE[gone])
     try:
         # not command.main(): that one ends the process when the reader of a pipe has enough
         with command.make_context("ladder-sim", arguments) as context:
@@ -154,11 +159,19 @@ def _run(arguments: list[str]) -> int:
         unknown = getattr(error, "option_name", "")
         if unknown and place:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
-            if instead := instead_of(unknown, place.info_name, options):
+            if "--set" in options and (instead := instead_of(unknown, place.info_name)):
                 raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=instead) from error
             raise UnknownNameError("option", unknown, options, more=hint) from error
         raise UsageError(message, hint=_way_out(error) or hint) from error
     return 0
+
+
+def _gone(arguments: Sequence[str]) -> str:
+    """The command in a command line, or the flag of one, that has gone; empty if none has."""
+    words = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments))
+    commands = (" ".join(words[:count]) for count in range(1, 4))
+    flags = (" ".join([*words[:2], word.partition("=")[0]]) for word in words[2:])
+    return next((each for each in (*commands, *flags) if each in GONE), "")
 
 
 def _way_out(error: Any) -> str:

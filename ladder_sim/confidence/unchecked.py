@@ -29,7 +29,7 @@ class Unchecked:
 # tests/confidence/test_unchecked.py holds the intervals against these runs.
 # Layers: half-widths from one model with experts would have to be 12 % (vLLM), 23 % (SGLang) and 3 % (TensorRT-LLM)
 # wider to hold nine tenths of the rows of the other; with this and another family 92 to 100 % lie inside
-# (`ladder-sim calibrate fit-serving serving_moe.csv`).
+# (`python -m tools.profiles.serving_fit serving_moe.csv`).
 # Wiring: nine tenths of 33 gains of other wirings on one machine are missed by at most 6 %, where collectives take a
 # third to a half of the time (docs/crosscheck.md).
 # Experts in a format that was not measured on the GPU: gpt-oss-120b in MXFP4 on A100s, unpacked as w4a16, took 1.9 to

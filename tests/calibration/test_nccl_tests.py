@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibration.__main__ import main
-from calibration.importers.nccl_tests import (
+from calibration.nccl_tests.sweep import (
     Sweep,
     add_to_profile,
     collective_of,

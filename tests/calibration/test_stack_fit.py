@@ -319,16 +319,6 @@ def test_what_cannot_be_fitted_is_refused_at_once(
     assert says in printed.err
 
 
-def test_the_old_name_says_where_it_went() -> None:
-    old = [sys.executable, "-m", "calibration", "transfer", "--runs", "mine.csv", "-x"]
-    done = subprocess.run(old, capture_output=True, text=True, check=False, cwd=REPO)
-    passed_on = run("calibrate", "transfer", "--runs", "mine.csv")
-    assert done.returncode == passed_on.code == 2
-    assert "`calibrate transfer` is now `calibrate fit-stack`" in done.stderr
-    assert "transfer" not in run("calibrate", "--help").out
-    assert "transfer" not in subprocess.run([*old[:3], "--help"], capture_output=True, text=True, check=False).stdout
-
-
 def calibrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "calibration", "fit-stack", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)

@@ -11,12 +11,13 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs import moe_file, profile_file
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.moe_file import read_moe, write_moe
+from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, save_profile
 from ladder_sim.costs.roofline import Experts
 from ladder_sim.errors import ProfileError
 from tests.support.schemas import check
+from tools.profiles.moe import write_moe
 
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 REFERENCE = load_profile("h100-sxm").reference

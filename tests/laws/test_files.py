@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from calibration.importers.nccl_tests import Sweep, add_to_profile, fabric_text, read_sweep
+from calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile

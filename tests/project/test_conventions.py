@@ -12,7 +12,7 @@ from tests.support.imports import files_of, imports_in
 
 pytestmark = pytest.mark.quality
 
-PACKAGES = ("ladder_sim", "runtime", "calibration")
+PACKAGES = ("ladder_sim", "runtime", "calibration", "tools")
 
 
 def comments_below(source: str) -> Iterator[int]:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibration.fit.samples import SampleStore, medians
-from calibration.importers.nccl_tests import fabric_text, read_sweep
+from calibration.nccl_tests.sweep import fabric_text, read_sweep
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageError
 from ladder_sim.specs import catalog

@@ -15,7 +15,7 @@ from tests.support.imports import Import, imports_in, imports_of
 
 pytestmark = pytest.mark.quality
 
-PROJECT = {"ladder_sim", "runtime", "calibration"}
+PROJECT = {"ladder_sim", "runtime", "calibration", "tools"}
 
 # Everywhere in ladder_sim: the base dependencies (typer is built on click).
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
@@ -30,10 +30,12 @@ RUNTIME_LAZY = {"safetensors", "tokenizers"}
 # What all three packages share.
 SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
-# calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
-WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "importers", "show", "options"))
+# calibration: what fits and shows profiles and reads nccl-tests runs without torch and sees only the cost side of
+# ladder_sim.
+WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "nccl_tests", "show", "options"))
 FITTING = {"numpy", "scipy", "pydantic", "rich"}
-FITTING_LAZY = {"pyarrow"}
+# of the tools, inside functions only
+TOOLS_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "calibration",
     *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs")),
@@ -79,13 +81,20 @@ def test_runtime_imports_torch_and_the_standard_library() -> None:
 
 def test_calibration_without_torch_stays_without_torch() -> None:
     entries = [entry for entry in imports_in("calibration") if _within(entry.module, WITHOUT_TORCH)]
-    assert _outside(entries, FITTING, FITTING_LAZY) == []
+    assert _outside(entries, FITTING, set()) == []
     measuring = [entry for entry in entries if entry.package == "calibration"]
     assert [str(entry) for entry in measuring if not _within(entry.name, WITHOUT_TORCH)] == []
     for entry in entries:
         if entry.package in PROJECT:
             stack_fit = _within(entry.module, ("calibration.stack_fit", "calibration.show"))
             assert _within(entry.name, STACK_FIT_INTERNAL if stack_fit else FITTING_INTERNAL), str(entry)
+
+
+def test_tools_need_neither_runtime_nor_torch() -> None:
+    entries = imports_in("tools")
+    assert _outside(entries, FITTING, TOOLS_LAZY) == []
+    others = [entry for entry in entries if entry.package in ("runtime", "calibration")]
+    assert [str(entry) for entry in others if not _within(entry.name, WITHOUT_TORCH)] == []
 
 
 def test_the_check_sees_through_the_usual_disguises() -> None:

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.evidence import SERVINGS
-from calibration.serving_fit import fit_serving
 from ladder_sim.confidence.interval import Interval
 from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, summarize_servings, summary
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import REPO, SHIPPED
+from tools.profiles.serving_fit import fit_serving
 
 SAMPLE = SHIPPED / "serving-moe.csv"
 PAGE = REPO / "docs" / "accuracy.md"

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.archives import FOLDER, archives_in, page
+from benchmarks.archives import FOLDER, archives_in, archives_table, page
 from ladder_sim.errors import UsageError
-from ladder_sim.report.archive import archives_table
 from ladder_sim.validation.archive import Row, figures, is_archive, median_interval, read_archive, scenario_of
 from tests.support.commands import run
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.serving_fit import _Problem, half_widths, inside_of_others, log_errors
 from ladder_sim.closed_loop.checks import checks_of
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import to_text
@@ -22,6 +21,7 @@ from ladder_sim.validation.serving_table import Serving, is_serving_table, read_
 from tests.conftest import SHIPPED
 from tests.support import servings
 from tests.support.commands import run
+from tools.profiles.serving_fit import Problem, half_widths, inside_of_others, log_errors
 
 SAMPLE = SHIPPED / "serving-dense.csv"
 # what the page says of all servings of models with experts
@@ -404,14 +404,14 @@ if SOURCE:
 
     def test_half_widths_are_those_of_the_table() -> None:
         rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
-        widths = half_widths(rows, log_errors(rows, *_Problem(rows).times_s()))
+        widths = half_widths(rows, log_errors(rows, *Problem(rows).times_s()))
         for check in checks_of(catalog.model("deepseek-r1")):
             for name, width in widths[check.stack, check.cluster.name].items():
                 assert np.expm1(width) == pytest.approx(getattr(check, name), rel=0.01)
 
     def test_intervals_from_one_model_hold_the_other() -> None:
         rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
-        shares = inside_of_others(rows, log_errors(rows, *_Problem(rows).times_s())["tpot"])
+        shares = inside_of_others(rows, log_errors(rows, *Problem(rows).times_s())["tpot"])
         assert len(shares) == 6
         assert min(shares.values()) >= 0.9
 

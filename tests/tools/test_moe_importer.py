@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from calibration.importers.aiconfigurator import ENGINES, SYSTEMS
-from calibration.importers.clean_experts import by_splits, weights_read_bytes
-from calibration.importers.grids import Series
-from calibration.importers.moe import TOKENS, MoeMeasurements, make_engine_moe, make_moe, read_moe_system
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.experts import ANY_LAYER
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.moe_file import read_moe, write_moe
+from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile
 from ladder_sim.costs.roofline import Experts
 from tests.support.profile_files import check_same
+from tools.profiles.aiconfigurator import ENGINES, SYSTEMS
+from tools.profiles.clean_experts import by_splits, weights_read_bytes
+from tools.profiles.grids import Series
+from tools.profiles.moe import TOKENS, MoeMeasurements, make_engine_moe, make_moe, read_moe_system, write_moe
 
 YAML = "gpu:\n  mem_bw: 3.35e12\n  bfloat16_tc_flops: 989e12\nnode:\n  num_gpus_per_node: 8\n"
 VERSIONS = {"vllm": "0.24.0", "trtllm": "1.3.0rc20", "sglang": "0.5.14"}

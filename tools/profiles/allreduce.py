@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calibration.importers.grids import Series, distinct, envelope, merge, rounded
-from calibration.importers.package import version_key
-from calibration.importers.thin import thin_curve
 from ladder_sim.costs.lookup import Curve, ErrorStats
+from tools.profiles.grids import Series, distinct, envelope, merge, rounded
+from tools.profiles.package import version_key
+from tools.profiles.thin import thin_curve
 
 # message bytes -> seconds
 Points = dict[float, float]

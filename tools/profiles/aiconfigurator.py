@@ -13,11 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from calibration.importers import package, parquet
-from calibration.importers.allreduce import all_reduce_curves, collective_curves, engine_curves
-from calibration.importers.clean import FALLS, from_memory, outlier_note, static, without_excluded
-from calibration.importers.grids import Grid, Series, distinct, merge, rounded
-from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName
@@ -26,6 +21,11 @@ from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.workload import KV_BYTES
+from tools.profiles import package, parquet
+from tools.profiles.allreduce import all_reduce_curves, collective_curves, engine_curves
+from tools.profiles.clean import FALLS, from_memory, outlier_note, static, without_excluded
+from tools.profiles.grids import Grid, Series, distinct, merge, rounded
+from tools.profiles.thin import leave_one_out, predicted_s, thin
 
 Key = TypeVar("Key")
 
@@ -307,10 +307,10 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> 
         keep=KEEP,
         judge=JUDGE,
     )
-    return replace(table, left_out=left_out_errors(kind, dtype, table, series, reference))
+    return replace(table, left_out=_left_out_errors(kind, dtype, table, series, reference))
 
 
-def left_out_errors(
+def _left_out_errors(
     kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: Gpu
 ) -> dict[str, ErrorStats]:
     """Errors of `table` on the measurements that are not its grid points.

@@ -1,22 +1,27 @@
-"""`calibrate import`: makes profiles and fabric files of published measurements and of nccl-tests logs."""
+"""`calibrate import`: makes a profile or a fabric file of a log of nccl-tests."""
 
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from calibration.nccl_tests.sweep import (
+    DECODE_BYTES,
+    Sweep,
+    add_to_profile,
+    collective_of,
+    fabric_text,
+    ranks_of,
+    read_sweep,
+)
 from calibration.options import add_created, profile_name
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, OWN
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.moe_file import write_moe
-from ladder_sim.costs.profile import CalibrationProfile, MoeTables
-from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, load_profile, save_profile
+from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
+from ladder_sim.specs import catalog
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import write_file
-
-if TYPE_CHECKING:
-    from calibration.importers.nccl_tests import Sweep
 
 # what a log or table in one node can be of; NCCL's holds NVLS
 MEASURED = [name for name in ALL_REDUCE if name not in (OWN, "nvls")]
@@ -24,19 +29,8 @@ MEASURED = [name for name in ALL_REDUCE if name not in (OWN, "nvls")]
 
 def add_to(commands: Any) -> None:
     """Add `import` and its packages to the command line."""
-    importer = commands.add_parser(
-        "import", help="make a profile or a fabric file of published measurements or nccl-tests logs"
-    )
+    importer = commands.add_parser("import", help="make a profile or a fabric file of a log of nccl-tests")
     packages = importer.add_subparsers(required=True, metavar="PACKAGE")
-    package = packages.add_parser("aiconfigurator", help="the PyPI package aiconfigurator-core")
-    package.add_argument("--system", help="the package's name for the machine, e.g. h100_sxm (default: every one)")
-    package.add_argument("--source", type=Path, help="folder that holds 'systems' (default: the installed package)")
-    package.add_argument(
-        "--out", type=Path, default=Path(), help="folder to write to: the GPU's NAME.json.gz, then an engine's each"
-    )
-    add_created(package)
-    package.set_defaults(run=_import_aiconfigurator)
-
     tests = packages.add_parser(
         "nccl-tests", help="a log or JSON of NVIDIA's nccl-tests, or a CSV file (bytes,time_us)"
     )
@@ -60,59 +54,14 @@ def add_to(commands: Any) -> None:
     tests.set_defaults(run=_import_nccl_tests)
 
 
-def _import_aiconfigurator(options: argparse.Namespace) -> None:
-    from calibration.importers.aiconfigurator import ENGINES, SYSTEMS, make_engine_profile, make_profile, read_system
-    from calibration.importers.moe import make_engine_moe, make_moe, read_moe_system
-
-    if not options.out.is_dir():
-        raise UsageError(f"--out '{options.out}': must be a folder that exists", hint="files are named after profiles")
-    for system in (options.system,) if options.system else SYSTEMS:
-        measured = read_system(system, options.source)
-        print(f"read {len(measured.files)} files of {system}", file=sys.stderr)
-        _save(make_profile(measured, created=options.created), options.out)
-        # over the shipped profile, which is this one if it was written in its place
-        base = load_profile(SYSTEMS[system])
-        for engine in ENGINES:
-            _save(make_engine_profile(measured, engine, base, created=options.created), options.out)
-        experts = read_moe_system(system, options.source)
-        print(f"read {len(experts.files)} files of {system} on experts and latent attention", file=sys.stderr)
-        if not experts.files:
-            continue
-        of_gpu = make_moe(experts, base)
-        _save_moe(of_gpu, base, "", None, options)
-        for engine in ENGINES:
-            own = make_engine_moe(experts, engine, of_gpu, base.reference)
-            _save_moe(own, base, f"-{engine}", of_gpu, options)
-
-
-def _save(profile: CalibrationProfile, folder: Path) -> None:
-    out = folder / f"{profile.name}{SUFFIX}"
-    save_profile(profile, out)
-    print(f"wrote {out.stat().st_size / 1000:.0f} KB", file=sys.stderr)
-    print(out)
-
-
-def _save_moe(
-    tables: MoeTables, profile: CalibrationProfile, engine: str, base: MoeTables | None, options: argparse.Namespace
-) -> None:
-    name = f"{profile.name}{engine}"
-    out = options.out / MOE_FOLDER / f"{name}{SUFFIX}"
-    write_moe(tables, out, name=name, created=options.created, base=base, reference=profile.reference)
-    print(f"wrote {out.stat().st_size / 1000:.0f} KB", file=sys.stderr)
-    print(out)
-
-
 def _import_nccl_tests(options: argparse.Namespace) -> None:
-    from calibration.importers import nccl_tests
-    from ladder_sim.specs import catalog
-
     if (options.base is None) == (options.cluster is None):
         raise UsageError(
             "give either --cluster or --base",
             hint="--cluster makes a fabric file of a log across nodes, --base a profile of a log in one node",
         )
-    sweep = nccl_tests.read_sweep(options.file, options.placement, force=options.force)
-    created, hosts, listed = options.created, len(sweep.hosts), nccl_tests.ranks_of(sweep)
+    sweep = read_sweep(options.file, options.placement, force=options.force)
+    created, hosts, listed = options.created, len(sweep.hosts), ranks_of(sweep)
     base = options.base
     if base is None:
         cluster = catalog.cluster(options.cluster)
@@ -127,11 +76,11 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
             raise UsageError(f"--out '{out}': must end in .json.gz", hint="a log in one node makes a profile")
         ranks = _flag_or_log(options.ranks, listed, "--ranks", 2)
         whole = load_profile(base)
-        profile = nccl_tests.add_to_profile(
+        profile = add_to_profile(
             whole, sweep, name=profile_name(out), ranks=ranks, algorithm=options.algorithm, created=created
         )
         save_profile(profile, out)
-        curves = whole.collectives.get(nccl_tests.collective_of(sweep, ranks), {}).get(options.algorithm, {})
+        curves = whole.collectives.get(collective_of(sweep, ranks), {}).get(options.algorithm, {})
         others = f"profile {whole.name}" if ranks in curves else ""
     else:
         out = options.out or Path(f"{options.file.stem}.toml")
@@ -143,9 +92,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
         nodes = _flag_or_log(options.nodes, hosts, "--nodes", 2)
         # a log of unequal nodes is refused by its number of ranks
         per_node = _flag_or_log(options.ranks_per_node, listed // nodes, "--ranks-per-node", 1)
-        text = nccl_tests.fabric_text(
-            sweep, cluster=cluster.name, nodes=nodes, ranks_per_node=per_node, created=created
-        )
+        text = fabric_text(sweep, cluster=cluster.name, nodes=nodes, ranks_per_node=per_node, created=created)
         write_file(out, text)
         others = f"fabric {cluster.inter.fabric}" if fabric_curve(cluster.inter.fabric) else ""
     _tell(sweep, others)
@@ -161,10 +108,8 @@ def _full_nodes(ranks: int, gpus_per_node: int, options: argparse.Namespace) -> 
     return nodes
 
 
-def _tell(sweep: "Sweep", others: str) -> None:
+def _tell(sweep: Sweep, others: str) -> None:
     """Say which sizes were measured, and what stands for others; empty: nothing that was measured."""
-    from calibration.importers.nccl_tests import DECODE_BYTES
-
     low, high = sweep.sizes[0], sweep.sizes[-1]
     outside = f"stay as in {others}" if others else "are extrapolated from these"
     lines = [f"{len(sweep.sizes)} sizes, {low:.0f} to {high:.0f} bytes; smaller and larger messages {outside}"]

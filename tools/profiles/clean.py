@@ -3,7 +3,7 @@
 Engines measure the same libraries, so that a time which only one of them has is the collection's, not the kernel's.
 Measurements of something else are left out (`EXCLUSIONS`); TensorRT-LLM's fp8 times lose the quantisation of the
 activations (`static`); none is faster than memory (`from_memory`); and no time may fall far as the problem grows
-(`FALLS`, `calibration.importers.grids.lowered`).
+(`FALLS`, `tools.profiles.grids.lowered`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.importers.grids import Series, dense, lowered
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.roofline import AXES, Kind
 from ladder_sim.des.shared import Floats
+from tools.profiles.grids import Series, dense, lowered
 
 # kinds of kernels: axes along which a padded problem holds the smaller one, and how many times a larger one's time a
 # time may be. All engines' GEMMs take up to 1.3 times as long where a library takes another kernel for the next size;

@@ -6,6 +6,8 @@ times are those of kernels that it does not take by itself (TensorRT-LLM's fp8 b
 collection (its bf16 on H100 at some sizes).
 """
 
+import gzip
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,18 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.importers import package, parquet
-from calibration.importers.aiconfigurator import make_table, nonempty, of_engine
-from calibration.importers.clean_experts import by_splits, rising, weights_read_bytes, without_excluded
-from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge, rounded
-from calibration.importers.thin import predicted_s
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.moe_file import SCHEMA, TABLES, read_moe
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile, MoeTables
 from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind
-from ladder_sim.costs.table_parts import ideal_time_s
+from ladder_sim.costs.table_parts import entry, ideal_time_s
 from ladder_sim.des.shared import Floats
+from ladder_sim.errors import ProfileError
 from ladder_sim.specs.workload import KV_BYTES
+from ladder_sim.system.files import write_file
+from tools.profiles import package, parquet
+from tools.profiles.aiconfigurator import make_table, nonempty, of_engine
+from tools.profiles.clean_experts import by_splits, rising, weights_read_bytes, without_excluded
+from tools.profiles.grids import Grid, Series, dense, distinct, envelope, merge, rounded
+from tools.profiles.thin import predicted_s
 
 # (hidden, width, experts, top-k) of the layers that are kept: of models that people serve
 LAYERS = {
@@ -298,3 +303,29 @@ def _curve(series: Series) -> Curve:
     curve = Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
     errors = ErrorStats.of(curve.seconds_at(size_bytes[~kept])[0], seconds[~kept])
     return replace(curve, left_out={"aggregated": errors})
+
+
+def write_moe(own: MoeTables, path: Path, *, name: str, created: str, base: MoeTables | None, reference: Gpu) -> None:
+    """Write a file, the same bytes for the same tables; of an engine's, `own`, what `base` does not say."""
+    entries = SCHEMA.marked(name=name, created=created)
+    if base is None:
+        entries["experts"] = [
+            {**key._asdict(), "axes": entry(dict(zip(each.names, each.axes, strict=True))), "percent": _percent(each)}
+            for key, each in own.experts.items()
+        ]
+    else:
+        entries["shares"] = [
+            {**key._asdict(), "percent": _percent(each, base.experts[key])} for key, each in own.experts.items()
+        ]
+    entries |= {kind: entry(own.tables.get(kind, {})) for kind in TABLES}
+    entries |= {each: entry(getattr(own, each)) for each in ("sources", "collectives", "left_out")}
+    document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
+    path.parent.mkdir(exist_ok=True)
+    write_file(path, gzip.compress(document, 9, mtime=0), error=ProfileError)
+    read_moe(str(path), reference, base)
+
+
+def _percent(own: RatioTable, base: RatioTable | None = None) -> list[int | None]:
+    ratio = np.exp(own.log_ratio) if base is None else own.seconds / base.seconds
+    percent = np.where(np.isnan(own.seconds), np.nan, 100.0 * ratio).ravel().tolist()
+    return [None if share != share else round(share) for share in percent]

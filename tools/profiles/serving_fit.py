@@ -1,4 +1,4 @@
-"""`calibrate fit-serving`: fits what engines take beyond their kernels to measured servings.
+"""``python -m tools.profiles.serving_fit FILE``: fits what engines take beyond their kernels to measured servings.
 
 Four figures of stacks are free, in the order of `FIGURES`. The fit is robust least squares on the logarithm of the time
 per further token. How well it carries over is checked by leaving out each model in turn; the errors of those rows give
@@ -6,13 +6,11 @@ per further token. How well it carries over is checked by leaving out each model
 their rows are predicted by the stacks as they are, and have half-widths of their own.
 """
 
-import argparse
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -23,8 +21,9 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.unchecked import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.system.arguments import Parser
 from ladder_sim.units import format_quantity
 from ladder_sim.validation.dataset import read_table
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
@@ -115,7 +114,7 @@ def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple
     return shares
 
 
-class _Problem:
+class Problem:
     """Predictions of servings at any values of the figures."""
 
     def __init__(self, rows: Sequence[Serving]) -> None:
@@ -166,14 +165,14 @@ def fit_serving(rows: Sequence[Serving]) -> ServingFit:
     for model in models:
         own = [number for number, row in enumerate(rows) if row.setup.model == model]
         left_out[model] = _fit([row for row in rows if row.setup.model != model])
-        tpot_s[own], ttft_s[own] = _Problem([rows[number] for number in own]).times_s(left_out[model])
+        tpot_s[own], ttft_s[own] = Problem([rows[number] for number in own]).times_s(left_out[model])
     return ServingFit(values=values, left_out=left_out, log_errors=log_errors(rows, tpot_s, ttft_s))
 
 
 def _fit(rows: Sequence[Serving]) -> Floats:
     from scipy.optimize import least_squares
 
-    problem = _Problem(rows)
+    problem = Problem(rows)
     measured_s = np.array([row.tpot_s for row in rows])
     engines = {row.setup.engine for row in rows}
     priors = np.array([figure.prior_s for figure in FIGURES])
@@ -199,15 +198,16 @@ def _fit(rows: Sequence[Serving]) -> Floats:
     return values(solved.x)
 
 
-def add_to(commands: Any) -> None:
-    """Add `fit-serving` to the command line."""
-    fit = commands.add_parser("fit-serving", help="fit what engines take beyond their kernels to measured servings")
-    fit.add_argument("servings", help="CSV file of servings (docs/serving.md)")
-    fit.set_defaults(run=_run)
+def main(argv: Sequence[str]) -> int:
+    """Fit a table of servings and print the figures; returns the exit code."""
+    parser = Parser(prog="python -m tools.profiles.serving_fit", description=__doc__)
+    parser.add_argument("servings", help="CSV file of servings (docs/serving.md), or a shipped table's name")
+    return exit_code(lambda: show(report(parser.read(argv).servings), sys.stdout))
 
 
-def _run(options: argparse.Namespace) -> None:
-    content, name = read_table(options.servings)
+def report(servings: str) -> RenderableType:
+    """What is fitted to the dense models of a table, and how wide the intervals of all have to be."""
+    content, name = read_table(servings)
     rows = [row for row in read_servings(content, name) if not row.left_out]
     dense, sparse = (
         [row for row in rows if bool(row.setup.scenario().model.experts) == experts] for experts in (False, True)
@@ -216,7 +216,7 @@ def _run(options: argparse.Namespace) -> None:
     if dense:
         parts += _fit_report(dense)
     if sparse:
-        errors = log_errors(sparse, *_Problem(sparse).times_s())
+        errors = log_errors(sparse, *Problem(sparse).times_s())
         shares = [(*key, f"{share:.0%}") for key, share in inside_of_others(sparse, errors["tpot"]).items()]
         parts += [
             *([Text()] if parts else []),
@@ -226,7 +226,7 @@ def _run(options: argparse.Namespace) -> None:
             Text("rows inside intervals that the engine's other models give, with what other layers and families add:"),
             table(("engine", "model", "inside"), shares, left=2),
         ]
-    show(Group(*parts), sys.stdout)
+    return Group(*parts)
 
 
 def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
@@ -261,3 +261,7 @@ def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> lis
         ),
         table(("engine", "cluster", "TPOT", "TTFT", "mean TPOT error", "median TTFT error"), checks, left=2),
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

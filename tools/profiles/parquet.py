@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.importers.grids import Series
-from calibration.importers.package import Columns
 from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.graph.shapes import AttentionShape, MlaShape
 from ladder_sim.specs.imbalance import Imbalance
+from tools.profiles.grids import Series
+from tools.profiles.package import Columns
 
 # bytes of one element of bf16 and half
 HALF_BYTES = 2

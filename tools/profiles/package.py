@@ -104,7 +104,7 @@ def read_columns(path: Path) -> Columns:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingPackageError("reading parquet files needs pyarrow", extra="import") from error
+        raise MissingPackageError("reading parquet files needs pyarrow", extra="parquet") from error
     try:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from calibration.serving_fit import FIGURES, _Problem, fit_serving, half_widths, inside_of_others
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
 from tests.conftest import REPO, SHIPPED
+from tools.profiles.serving_fit import FIGURES, Problem, fit_serving, half_widths, inside_of_others
 
 SAMPLE = SHIPPED / "serving-dense.csv"
 
@@ -24,7 +24,7 @@ def servings() -> tuple[Serving, ...]:
 def test_the_figures_that_made_the_servings_are_found() -> None:
     true_s = np.array([6e-6, 15e-6, 40e-6, 45e-6])
     rows = servings()
-    tpot_s, ttft_s = _Problem(rows).times_s(true_s)
+    tpot_s, ttft_s = Problem(rows).times_s(true_s)
     made = [
         dataclasses.replace(row, tpot_s=float(tpot), ttft_s=float(ttft))
         for row, tpot, ttft in zip(rows, tpot_s, ttft_s, strict=True)
@@ -70,7 +70,7 @@ def test_intervals_are_tried_on_the_engines_other_models() -> None:
 
 def test_models_with_experts_are_not_fitted() -> None:
     sample = SHIPPED / "serving-moe.csv"
-    command = [sys.executable, "-m", "calibration", "fit-serving", str(sample)]
+    command = [sys.executable, "-m", "tools.profiles.serving_fit", str(sample)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "models with experts are not fitted" in done.stdout
@@ -80,7 +80,7 @@ def test_models_with_experts_are_not_fitted() -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_figures_and_half_widths() -> None:
-    command = [sys.executable, "-m", "calibration", "fit-serving", str(SAMPLE)]
+    command = [sys.executable, "-m", "tools.profiles.serving_fit", str(SAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "collective_launch_s" in done.stdout
