@@ -85,13 +85,7 @@ class Answer(Setup):
 
 
 class Queries:
-    """Results of queries, for one explorer.
-
-    Parameters
-    ----------
-    allowlist
-        What queries may name.
-    """
+    """Results of queries, for one explorer; `allowlist` is what they may name."""
 
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
@@ -162,13 +156,7 @@ class Queries:
         return sensitivity(answer.scenario, [answer.chosen.variant], profile=answer.profile or NO_PROFILE, step=STEP)
 
     def load_query(self, query: str) -> str:
-        """What requests under load depend on.
-
-        Raises
-        ------
-        UsageError
-            There is no rate.
-        """
+        """What requests under load depend on; raises UsageError if there is no rate."""
         state = self.state(query)
         if state.rate is None:
             raise UsageError("no requests arrive", hint="set 'Requests per second'")
@@ -179,13 +167,7 @@ class Queries:
         return self.worker.answer(self.load_query(query))
 
     def panel(self, name: str, query: str, page: str | None = None) -> Panel:
-        """The answer of a view in the background (`VIEWS`).
-
-        Raises
-        ------
-        StaleError
-            The page has asked for another scenario since.
-        """
+        """The answer of one of `VIEWS`; raises StaleError if the page has asked for another scenario since."""
         question = VIEWS[name].question(self.state(query)).query()
         # a page waits for one answer of each view
         return self.background.answer((name, question), None if page is None else (page, name))
@@ -197,13 +179,7 @@ class Queries:
         return self._grid(answer, tuple(answer.predictions), {answer.along: values})
 
     def map_grid(self, query: str) -> tuple[Grid, How]:
-        """The sweep of the map.
-
-        Raises
-        ------
-        UsageError
-            Its axes are the same, or one has a single value.
-        """
+        """The sweep of the map; raises UsageError if its axes are the same, or one has a single value."""
         answer = self.answer(query)
         across = answer.across
         if across == answer.up:

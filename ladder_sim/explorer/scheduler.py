@@ -41,10 +41,7 @@ class Scheduler:
     def headline(self, page: str | None, query: object) -> Iterator[None]:
         """Run a page's headline, whose other views follow this query from now on; None: an unknown page.
 
-        Raises
-        ------
-        StaleError
-            The page has sent another query before this one could start.
+        Raises StaleError if the page has sent another query before this one could start.
         """
         if page is not None:
             with self._changed:
@@ -58,13 +55,7 @@ class Scheduler:
 
     @contextmanager
     def view(self, page: str | None, query: object) -> Iterator[None]:
-        """Run another view of a page.
-
-        Raises
-        ------
-        StaleError
-            The page's headline is about another query by then.
-        """
+        """Run another view of a page; raises StaleError if the page's headline is about another query by then."""
         with self._run(page, query, VIEW_S):
             yield
 

@@ -76,10 +76,7 @@ def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | No
 def serving(app: Dash, host: str, port: int) -> BaseWSGIServer:
     """A server that is bound to its port; ``serve_forever`` answers, each request on a thread of its own.
 
-    Raises
-    ------
-    UsageError
-        The port is taken, or this machine does not have the address.
+    Raises UsageError if the port is taken, or this machine does not have the address.
     """
     try:
         return make_server(host, port, app.server, threaded=True, request_handler=_RequestHandler)

@@ -90,13 +90,7 @@ class State:
 
     @classmethod
     def parse(cls, query: object, allowlist: Allowlist) -> Self:
-        """Read a query string.
-
-        Raises
-        ------
-        UsageError
-            It is too long, a field is unknown or given twice, or a value breaks a rule.
-        """
+        """Read a query string; raises UsageError if it is too long, or a field is unknown, given twice or wrong."""
         arguments, settings, values, pins = dict(DEFAULTS), {}, {}, []
         seen = set()
         for key, text in _pairs(query):
@@ -133,13 +127,7 @@ class State:
         return [(ARGUMENTS[name], value) for name, value in self.arguments.items() if value != DEFAULTS[name]]
 
     def scenario(self, allowlist: Allowlist) -> Scenario:
-        """What to simulate.
-
-        Raises
-        ------
-        LadderSimError
-            The arguments do not fit each other.
-        """
+        """What to simulate; raises LadderSimError if the arguments do not fit each other."""
         return Scenario.of(**self._resolved(allowlist), overrides=self.settings)
 
     @property

@@ -66,10 +66,7 @@ class Job(Generic[Result]):
 class Worker(Generic[Result]):
     """A process that computes answers; it starts with the first question, and again when it has died.
 
-    Parameters
-    ----------
-    compute
-        A function of a module, or a value with ``__call__`` that can be pickled.
+    `compute` is a function of a module, or a value with ``__call__`` that can be pickled.
     """
 
     def __init__(self, compute: Compute[Result]) -> None:
@@ -107,12 +104,7 @@ class Worker(Generic[Result]):
     def answer(self, question: Hashable, page: Hashable = None) -> Result:
         """The whole answer, once it is there; of a page, unless that asks another question meanwhile.
 
-        Raises
-        ------
-        LadderSimError
-            The question has none.
-        StaleError
-            The page has asked another one since.
+        Raises LadderSimError if the question has no answer, StaleError if the page has asked another one since.
         """
         page = object() if page is None else page
         job = self.ask(page, question)

@@ -128,11 +128,7 @@ def timeline_figure(
     """Two layers in the middle of a forward pass: what each stream of a GPU does when, one pair of lanes per variant.
 
     Hatched is communication while nothing computes. A `compact` figure is a part of a page, which explains that itself.
-
-    Raises
-    ------
-    UsageError
-        There is no decode step, because only one token is asked for.
+    Raises UsageError if there is no decode step, because only one token is asked for.
     """
     import plotly.graph_objects as go
 
