@@ -24,7 +24,7 @@ from calibration.fit.profile import make_profile
 from calibration.fit.samples import SampleStore
 from ladder_sim import __version__
 from ladder_sim.answer import Prediction
-from ladder_sim.cli.run import measure
+from ladder_sim.cli.run import Bench
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.memory import memory_use
@@ -213,8 +213,10 @@ class Evidence:
             flags += [f"--trace={self._folder / TRACES}"] if run == self._first else []
             try:
                 flags += ["--backend=emulate", f"--emulate={self._table(run)}"] if self._ranks == 1 else []
+                variant = [",".join(VARIANTS)]
+                bench = Bench(model=self._model, variant=variant, stack=run.stack, json=True, save=path)
                 with linked(p2p=run.p2p):
-                    measure(self._model, [",".join(VARIANTS)], run.stack, None, True, path, flags)
+                    bench.measure(flags)
             except (LadderSimError, typer.Exit) as error:
                 # the others may fit; a run that failed has said why
                 yield f"not measured: {run.name}: {getattr(error, 'message', 'it ended with an error')}"

@@ -183,12 +183,8 @@ def _ticks_at(values: Sequence[float]) -> dict[str, Any]:
 def check_plot_path(path: Path) -> None:
     """Refuse a file that `save_figure` could not write, before anything is computed for it.
 
-    Raises
-    ------
-    UsageError
-        The extension is unknown, or the folder is missing.
-    MissingDependencyError
-        A PNG or SVG is wanted and kaleido is not installed.
+    Raises UsageError if the extension is unknown or the folder missing, MissingDependencyError without kaleido for a
+    PNG or SVG.
     """
     if path.suffix.lower() not in FILE_TYPES:
         raise UsageError(
@@ -202,10 +198,7 @@ def check_plot_path(path: Path) -> None:
 def save_figure(figure: "go.Figure", path: Path) -> None:
     """Write a figure as a web page that needs no network, or as a PNG or SVG.
 
-    Raises
-    ------
-    UsageError, MissingDependencyError
-        As `check_plot_path` does; or the file cannot be written, or kaleido finds no browser to draw with.
+    Raises errors as `check_plot_path` does, also if the file cannot be written, or kaleido finds no browser.
     """
     check_plot_path(path)
     write_file(path, figure_page(figure) if path.suffix.lower() == ".html" else _image(figure, path))
