@@ -8,7 +8,7 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.output import PANEL, Output
-from ladder_sim.specs.arguments import ASKED, LOAD
+from ladder_sim.specs.arguments import ASKED, LOAD, keywords_of
 from ladder_sim.units import parse_quantity
 
 
@@ -64,7 +64,7 @@ def advise(
     output = Output.of(context, asked.knobs["plot"])
     searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
-        {**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches},
+        None,
         # checked there
         cast(Objective | None, objective),
         asked.variants or search.CANDIDATES,
@@ -74,6 +74,7 @@ def advise(
         usd_per_gpu_hour=price,
         profile=asked.profile,
         workers=workers or len(os.sched_getaffinity(0)),
+        **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
     output.give(
         lambda: advice_document(advice),
@@ -117,13 +118,14 @@ def breakeven(
     name, equals, given = field.partition("=")
     point = asked.point()
     result = search(
-        point,
+        None,
         name,
         given if equals else None,
         variant=variant,
         over=over,
         gain=gain,
         **asked.how("ignore_memory"),
+        **keywords_of(point),
     )
     output.give(
         lambda: breakeven_document(result),
@@ -150,11 +152,12 @@ def compare(
     asked = flags.Asked.of(context)
     output = Output.of(context, asked.knobs["plot"])
     candidates = analysis.compare(
-        asked.point(),
+        None,
         names,
         asked.variants or None,
         usd_per_gpu_hour=price or (),
         **asked.how("ignore_memory"),
+        **keywords_of(asked.point()),
     )
     output.give(
         lambda: comparison_document(candidates),

@@ -22,7 +22,7 @@ from ladder_sim.report.tables.analysis import (
     objective_title,
     plan_cells,
 )
-from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64
@@ -59,12 +59,12 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
             f"{gpus} GPUs: the page searches plans on at most {MAX_GPUS}", hint="ladder-sim advise searches more"
         )
     advice = advise(
-        point,
         variants=trained(state),
         max_ttft_s=state.max_ttft_s,
         max_tpot_s=state.max_tpot_s,
         usd_per_gpu_hour=state.price,
         profile=state.how(allowlist)["profile"],
+        **keywords_of(point),
     )
     plans = plan_cells(advice)
     return Panel(

@@ -20,6 +20,7 @@ from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs.arguments import keywords_of
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import used_settings
 from ladder_sim.sweeps.evaluate import How
@@ -142,12 +143,12 @@ class Queries:
         profile = answer.state.how(self.allowlist)["profile"]
         trained = [name for name in answer.predictions if name != "upper-bound"]
         return advise(
-            {**point, "tp": degrees, load: BATCHES},
             variants=trained or CANDIDATES,
             max_ttft_s=answer.state.max_ttft_s,
             max_tpot_s=answer.state.max_tpot_s,
             usd_per_gpu_hour=answer.state.price,
             profile=profile,
+            **keywords_of({**point, "tp": degrees, load: BATCHES}),
         )
 
     def sensitivity(self, query: str) -> list[Sensitivity]:

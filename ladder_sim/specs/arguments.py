@@ -1,20 +1,22 @@
-"""The arguments of `Scenario.of`, each once.
+"""The arguments of `Scenario`, each once.
 
 Command-line flags, axes of a sweep, the explorer's links and the columns of exports are made from `ARGUMENTS`: a new
-argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
+argument is an entry here, its type in `ScenarioFields` and a field of a spec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_value
-from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
@@ -23,14 +25,14 @@ ASKED, PLAN, LOAD = "Asked", "Plan", "Load"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of `Scenario.of`."""
+    """One argument of `Scenario`."""
 
     name: str
-    """As `Scenario.of` spells it."""
+    """As `Scenario` spells it."""
     kind: Any
     """Type of its values: int, bool or a Literal; or the function of the catalog that looks a name up."""
     default: Any
-    """As in `Scenario.of`; None: decided by the other arguments."""
+    """As in `Scenario`; None: decided by the other arguments."""
     holder: str
     """Attribute of a scenario that holds the value, e.g. "workload.batch"."""
     panel: str
@@ -179,5 +181,47 @@ _TABLE = (
     ),
     Argument("p2p", bool, True, "p2p", ASKED, "GPUs reach each other through host memory."),
 )
+
+
+class ScenarioFields(TypedDict, total=False):
+    """Types of the arguments, for functions that take a scenario or its arguments."""
+
+    model: str | ModelSpec
+    cluster: str | ClusterSpec
+    nodes: int
+    gpus_per_node: int | None
+    tp: int | None
+    pp: int
+    ep: int
+    attention_dp: int
+    dp: int
+    sp: bool
+    batch: int
+    prompt: int
+    gen: int
+    concurrency: int | None
+    arrivals: str
+    imbalance: str | Sequence[float] | ExpertLoads
+    dtype: str | None
+    kv_dtype: str | None
+    stack: str | StackSpec | None
+    allreduce: str | None
+    technique: str | Sequence[str] | Techniques
+    p2p: bool
+
+
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
 DEFAULTS: Mapping[str, Any] = MappingProxyType({argument.name: argument.default for argument in _TABLE})
+
+
+def keywords_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a point's arguments and settings as keywords.
+
+    Examples
+    --------
+    >>> keywords_of({"model": "70b", "inter.bandwidth": "100Gb/s"})
+    {'model': '70b', 'overrides': {'inter.bandwidth': '100Gb/s'}}
+    """
+    arguments = {name: value for name, value in point.items() if name in ARGUMENTS}
+    settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
+    return {**arguments, "overrides": settings} if settings else arguments
