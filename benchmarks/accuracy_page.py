@@ -133,7 +133,7 @@ def collectives_s(scenario: Scenario, kind: OpKind, sizes_bytes: Iterable[float]
 def _kernels() -> Iterator[tuple[str, ...]]:
     """Kernels on symmetric memory, which none of the rows ran, next to runs that gave no figure."""
     measured = rows_of(_SYMMETRIC_RUNS)
-    scenario = Scenario.of(stack="vllm", allreduce="fused-norm")
+    scenario = Scenario(stack="vllm", allreduce="fused-norm")
     for figure, kind, kernel in _SYMMETRIC_KERNELS:
         predicted_s = collectives_s(scenario, kind, [float(row["bytes"]) for row in measured])
         errors = np.abs(predicted_s / [1e-6 * float(row[f"{figure}_us"]) for row in measured] - 1.0)

@@ -173,7 +173,7 @@ class _GivenTimes:
 @cache
 def _scenario(model: str, batch: int) -> Scenario:
     name, _, tp = model.partition("-tp")
-    return Scenario.of(
+    return Scenario(
         model=name,
         nodes=-(-int(tp) // 8),
         tp=int(tp),

@@ -72,7 +72,7 @@ def fitting(model: str, cluster: str, stack: str, batch: int, prompt: int) -> Sc
         if not degrees:
             continue
         try:
-            scenario = Scenario.of(
+            scenario = Scenario(
                 model=model,
                 cluster=cluster,
                 gpus_per_node=per_node,

@@ -61,7 +61,7 @@ _NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
 
 def timeline() -> "go.Figure":
     """Two layers of a decode step, standard and ladder, under gpt-fast."""
-    scenario = Scenario.of(model="70b", tp=8)
+    scenario = Scenario(model="70b", tp=8)
     drawn = timeline_figure(scenario, predict(scenario, ["standard", "ladder"]), compact=True)
     return drawn.update_layout(height=330)
 
@@ -80,7 +80,7 @@ def all_reduces() -> "go.Figure":
     sizes = 2.0 ** np.arange(12, 29)
 
     def microseconds(name: str) -> Any:
-        scenario = Scenario.of(model="70b", tp=8, stack="vllm", allreduce=name)
+        scenario = Scenario(model="70b", tp=8, stack="vllm", allreduce=name)
         return 1e6 * collectives_s(scenario, "all_reduce", sizes)
 
     traces = [
@@ -133,7 +133,7 @@ def serving() -> "go.Figure":
     """Time per token by requests in flight, and the part of it that is a decode step."""
     flying = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     answers = [
-        predict(Scenario.of(model="70b", tp=8, stack="vllm", concurrency=count), ["standard", "ladder"])
+        predict(Scenario(model="70b", tp=8, stack="vllm", concurrency=count), ["standard", "ladder"])
         for count in flying
     ]
     traces = []
@@ -168,7 +168,7 @@ def intervals() -> "go.Figure":
     """Ladder's speedup with its interval, and what of each scenario no run had."""
     labels, speedups = [], []
     for label, changes in _AWAY.items():
-        prediction = predict(Scenario.of(**{"model": "70b", "tp": 8, **changes}), ["standard", "ladder"])["ladder"]
+        prediction = predict(Scenario(**{"model": "70b", "tp": 8, **changes}), ["standard", "ladder"])["ladder"]
         unlike = [part.replace("_", " ") for part, checked in prediction.confidence.validated.items() if not checked]
         labels.append(f"{label}<br><span style='font-size:11px'>{', '.join(unlike) or 'all compared'}</span>")
         speedups.append(prediction.speedup)

@@ -177,7 +177,7 @@ def predicting(
     link = "inter" if "nodes" in fields else "intra"
     other = each or (lambda number: {f"{link}.bandwidth": f"{40 + number / 4} GB/s"})
     fixed = fields.pop("overrides", {})
-    scenarios = [Scenario.of(**fields, overrides={**fixed, **other(number)}) for number in range(WARM_RUNS + 1)]
+    scenarios = [Scenario(**fields, overrides={**fixed, **other(number)}) for number in range(WARM_RUNS + 1)]
 
     def call(number: int) -> None:
         predictions = predict(scenarios[number], engine=engine, ignore_memory=True)
@@ -277,7 +277,7 @@ def batches() -> Iterator[Figure]:
         return dataclasses.replace(lower(*arguments), device=None)
 
     for stack in ("gpt-fast", "vllm"):
-        scenario = Scenario.of(model="70b", tp=8, stack=stack)
+        scenario = Scenario(model="70b", tp=8, stack=stack)
         name = f"requests in a batch of {CONFIGURATIONS:,} kinds of hardware, 70B TP 8, {stack}, one process"
         for what, lowered, minimum in ((name, lower, 50_000), ("the same, nothing shared", alone, 100_000)):
             with mock.patch.object(passes, "lower", lowered):
@@ -296,7 +296,7 @@ def passes() -> Iterator[Figure]:
     from ladder_sim.des import engine, scan
     from ladder_sim.simulate.passes import simulate
 
-    scenario = Scenario.of(model="405b", nodes=2, variant="ladder")
+    scenario = Scenario(model="405b", nodes=2, variant="ladder")
     _, program = simulate(scenario, "decode", 1025, KernelCosts(scenario, load_profile("h100-sxm"))).lowered(
         EVERY_LAYER
     )

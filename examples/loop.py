@@ -15,7 +15,7 @@ from runtime.runs import bench
 TIMED = ["standard", "ladder"]
 HELD_BACK = ["parallel", "desync:4"]
 
-scenario = Scenario.of(
+scenario = Scenario(
     model="1b",
     cluster="this-machine",  # no datasheet: priced by a profile alone
     tp=2,

@@ -52,7 +52,7 @@ class Serving(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What `Scenario.of` takes, but for the model and the cluster."""
+        """What `Scenario` takes, but for the model and the cluster."""
         sizes = {"tp": self.tp, "prompt": PROMPT, "gen": GEN, "dtype": "bf16"}
         return {"stack": "vllm", "concurrency": self.concurrency, **sizes}
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -73,7 +73,7 @@ def steps(scenario: Scenario, phase: Phase) -> range:
 def scenario_of(scenario: Scenario, variant: str) -> Scenario:
     """The scenario with a variant, as `Run` names it."""
     wiring, _, techniques = variant.partition("+")
-    return replace(scenario, variant=canonical(wiring), techniques=Techniques.of(techniques or "none"))
+    return scenario.having(variant=canonical(wiring), techniques=Techniques.of(techniques or "none"))
 
 
 def name_of(scenario: Scenario) -> str:

@@ -178,7 +178,7 @@ def _timed_alone(scenario: Scenario, variants: Sequence[str]) -> "Iterator[tuple
     bound, known = scenario_of(scenario, "upper-bound"), set[tuple[Phase, OpKey]]()
     adds: tuple[ResidualAdd, ...] = ("fused", "apart")
     for add in adds:
-        each = replace(bound, stack=replace(scenario.stack, residual_add=add))
+        each = bound.having(stack=replace(scenario.stack, residual_add=add))
         yield each, kernels_of(each)
         known |= kernels_of(each)
     for variant in variants:

@@ -35,7 +35,7 @@ panels[1].legend()
 
 # %% tags=["remove-input"]
 load = {"model": "70b", "dtype": "fp8", "stack": "vllm"}
-busy = {name: predict(Scenario.of(**load, cluster=name, concurrency=16)) for name in boxes}
+busy = {name: predict(Scenario(**load, cluster=name, concurrency=16)) for name in boxes}
 lost = {name: each["standard"].breakdown.exposed_comm_s / each["standard"].request_s for name, each in busy.items()}
 gain = {name: each["ladder"].speedup.text for name, each in busy.items()}
 assert lost["h100-sxm"] < lost["rtx-pro-6000"] < lost["l40s-pcie"]
@@ -56,7 +56,7 @@ options = {
     "TP 8, ladder": {"tp": 8},
 }
 rates = {
-    (box, option): predict(Scenario.of(**load, cluster=box, concurrency=32, **plan), option.split()[-1]).rate
+    (box, option): predict(Scenario(**load, cluster=box, concurrency=32, **plan), option.split()[-1]).rate
     for box in list(boxes)[:2]
     for option, plan in options.items()
 }

@@ -106,7 +106,7 @@ def _members(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentP
 def settings() -> Iterator[str]:
     """Every setting by section, with the value that the default scenario uses."""
     known = described()
-    rows = settings_rows(Scenario.of(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
+    rows = settings_rows(Scenario(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
     for section, title in _SECTIONS.items():
         yield from _heading(2, title)
         own = [row[:3] for row in rows if row[0].startswith(f"{section}.")]

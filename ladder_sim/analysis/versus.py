@@ -284,7 +284,7 @@ def versus(
     if scenario.plan.ranks == 1:
         raise UsageError(f"{scenario.plan} has no communication to hide: must be two ranks or more", hint="e.g. --tp 8")
     model, own = scenario.model, own_variant(scenario.model)
-    base = replace(scenario, techniques=NO_TECHNIQUES)
+    base = scenario.having(techniques=NO_TECHNIQUES)
     wirings, left_out = wirings_for(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[tuple[str, ...], Predictions] = {}
@@ -294,7 +294,7 @@ def versus(
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan
-                replace(base, **changed),
+                base.having(**changed),
                 fitting if changes else [*fitting, BOUND],
                 profile=profile,
                 ignore_memory=ignore_memory,
@@ -413,4 +413,4 @@ def notes_of(result: Versus) -> Notes:
 
 def _under_load(scenario: Scenario) -> Scenario:
     """Of requests that come at any time."""
-    return replace(scenario, workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))
+    return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

@@ -146,7 +146,7 @@ class Asked:
     """A scenario and how it is predicted, as typed."""
 
     arguments: Mapping[str, Any]
-    """Arguments of `Scenario.of` that were given, by name."""
+    """Arguments of `Scenario` that were given, by name."""
     settings: Mapping[str, str]
     """Figures to change, by name."""
     profile: str | None
@@ -165,7 +165,7 @@ class Asked:
         context
             Context of the command.
         *without
-            Arguments of `Scenario.of` that the command takes in another way.
+            Arguments of `Scenario` that the command takes in another way.
         ranged
             Whether the command takes several values of an argument: they stay text.
         requests
@@ -200,7 +200,7 @@ class Asked:
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
-        return Scenario.of(**self.arguments, overrides=self.settings)
+        return Scenario(**self.arguments, overrides=self.settings)
 
     def point(self, *without: str) -> dict[str, Any]:
         """Return the scenario as a point of a sweep, with the defaults of all arguments but some."""

@@ -66,9 +66,7 @@ class Bench:
             file = Path(folder, "config.json")
             file.write_text(json_format.dumps(config), "utf-8")
             own = {"model": file, **_engine_options(engine)}
-            variants = [
-                f"--variant={names}" for names in self.variant or default_variants(Scenario.of(model=spec, tp=1))
-            ]
+            variants = [f"--variant={names}" for names in self.variant or default_variants(Scenario(model=spec, tp=1))]
             result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
         result["run"] |= {"model": spec.name, "stack": engine.name}
         if form == "json":

@@ -88,7 +88,7 @@ class Load(Requests):
 
     def _scenario(self, **arguments: Any) -> Scenario:
         replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-        return Scenario.of(**arguments, concurrency=replicas, overrides=self.asked.settings)
+        return Scenario(**arguments, concurrency=replicas, overrides=self.asked.settings)
 
     def prefill(self) -> Scenario | None:
         """The scenario of replicas that run prompts only, if there are any."""
@@ -240,9 +240,9 @@ class FleetLoad(Load):
     def scenario(self) -> Scenario:
         """Resolve names and check everything but the plan."""
         fixed = {name: value for name, value in self.asked.arguments.items() if name not in self.searched}
-        base = Scenario.of(**fixed, tp=1, concurrency=1, overrides=self.asked.settings)
+        base = Scenario(**fixed, tp=1, concurrency=1, overrides=self.asked.settings)
         gpus = base.nodes * base.cluster.gpus_per_node
-        return replace(base, workload=replace(base.workload, concurrency=gpus))
+        return base.having(workload=replace(base.workload, concurrency=gpus))
 
     def plans(self, scenario: Scenario) -> "Sequence[Plan]":
         """Those of one replica that are legal, within what was typed."""

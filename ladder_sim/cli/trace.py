@@ -158,7 +158,7 @@ class WhatIf:
             except ValueError:
                 raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
         if self.interconnect is not None:
-            scenario = Scenario.of(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
+            scenario = Scenario(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
             size = 0.0
             if self.message_bytes is not None:
                 size = parse_quantity(self.message_bytes, "bytes", name="--message-bytes")
@@ -349,8 +349,6 @@ def export(
     phase: Annotated[str, typer.Option(help="prefill or decode.", rich_help_panel=_OUTPUT)] = "decode",
 ) -> None:
     """Write the predicted passes of a prefill, or of a further token, as a trace."""
-    import dataclasses
-
     import numpy as np
 
     from ladder_sim.graph.ops import Phase
@@ -362,7 +360,7 @@ def export(
 
     asked = flags.Asked.of(context)
     checked = cast(Phase, choice(phase, "phase", get_args(Phase)))
-    scenario = dataclasses.replace(asked.scenario(), variant=canonical(variant))
+    scenario = asked.scenario().having(variant=canonical(variant))
     graph = predicted_run(scenario, checked, **asked.how("engine", "jitter", "seed", "ignore_memory"))
     perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
     drawn = graph

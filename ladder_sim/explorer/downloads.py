@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from ladder_sim.analysis.sensitivity import STEP
@@ -48,7 +47,7 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
         answer = queries.answer(query)
         how = answer.state.how(queries.allowlist)
         return perfetto.to_json(
-            {name: predicted_run(replace(answer.scenario, variant=name), phase, **how) for name in answer.predictions}
+            {name: predicted_run(answer.scenario.having(variant=name), phase, **how) for name in answer.predictions}
         )
 
     return trace

@@ -92,7 +92,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     shown = state.variant if not state.variants or state.variant in state.variants else state.variants[-1]
     lines += [
         "",
-        f"scenario = Scenario.of({_arguments(state, allowlist)})",
+        f"scenario = Scenario({_arguments(state, allowlist)})",
         f"predictions = predict({', '.join(inputs)})",
         f'print(predictions["{shown}"].speedup)',
     ]
@@ -116,7 +116,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
         lines.append("from ladder_sim.specs.model import ModelSpec")
     lines += [
         "",
-        f"scenario = Scenario.of({_arguments(served, allowlist)})",
+        f"scenario = Scenario({_arguments(served, allowlist)})",
         f"traffic = Traffic({lengths}, rate={traffic.rate:g}, requests={traffic.requests})",
         f'promise = Promise.parse("{state.promise}")',
         f"fleets = smallest_fleets({', '.join(inputs)})",
@@ -126,7 +126,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
 
 
 def _arguments(state: State, allowlist: Allowlist) -> str:
-    """Of `Scenario.of`."""
+    """Of `Scenario`."""
     given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape

@@ -51,7 +51,7 @@ class State:
     """
 
     arguments: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
-    """Value of each argument of `Scenario.of`; specs by their names on the page."""
+    """Value of each argument of `Scenario`; specs by their names on the page."""
     shape: ModelSpec | None = None
     """A model that was uploaded on the page; the argument "model" holds its name."""
     profile: str | None = None
@@ -128,7 +128,7 @@ class State:
 
     def scenario(self, allowlist: Allowlist) -> Scenario:
         """What to simulate; raises LadderSimError if the arguments do not fit each other."""
-        return Scenario.of(**self._resolved(allowlist), overrides=self.settings)
+        return Scenario(**self._resolved(allowlist), overrides=self.settings)
 
     @property
     def promise(self) -> Promise:
@@ -177,7 +177,7 @@ class State:
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `Scenario.of`, names of the page replaced by their specs."""
+        """Arguments of `Scenario`, names of the page replaced by their specs."""
         return {
             **self.arguments,
             "model": self.shape or self.arguments["model"],

@@ -212,7 +212,7 @@ def serve(
     >>> from ladder_sim import Scenario
     >>> from ladder_sim.serve import Lengths, Traffic, serve
     >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
-    >>> outcomes = serve(Scenario.of(model="70b", stack="vllm"), Traffic(rate=4.0, requests=200, **lengths))
+    >>> outcomes = serve(Scenario(model="70b", stack="vllm"), Traffic(rate=4.0, requests=200, **lengths))
     >>> {name: f"{1e3 * outcome.seconds('tpot', 95):.0f} ms" for name, outcome in outcomes.items()}
     {'standard': '15 ms', 'ladder': '12 ms'}
     """

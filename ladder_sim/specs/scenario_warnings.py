@@ -38,7 +38,7 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> scenario_warnings(Scenario.of(model="405b", nodes=2))
+    >>> scenario_warnings(Scenario(model="405b", nodes=2))
     ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
     """
     subjects = (_model, _precision, _ranks, _techniques, _links, _settings, _idle)

@@ -84,7 +84,7 @@ def unused(scenario: Scenario, name: str) -> str:
 
     Examples
     --------
-    >>> unused(Scenario.of(model="70b"), "inter.bandwidth_Bps")
+    >>> unused(Scenario(model="70b"), "inter.bandwidth_Bps")
     'the group is within one node; --nodes 2 uses it'
     """
     for rule in _RULES:

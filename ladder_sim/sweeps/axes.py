@@ -21,7 +21,7 @@ class Axis:
     """One field and the values it takes."""
 
     name: str
-    """An argument of `Scenario.of`, or a setting with its unit, e.g. "inter.bandwidth_Bps"."""
+    """An argument of `Scenario`, or a setting with its unit, e.g. "inter.bandwidth_Bps"."""
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
     unit: str = ""

@@ -140,12 +140,12 @@ class Grid:
     def _default_variants(self) -> tuple[str, ...]:
         """The usual four, or the wiring in the config of the only model."""
         models = next((each.values for each in self.structure if each.name == "model"), ())
-        return default_variants(Scenario.of(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
+        return default_variants(Scenario(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
 
     def _check_figures(self) -> None:
         """Check the ends of each array by the specs' rules, all of which are ranges."""
         for each, end in itertools.product(self.figures, (min, max)):
-            Scenario.of(overrides={each.name: end(each.values)})
+            Scenario(overrides={each.name: end(each.values)})
 
     def _check_options(self, axes: Mapping[str, Any]) -> None:
         """Check that the stacks, by default the one that serves, have the engine of each option among the axes."""
@@ -203,9 +203,9 @@ def scenario_at(point: Mapping[str, Any]) -> Scenario:
     if "tp" in fields and "nodes" not in fields:
         degrees = {each.name: fields[each.name] for each in dataclasses.fields(Plan) if each.name in fields}
         # any plan will do to look up the cluster: that of one GPU breaks no rule
-        alone = Scenario.of(**{**fields, **dataclasses.asdict(Plan())}, overrides=settings)
+        alone = Scenario(**{**fields, **dataclasses.asdict(Plan())}, overrides=settings)
         fields["nodes"] = Plan(**degrees).nodes(alone.cluster.gpus_per_node)
-    scenario = Scenario.of(**fields, overrides=settings)
+    scenario = Scenario(**fields, overrides=settings)
     if scenario.workload.concurrency is not None:
         check_context(scenario.stack, scenario.workload.context)
     return scenario

@@ -65,7 +65,7 @@ def predicted_passes(
     workload = scenario.workload
     if phase == "prefill":
         prefills = {
-            name: simulate(replace(scenario, variant=name), phase, workload.prompt, costs, engine=engine)
+            name: simulate(scenario.having(variant=name), phase, workload.prompt, costs, engine=engine)
             for name in variants
         }
         return {
@@ -142,7 +142,7 @@ def rewired_as_predicted(
     times = {}
     for name in variants:
         passes = kept[name]
-        graphs = _graphs(passes, replace(origin.scenario, variant=name), "fast", NO_JITTER)
+        graphs = _graphs(passes, origin.scenario.having(variant=name), "fast", NO_JITTER)
         times[name] = VariantTime(
             seconds=passes.seconds,
             speedup=kept[own].seconds / passes.seconds,

@@ -63,7 +63,7 @@ EMULATED = CommConfig(backend="emulate")
 
 
 def own_scenario(model: str, stack: str, **how: Any) -> Scenario:
-    return Scenario.of(model=model, stack=stack, cluster="this-machine", **how)
+    return Scenario(model=model, stack=stack, cluster="this-machine", **how)
 
 
 def small(scenario: Scenario, variants: tuple[str, ...], **how: Any) -> Experiment:

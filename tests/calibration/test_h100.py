@@ -31,7 +31,7 @@ def rows(profile: CalibrationProfile) -> Iterator[tuple[str, str, dict[str, floa
     for run, variants in RUNS.items():
         stack, batch = run.split("-batch-")
         # every wiring waited for kernels as long as the engine's own all-reduces, where vLLM's plug-in runs NCCL's
-        scenario = Scenario.of(
+        scenario = Scenario(
             model="70b",
             cluster="h100-sxm",
             stack=stack,

@@ -189,7 +189,7 @@ def test_what_a_prediction_looks_up_is_measured() -> None:
             layer = [op.point[each] for each in LAYER] if op.op == "experts" else []
             measured[op.op, *layer, *(op.point[each] for each in COORDINATES[op.op][len(layer) :])] = op
         for ep in (1, 4) if stack == "vllm" else (1,):
-            scenario = Scenario.of(model=name, stack=stack, tp=4, ep=ep, batch=16, prompt=448, gen=64)
+            scenario = Scenario(model=name, stack=stack, tp=4, ep=ep, batch=16, prompt=448, gen=64)
             graph = build(scenario, "decode", 512)
             kinds = {"attention", "sample", "gemm", *(("router", "experts") if stack == "vllm" else ())}
             wanted = [op for op in graph.ops() if op.kind in kinds]
@@ -442,7 +442,7 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
 
 def test_kernels_add_up_to_their_pass() -> None:
     small = {"model.layers": "2", "model.vocab": "512"}
-    scenario = Scenario.of(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
+    scenario = Scenario(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
     testbed = Testbed(scenario, Communicator(8))
     testbed.compute_only()
     adds: tuple[ResidualAdd, ...] = ("fused", "apart")

@@ -62,7 +62,7 @@ def loads(draw: st.DrawFn) -> list[Request]:
 @st.composite
 def servings(draw: st.DrawFn) -> Serving:
     """An engine's scheduler with much or little room, some replicas of it, and maybe others that run prompts."""
-    scenario = Scenario.of(model="8b", tp=1, pp=draw(st.sampled_from([1, 2])), stack=draw(st.sampled_from(ENGINES)))
+    scenario = Scenario(model="8b", tp=1, pp=draw(st.sampled_from([1, 2])), stack=draw(st.sampled_from(ENGINES)))
     changed = {
         "step_tokens": draw(st.sampled_from([16, 100, 1000])),
         "step_requests": draw(st.sampled_from([1, 3, 16])),
@@ -177,7 +177,7 @@ def alike(one: Request, other: Request) -> int:
 @given(st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens"]), ODD), st.booleans())
 def test_requests_are_refused_or_answered(odd: dict[str, Any], held_back: bool) -> None:
     """A request with any value in any field is refused or answered in finite time."""
-    spec = scheduler_spec(Scenario.of(model="8b", tp=1, stack="vllm"), LONGEST)
+    spec = scheduler_spec(Scenario(model="8b", tp=1, stack="vllm"), LONGEST)
     pool = Pool(times=TIMES, spec=spec)
     try:
         request = Request(**{"arrival_s": 0.0, "prompt": 16, "gen": 4, **odd})

@@ -146,7 +146,7 @@ def test_import_is_light(heavy: str) -> None:
 
 @pytest.mark.parametrize("heavy", ["scipy", "networkx", "simpy", "plotly"])
 def test_a_prediction_loads_only_what_it_needs(heavy: str) -> None:
-    code = "from ladder_sim import Scenario, predict; predict(Scenario.of(model='8b', tp=2, gen=2))"
+    code = "from ladder_sim import Scenario, predict; predict(Scenario(model='8b', tp=2, gen=2))"
     assert _python(f"import sys; {code}; print({heavy!r} in sys.modules)", REPO) == "False"
 
 

@@ -180,7 +180,7 @@ def test_tables_of_0_1_are_read() -> None:
     with pytest.warns(FutureWarning, match=r"\]: latency_s is called allreduce_floor now"):
         cluster = catalog.cluster(str(OLD / "cluster.toml"))
     fabric = str(OLD / "fabric.toml")
-    scenario = Scenario.of(model="8b", cluster=cluster, nodes=2, overrides={"inter.fabric": fabric})
+    scenario = Scenario(model="8b", cluster=cluster, nodes=2, overrides={"inter.fabric": fabric})
     assert scenario.cluster.inter.allreduce_floor_s == 40e-6
     assert scenario.cluster.gpus_per_node == 8
 

@@ -14,14 +14,14 @@ POINT = {"model": "8b"}
 # by function, arguments with which it ends at once
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (Scenario.of, POINT),
-    (predict, {"scenario": Scenario.of(model="8b"), "variants": "ladder"}),
+    (predict, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
     (sweep, {"axes": POINT, "variants": "ladder"}),
     (advise, {"point": {**POINT, "tp": 8, "batch": 1}}),
     (compare, {"point": POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),
-    (sensitivity, {"scenario": Scenario.of(model="8b"), "variants": "ladder"}),
+    (sensitivity, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
     (breakeven, {"point": POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
     (validate, {"level": "roofline"}),
-    (versus, {"scenario": Scenario.of(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
+    (versus, {"scenario": Scenario(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
 ]
 # none of them is right in every place
 VALUES = ("50ms", b"x", 2.5, float("nan"), [], [3], (), object(), -1, np.int64(0), np.float32(0.5), np.arange(2))
@@ -41,26 +41,26 @@ def test_any_value_is_taken_or_refused(function: Callable[..., Any], arguments: 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    scenario = Scenario.of(model="8b", tp=np.int64(4), batch=np.int32(2), p2p=np.bool_(True))
-    assert scenario == Scenario.of(model="8b", tp=4, batch=2)
+    scenario = Scenario(model="8b", tp=np.int64(4), batch=np.int32(2), p2p=np.bool_(True))
+    assert scenario == Scenario(model="8b", tp=4, batch=2)
     assert type(scenario.plan.tp) is int
-    best = advise(POINT, max_tpot_s=np.float32(0.5), usd_per_gpu_hour=np.int64(2)).best
-    assert best.usd_per_Mtoken == advise(POINT, max_tpot_s=0.5, usd_per_gpu_hour=2).best.usd_per_Mtoken
+    best = advise(max_tpot_s=np.float32(0.5), usd_per_gpu_hour=np.int64(2), **POINT).best
+    assert best.usd_per_Mtoken == advise(max_tpot_s=0.5, usd_per_gpu_hour=2, **POINT).best.usd_per_Mtoken
 
 
 def test_a_path_is_as_good_as_its_text(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=r"none\.json: no such file"):
-        Scenario.of(model=tmp_path / "none.json")
+        Scenario(model=tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: advise(POINT, max_tpot_s="50ms"), "max_tpot_s is '50ms': must be a number"),  # type: ignore[arg-type]
-        (lambda: Scenario.of(model=3), "model is 3: must be text or a ModelSpec"),  # type: ignore[arg-type]
-        (lambda: Scenario.of(overrides="x"), "overrides is 'x': must be a dict or None"),  # type: ignore[arg-type]
-        (lambda: compare(POINT, [3, 4]), r"names is \[3, 4\]: must be a list"),  # type: ignore[list-item]
-        (lambda: sweep(POINT, workers=0), "workers is 0: must be a whole number from 1 to 10000"),
+        (lambda: advise(max_tpot_s="50ms", **POINT), "max_tpot_s is '50ms': must be a number"),  # type: ignore[arg-type]
+        (lambda: Scenario(model=3), "model is 3: must be text or a ModelSpec"),  # type: ignore[arg-type]
+        (lambda: Scenario(overrides="x"), "overrides is 'x': must be a dict or None"),  # type: ignore[arg-type]
+        (lambda: compare(None, [3, 4], **POINT), r"names is \[3, 4\]: must be a list"),  # type: ignore[list-item]
+        (lambda: sweep(None, POINT, workers=0), "workers is 0: must be a whole number from 1 to 10000"),
     ],
 )
 def test_a_wrong_type_is_named(call: Callable[[], object], says: str) -> None:

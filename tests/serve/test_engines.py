@@ -14,7 +14,7 @@ LOAD = Traffic(rate=4.0, requests=2, prompt=Lengths.parse("64"), gen=Lengths.par
 
 
 def served(stack: str = "vllm", **how: Any) -> None:
-    serve(Scenario.of(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
+    serve(Scenario(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
 
 
 def test_an_engine_that_is_not_installed_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,4 +39,4 @@ def test_an_engine_schedules_for_its_own_stack_only() -> None:
 
 def test_prompts_on_other_replicas_are_refused() -> None:
     with pytest.raises(UsageError, match="replicas that run prompts only: their scheduler is simulated"):
-        served(engine="vllm", prefill=Scenario.of(model="8b", tp=1, stack="vllm"))
+        served(engine="vllm", prefill=Scenario(model="8b", tp=1, stack="vllm"))

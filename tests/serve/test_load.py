@@ -36,7 +36,7 @@ LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("unifor
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "8b", "tp": 2, "stack": "vllm", **given})
+    return Scenario(**{"model": "8b", "tp": 2, "stack": "vllm", **given})
 
 
 def test_ladder_answers_the_same_requests_sooner() -> None:

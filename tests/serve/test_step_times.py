@@ -50,7 +50,7 @@ def drawn(count: int, *, prompts: bool) -> Mixes:
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "70b", "stack": "vllm", **given})
+    return Scenario(**{"model": "70b", "stack": "vllm", **given})
 
 
 def looked_up_s(times: StepTimes, steps: Mixes, duty: float = 0.0, drafted: Any = 0.0) -> Any:

@@ -1,4 +1,4 @@
-"""The table of arguments is the signature of `Scenario.of`, and what derives from it knows every argument."""
+"""The table of arguments is the signature of `Scenario`, and what derives from it knows every argument."""
 
 import inspect
 from dataclasses import fields
@@ -19,8 +19,8 @@ def test_the_table_is_the_signature() -> None:
 
 
 def test_a_scenario_holds_every_argument() -> None:
-    scenario = Scenario.of(model="405b", nodes=2, batch=3, p2p=False)
-    assert Scenario.of(**scenario.fields()) == scenario
+    scenario = Scenario(model="405b", nodes=2, batch=3, p2p=False)
+    assert Scenario(**scenario.fields()) == scenario
 
 
 def test_every_argument_is_a_flag_or_set_and_an_axis() -> None:

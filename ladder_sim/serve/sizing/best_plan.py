@@ -154,7 +154,7 @@ def _service(
     """Replicas of a plan, and of the same with another tensor parallelism for prompts."""
 
     def of_plan(plan: Plan) -> Scenario:
-        return replace(scenario, plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node))
+        return scenario.having(plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node))
 
     prefill = of_plan(replace(plan, tp=prefill_tp)) if prefill_tp else None
     return Service.for_requests(of_plan(plan), traffic, prefill=prefill, **how)
@@ -190,7 +190,7 @@ def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float
     loads = groups * _LOADS[spec.step_requests >= _LOADS]
     workload = replace(scenario.workload, batch=1, concurrency=groups, prompt=prompt, gen=gen)
     profile = resolve_profile(scenario, service.profile)
-    load = replace(scenario, workload=workload)
+    load = scenario.having(workload=workload)
     request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
     token_s = np.asarray(request.decode_s) / max(1, gen - 1)
     bounds = context.promise.bounds

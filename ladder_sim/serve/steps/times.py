@@ -116,7 +116,7 @@ class StepTimes:
     --------
     >>> from ladder_sim import Scenario
     >>> from ladder_sim.serve import StepTimes
-    >>> scenario = Scenario.of(model="70b", stack="vllm")
+    >>> scenario = Scenario(model="70b", stack="vllm")
     >>> for variant in ("standard", "ladder"):
     ...     times = StepTimes.of(scenario, variant)
     ...     print(variant, round(1e3 * times.seconds(decode=[1024] * 64, prefill=[(512, 0)]), 1), "ms")
@@ -183,7 +183,7 @@ class StepTimes:
         workload = replace(
             scenario.workload, batch=scenario.plan.attention_dp, concurrency=None, prompt=1, gen=1, arrivals="steady"
         )
-        one_replica = replace(scenario, workload=workload, plan=replace(scenario.plan, dp=1))
+        one_replica = scenario.having(workload=workload, plan=replace(scenario.plan, dp=1))
         made_from = [one_replica, name, measured, moe, *limits]
         grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
         return cls(
@@ -224,7 +224,7 @@ class StepTimes:
         Examples
         --------
         >>> from ladder_sim import Scenario
-        >>> times = StepTimes.of(Scenario.of(model="8b", tp=1, stack="vllm"), "standard")
+        >>> times = StepTimes.of(Scenario(model="8b", tp=1, stack="vllm"), "standard")
         >>> short, long = times.seconds(prefill=[(512, 0)]), times.seconds(prefill=[(512, 8192)])
         >>> f"{1e3 * short:.1f} ms, after 8192 tokens {1e3 * long:.1f} ms"
         '12.2 ms, after 8192 tokens 14.9 ms'

@@ -231,7 +231,7 @@ class PredictedExecutor(TimedExecutor):
     Parameters
     ----------
     config
-        vLLM's configuration. Its `additional_config["ladder_sim"]` holds the arguments of `Scenario.of`.
+        vLLM's configuration. Its `additional_config["ladder_sim"]` holds the arguments of `Scenario`.
     """
 
     def __init__(self, config: VllmConfig) -> None:
@@ -246,7 +246,7 @@ class PredictedExecutor(TimedExecutor):
                 "drafted tokens in real time: how many are accepted is not known",
                 hint="leave out --speculative-config, or ask ladder-sim serve --set engine=vllm --set speculate=3:0.7",
             )
-        scenario, context = Scenario.of(**arguments), config.model_config.max_model_len
+        scenario, context = Scenario(**arguments), config.model_config.max_model_len
         service = Service(scenario=scenario, context=context, engine="vllm")
         times = service.times(scenario.variant)
         super().__init__(config, service.spec, Pace(times, None).seconds, Clock())
