@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from ladder_sim.costs.profile import CalibrationProfile
@@ -18,7 +19,9 @@ DATA = REPO / "tests" / "data"
 # tables of measurements that come with the package
 SHIPPED = REPO / "ladder_sim" / "validation" / "data"
 
-# Examples are the same in every run, and a slow machine is no failure.
+# Examples are the same in every run, and a slow machine is no failure. Left to itself, Hypothesis also draws constants
+# of the project's modules: of those that earlier tests happened to load.
+providers.is_local_module_file = lambda path: False
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 # with --hypothesis-profile=thorough
 settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=1000)

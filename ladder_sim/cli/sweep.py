@@ -102,6 +102,7 @@ def sweep(
             feasible = _print(stream(grid, priced, executor, form=form, progress=progress))
         if plot is not None or not form:
             table = simulate(
+                None,
                 ranges,
                 names,
                 **how,

@@ -37,7 +37,7 @@ def point_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[st
     _check(scenario, fields)
     given = dict(fields if scenario is None else scenario.given)
     given.pop("variant", None)
-    return {**given, **given.pop("overrides", {})}
+    return given | (given.pop("overrides", None) or {})
 
 
 def formerly_a_dict(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -117,11 +117,11 @@ class Scenario:
     def __init__(
         self, *, variant: str = "standard", overrides: Overrides | None = None, **given: Unpack[ScenarioFields]
     ) -> None:
-        whole(given.get("nodes", 1), "nodes", 1, MAX_RANKS, hint="number of nodes, e.g. --nodes 2")
+        nodes = _checked_nodes(given.get("nodes", 1))
         parts = _parts(given, overrides or {})
         self._hold(
             **parts._asdict(),
-            nodes=given.get("nodes", 1),
+            nodes=nodes,
             plan=_plan(given, parts.cluster.gpus_per_node),
             variant=variant,
             techniques=Techniques.of(given.get("technique", "none")),
@@ -168,6 +168,7 @@ class Scenario:
         """Set the fields, and check that they fit each other."""
         for name, value in parts.items():
             object.__setattr__(self, name, value)
+        _checked_nodes(self.nodes)
         nonempty(self.variant, "variant")
         flag(self.p2p, "p2p")
         check_nodes(self.plan, self.nodes, self.cluster.gpus_per_node)
@@ -278,6 +279,11 @@ class Scenario:
         return tp_degrees(self.model, self.nodes, self.cluster.gpus_per_node)
 
 
+def _checked_nodes(nodes: int) -> int:
+    whole(nodes, "nodes", 1, MAX_RANKS, hint="number of nodes, e.g. --nodes 2")
+    return nodes
+
+
 def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
     """The specs and the workload, as arguments and settings have them."""
     asked = {**DEFAULTS, **given}
@@ -292,8 +298,8 @@ def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
         workload=Workload(
             **{name: asked[name] for name in ("batch", "prompt", "gen", "concurrency", "arrivals")},
             imbalance=ExpertLoads.of(asked["imbalance"]),
-            dtype=asked["dtype"] or "bf16",
-            kv_dtype=asked["kv_dtype"] or "bf16",
+            dtype="bf16" if asked["dtype"] is None else asked["dtype"],
+            kv_dtype="bf16" if asked["kv_dtype"] is None else asked["kv_dtype"],
         ),
     )
     if asked["dtype"] is None:

@@ -59,7 +59,7 @@ def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Re
             for given in (bound.arguments, bound.arguments.get(keywords, {})):
                 for name, value in given.items():
                     if name in hints():
-                        given[name] = _read(value, hints()[name], "" if name in unless else name)
+                        given[name] = checked(value, hints()[name], "" if name in unless else name)
             return function(*bound.args, **bound.kwargs)
 
         return call
@@ -86,8 +86,14 @@ def _check_names(function: Callable[..., object], given: Iterable[str], known: S
             raise TypeError(f"{called}() has no argument '{name}'{meant}")
 
 
-def _read(value: Any, hint: Any, name: str) -> Any:
-    """A value as its type; with a name, it must fit."""
+def checked(value: Any, hint: Any, name: str) -> Any:
+    """Return a value as its type: numbers of numpy as Python's, and paths as text; with a name, it must fit.
+
+    Raises
+    ------
+    UsageError
+        It does not fit.
+    """
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if str in kinds and isinstance(value, os.PathLike):
         value = os.fspath(value)

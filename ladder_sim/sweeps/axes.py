@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
+from ladder_sim.specs.signatures import checked
 from ladder_sim.sweeps.ranges import expand, split
 from ladder_sim.units import missing_unit, typed_unit, unit_of
 
@@ -62,7 +64,10 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
         numeric = kind in (int, float)
         raw: Sequence[Any] = expand(given, name=key, factor=factor) if numeric else split(given, name=key)
     else:
-        raw = list(given) if isinstance(given, Iterable) else [given]
+        raw = [
+            each if isinstance(each, str) or name not in ARGUMENTS else checked(each, _types()[name], key)
+            for each in (given if isinstance(given, Iterable) else [given])
+        ]
     if not raw:
         raise UsageError(f"{key}: no values", hint="give it at least one")
     units = {typed_unit(item, unit) for item in raw}
@@ -73,6 +78,12 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
     else:
         values = (read_value(item, name, kind, name=key) for item in raw)
     return Axis(name=name, values=tuple(dict.fromkeys(values)), unit=units.pop() if len(units) == 1 else "")
+
+
+@cache
+def _types() -> dict[str, Any]:
+    """Of the values of arguments."""
+    return get_type_hints(ScenarioFields)
 
 
 def resolve(key: str) -> tuple[str, Any]:

@@ -279,6 +279,7 @@ def test_ladder_lies_between_standard_and_upper_bound(scenario: Scenario, profil
         scenario.stack,
         stream_wait_s=0.0,
         collective_launch_s=0.0,
+        eager_launch_s=0.0,
         residual_add="apart",
         # a custom kernel's all-reduce can take less than the token's broadcast, which is NCCL's in any case
         allreduce="nccl",

@@ -9,17 +9,18 @@ import pytest
 
 from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, validate, versus
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.specs.arguments import ScenarioFields
 
 POINT = {"model": "8b"}
 # by function, arguments with which it ends at once
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (Scenario.of, POINT),
+    (Scenario, POINT),
     (predict, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
     (sweep, {"axes": POINT, "variants": "ladder"}),
-    (advise, {"point": {**POINT, "tp": 8, "batch": 1}}),
-    (compare, {"point": POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),
+    (advise, {**POINT, "tp": 8, "batch": 1}),
+    (compare, {**POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),
     (sensitivity, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
-    (breakeven, {"point": POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
+    (breakeven, {**POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
     (validate, {"level": "roofline"}),
     (versus, {"scenario": Scenario(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
 ]
@@ -30,7 +31,9 @@ VALUES = ("50ms", b"x", 2.5, float("nan"), [], [3], (), object(), -1, np.int64(0
 @pytest.mark.parametrize(("function", "arguments"), CALLS, ids=lambda value: getattr(value, "__name__", ""))
 def test_any_value_is_taken_or_refused(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     refused = 0
-    for name in inspect.signature(function).parameters:
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    for name in [*names, *(ScenarioFields.__annotations__ if len(names) < len(parameters) else ())]:
         for value in VALUES:
             try:
                 function(**{**arguments, name: value})

@@ -69,7 +69,7 @@ def differences(before: Any, after: Any, path: str = "") -> set[str]:
     found: set[str] = set()
     for field in dataclasses.fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)
-        if field.name in ("source", "settings") or old == new:
+        if field.name in ("source", "settings", "given") or old == new:
             continue
         where = f"{path}.{field.name}".lstrip(".")
         found |= differences(old, new, where) if dataclasses.is_dataclass(old) else {where}
