@@ -15,7 +15,7 @@ from ladder_sim import Scenario, predict, sweep
 
 boxes = {"l40s-pcie": "L40S, PCIe 4", "rtx-pro-6000": "RTX PRO 6000, PCIe 5", "h100-sxm": "H100, NVLink"}
 load = {"model": "70b", "dtype": "fp8", "stack": "vllm", "concurrency": [1, 4, 16, 64], "tp": [4, 8]}
-table = sweep({**load, "cluster": list(boxes)}, ["standard", "ladder"])
+table = sweep(None, {**load, "cluster": list(boxes)}, ["standard", "ladder"])
 
 
 def of(cluster, tp, column):

@@ -19,7 +19,7 @@ plans = {
     "fp8, one node": {"tp": 8, "dtype": "fp8"},
 }
 load = {"model": "405b", "stack": "vllm", "concurrency": [1, 4, 16, 64, 128]}
-tables = {name: sweep({**load, **plan}, ["standard", "ladder"]) for name, plan in plans.items()}
+tables = {name: sweep(None, {**load, **plan}, ["standard", "ladder"]) for name, plan in plans.items()}
 
 # %% tags=["hide-input"]
 figure, panel = plt.subplots(num="Tokens per second and GPU against time per token: standard (dashed), ladder (solid)")
