@@ -35,7 +35,7 @@ def main() -> int:
     options = parser.parse_args()
     with laboratory(options.rate) as lab:
         try:
-            lab.run("calibration", options.arguments, timeout_s=LIMIT_S)
+            lab.run("ladder_sim_calibration", options.arguments, timeout_s=LIMIT_S)
         except subprocess.CalledProcessError as error:
             # the rank has said why
             return error.returncode

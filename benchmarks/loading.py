@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.model.decoder import Decoder
+    from ladder_sim_runtime.model.decoder import Decoder
 
 # of the rank's own weights
 BOUND = 1.2
@@ -77,12 +77,11 @@ def loaded(root: Path, tp: int) -> dict[str, float]:
 def part(folder: Path, tp: int) -> "Decoder":
     """The first rank's part of a checkpoint."""
     import torch
-
-    from runtime.assemble import load
-    from runtime.checkpoint.files import Checkpoint
-    from runtime.comm.base import Communicator
-    from runtime.config import EngineConfig
-    from runtime.memory import Workload
+    from ladder_sim_runtime.assemble import load
+    from ladder_sim_runtime.checkpoint.files import Checkpoint
+    from ladder_sim_runtime.comm.base import Communicator
+    from ladder_sim_runtime.config import EngineConfig
+    from ladder_sim_runtime.memory import Workload
 
     checkpoint = Checkpoint.open(folder)
     work = Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)

@@ -1,6 +1,6 @@
 """`ladder-sim run`: real forward passes, made by the runtime package in processes of its own.
 
-Resolved here: the model, the stack and their settings. All other options are those of `python -m runtime`.
+Resolved here: the model, the stack and their settings. All other options are those of `python -m ladder_sim_runtime`.
 """
 
 import importlib.util
@@ -82,7 +82,7 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
     context.get_help()
     for given, command in (("--prompt or --tokens", "complete"), ("--bench", "bench")):
         *_, groups = runtime([command, "--help"], capture=True).split("\n\n", 3)
-        print(f"With {given}, the options of `python -m runtime {command}`:\n\n{groups}")
+        print(f"With {given}, the options of `python -m ladder_sim_runtime {command}`:\n\n{groups}")
     raise typer.Exit
 
 
@@ -119,7 +119,7 @@ def run(
 
 def require_torch() -> None:
     """Raise MissingPackageError unless passes can run here."""
-    for package in ("torch", "runtime"):
+    for package in ("torch", "ladder_sim_runtime"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackageError(f"real forward passes need {package}")
 
@@ -214,8 +214,8 @@ def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def runtime(arguments: Sequence[str], *, capture: bool) -> str:
-    """Run ``python -m runtime`` to its end; returns what it printed, if that is to be captured."""
-    code, output = processes.run(["runtime", *arguments], capture=capture)
+    """Run ``python -m ladder_sim_runtime`` to its end; returns what it printed, if that is to be captured."""
+    code, output = processes.run(["ladder_sim_runtime", *arguments], capture=capture)
     if code:
         # it has printed why
         raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Command lines that argparse reads: those of `python -m runtime` and `ladder-sim calibrate`."""
+"""Command lines that argparse reads: those of `python -m ladder_sim_runtime` and `ladder-sim calibrate`."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence

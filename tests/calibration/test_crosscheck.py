@@ -14,14 +14,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.crosscheck.run import cross_check
+from ladder_sim_calibration.crosscheck.store import read_result
+from ladder_sim_calibration.passes.fit import profile_of, times_of
+from ladder_sim_calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
+from ladder_sim_calibration.passes.observe import Experiment
+from ladder_sim_calibration.passes.timers import OverlapTime
+from ladder_sim_runtime.config import CommConfig, ModelConfig
+from ladder_sim_runtime.runs import Times
 
-from calibration.__main__ import main
-from calibration.crosscheck.run import cross_check
-from calibration.crosscheck.store import read_result
-from calibration.passes.fit import profile_of, times_of
-from calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
-from calibration.passes.observe import Experiment
-from calibration.passes.timers import OverlapTime
 from ladder_sim import predict
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve
@@ -34,8 +36,6 @@ from ladder_sim.report.tables.crosscheck import crosscheck_report
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.runs import Compared, bootstrap
-from runtime.config import CommConfig, ModelConfig
-from runtime.runs import Times
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.schemas import check
@@ -386,7 +386,15 @@ def test_an_answer_of_one_token_has_no_decode(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_that_refuse_keep_their_exit_code() -> None:
-    command = [sys.executable, "-m", "calibration", "crosscheck", "--backend=gloo", "--variant=ladder", "--model=1b"]
+    command = [
+        sys.executable,
+        "-m",
+        "ladder_sim_calibration",
+        "crosscheck",
+        "--backend=gloo",
+        "--variant=ladder",
+        "--model=1b",
+    ]
     for flags, part in ((["--tp=1"], "--tp is 1"), (["--set=model.layers=x"], "layers"), (["--tp=3"], "tp 3")):
         done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
         assert done.returncode in (2, 3)
@@ -499,7 +507,7 @@ def test_an_earlier_result_is_shown_without_torch(
 ) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps(result))
-    code = "import sys; sys.modules['torch'] = None; from calibration.__main__ import main; sys.exit(main())"
+    code = "import sys; sys.modules['torch'] = None; from ladder_sim_calibration.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "crosscheck", "--from", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
     assert done.returncode == 0, done.stderr

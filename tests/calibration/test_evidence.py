@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import typer
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.evidence import serving, steps
+from ladder_sim_calibration.evidence.checks import Check
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
+from ladder_sim_calibration.measure import command as measuring
+from ladder_sim_runtime import environment
 
-from calibration.__main__ import main
-from calibration.evidence import serving, steps
-from calibration.evidence.checks import Check
-from calibration.fit.samples import Sample, SampleStore
-from calibration.measure import command as measuring
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.validation.archive import read_archive
 from ladder_sim.validation.dataset import read_dataset
-from runtime import environment
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.waiting import until
@@ -64,7 +64,7 @@ def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
     out = tmp_path / "evidence"
     arguments = ["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--stack=gpt-fast", "--batch=1"]
     arguments += ["--prompt=8", "--gen=4", "--repeats=1", "--most=4", "--budget"]
-    command = [sys.executable, "-m", "calibration", *arguments]
+    command = [sys.executable, "-m", "ladder_sim_calibration", *arguments]
     killed = subprocess.Popen([*command, "9h"], cwd=REPO, stderr=subprocess.DEVNULL)
     samples = out / steps.SAMPLES
     # runs come first: when single ops begin they are there
@@ -224,7 +224,7 @@ def test_options_are_checked_before_anything_is_measured(
     assert ran == []
     main(arguments)
     assert "not as expected: gpt-fast-batch-1: hidden" in capsys.readouterr().err
-    assert [words[0] for words in ran[:2]] == ["gpt-fast", "calibration"]
+    assert [words[0] for words in ran[:2]] == ["gpt-fast", "ladder_sim_calibration"]
 
 
 def test_a_gpu_that_the_catalog_lacks_is_refused_first_and_then_described(
@@ -275,8 +275,8 @@ def test_whatever_fails_the_archive_holds_the_runs_and_the_causes(
 
 @pytest.mark.torch
 def test_an_op_that_fails_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from calibration.measure import ops
-    from calibration.measure.ranks import Ranks
+    from ladder_sim_calibration.measure import ops
+    from ladder_sim_calibration.measure.ranks import Ranks
 
     monkeypatch.setattr(ops, "KERNELS", {"gemm": None, "norm": None, "add": None})
     monkeypatch.setattr(ops, "kernel", lambda op, weights: _failing(op.op))
@@ -421,7 +421,7 @@ def test_with_every_op_failing_two_kills_and_a_full_disk_runs_are_measured(
     # before the first run is there, and after it
     for there in (steps.SETTINGS, "gpt-fast-batch-1.json"):
         killed = subprocess.Popen(
-            [sys.executable, "-m", "calibration", *arguments], cwd=REPO, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "ladder_sim_calibration", *arguments], cwd=REPO, stderr=subprocess.DEVNULL
         )
         until(lambda there=there, killed=killed: (out / there).exists() or killed.poll() is not None)
         killed.kill()
@@ -451,5 +451,5 @@ def test_with_every_op_failing_two_kills_and_a_full_disk_runs_are_measured(
 
 
 def _runtime(arguments: Sequence[str], *, capture: bool) -> str:
-    command = [sys.executable, "-m", "runtime", *arguments]
+    command = [sys.executable, "-m", "ladder_sim_runtime", *arguments]
     return subprocess.run(command, cwd=REPO, capture_output=capture, text=True, check=True).stdout

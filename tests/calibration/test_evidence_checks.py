@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ladder_sim_calibration.evidence import checks
+from ladder_sim_calibration.evidence.checks import kernels_per_layer, of_captures, of_run, of_samples
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
-from calibration.evidence import checks
-from calibration.evidence.checks import kernels_per_layer, of_captures, of_run, of_samples
-from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from tests.conftest import DATA

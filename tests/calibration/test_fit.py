@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.fit.overheads import floor_s
+from ladder_sim_calibration.fit.profile import make_profile
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
-from calibration.__main__ import main
-from calibration.fit.overheads import floor_s
-from calibration.fit.profile import make_profile
-from calibration.fit.samples import Sample, SampleStore
 from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import Network

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ladder_sim_calibration.fit.command import report
+from ladder_sim_calibration.fit.overlap import error_of, losses
+from ladder_sim_calibration.fit.profile import FittedProfile, make_profile
+from ladder_sim_calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
+from ladder_sim_calibration.measure.points import HELD_ROWS, HELD_SMS
+from ladder_sim_calibration.show import describe
 
-from calibration.fit.command import report
-from calibration.fit.overlap import error_of, losses
-from calibration.fit.profile import FittedProfile, make_profile
-from calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
-from calibration.measure.points import HELD_ROWS, HELD_SMS
-from calibration.show import describe
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.hardware import Hardware

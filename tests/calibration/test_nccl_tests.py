@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from calibration.__main__ import main
-from calibration.nccl_tests.sweep import (
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.nccl_tests.sweep import (
     Sweep,
     add_to_profile,
     collective_of,
@@ -16,6 +15,7 @@ from calibration.nccl_tests.sweep import (
     ranks_of,
     read_sweep,
 )
+
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.kernels import KernelCosts

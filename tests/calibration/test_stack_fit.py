@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.stack_fit.fit import fit_stack
+from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
+from ladder_sim_calibration.stack_fit.unseen import conformal
 
-from calibration.__main__ import main
-from calibration.stack_fit.fit import fit_stack
-from calibration.stack_fit.problem import PRIORS, Problem
-from calibration.stack_fit.unseen import conformal
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import IDENTIFIED, CalibrationProfile, FittedFigure, StackFit
@@ -319,5 +319,5 @@ def test_what_cannot_be_fitted_is_refused_at_once(
 
 
 def calibrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "calibration", "fit-stack", *arguments]
+    command = [sys.executable, "-m", "ladder_sim_calibration", "fit-stack", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)

@@ -640,4 +640,4 @@ def test_a_way_out_is_one() -> None:
     assert run("sweep", "--set", "inter.bandwidth=50:800:x2Gb/s", "--model", "8b", "--nodes", "2").code == 0
     with pytest.raises(UsageError, match=r"scenario is '70b': must be a Scenario") as caught:
         predict("70b")  # type: ignore[call-overload]
-    assert "give Scenario.of" in caught.value.hint
+    assert "give a Scenario" in caught.value.hint

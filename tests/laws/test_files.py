@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from ladder_sim_calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 
-from calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile

@@ -10,11 +10,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from ladder_sim_runtime.checkpoint.convert import hybrid
 from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 import vllm_ladder
 from ladder_sim import __version__
-from runtime.checkpoint.convert import hybrid
 from tests.plugins.conftest import ROOT
 from tests.support.checkpoints import save_checkpoint
 from tests.support.wheels import files_below, run_outside

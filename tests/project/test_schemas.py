@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from ladder_sim_calibration.crosscheck.store import read_result
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
+from ladder_sim_calibration.steps_fit import steps_toml
 
-from calibration.crosscheck.store import read_result
-from calibration.fit.samples import Sample, SampleStore
-from calibration.steps_fit import steps_toml
 from ladder_sim.costs.collectives import fabrics
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile_file import load_profile, save_profile

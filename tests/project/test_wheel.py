@@ -31,7 +31,7 @@ DATA += ["costs/profiles/*.json.gz"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    files = [path for package in PACKAGES for path in files_below(REPO / package)]
+    files = [path for folder in PACKAGES.values() for path in files_below(folder)]
     files += [REPO / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")]
     return build_wheel(REPO, files, tmp_path_factory.mktemp("build"))
 
@@ -53,7 +53,9 @@ def test_wheel_holds_the_code_and_its_data_and_nothing_else(wheel: Path) -> None
     info = f"ladder_sim-{ladder_sim.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
     assert f"{info}/licenses/LICENSE" in names
-    in_tree = {path.relative_to(REPO).as_posix() for package in PACKAGES for path in files_below(REPO / package)}
+    in_tree = {
+        path.relative_to(folder.parent).as_posix() for folder in PACKAGES.values() for path in files_below(folder)
+    }
     assert {name for name in names if not name.startswith(info)} == in_tree
     for pattern in DATA:
         assert any(fnmatch(name, f"ladder_sim/{pattern}") for name in names), pattern

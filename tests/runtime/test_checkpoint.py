@@ -15,15 +15,15 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ladder_sim_runtime.checkpoint.convert import convert, hybrid
+from ladder_sim_runtime.checkpoint.files import Checkpoint, read_object
+from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.config import ModelConfig
+from ladder_sim_runtime.model.wiring import lay_out
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
-from runtime.checkpoint.convert import convert, hybrid
-from runtime.checkpoint.files import Checkpoint, read_object
-from runtime.checkpoint.tensors import tensor_shapes
-from runtime.comm.base import Communicator
-from runtime.config import ModelConfig
-from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
 from tests.support.loaded import CASES, GEN, PROMPTS, completed, expert_degrees, model_of, run_ranks
@@ -314,7 +314,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(broken: Path, damage: str) -> N
 def test_a_launcher_checks_without_torch(broken: Path) -> None:
     """So that nothing is started, and no memory taken, for a checkpoint that is damaged."""
     _change_tensors(broken, lambda tensors: tensors.update({DOWN: torch.zeros(64, 95)}))
-    code = """import sys, runtime.__main__ as m
+    code = """import sys, ladder_sim_runtime.__main__ as m
 code = m.main(sys.argv[1:])
 sys.exit(9 if 'torch' in sys.modules else code)"""
     command = ["complete", "--model", str(broken), "--prompt", "x", "--tp", "2"]

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ladder_sim_runtime.comm.heartbeat import Heartbeat, RankProgress
+from ladder_sim_runtime.comm.launch import FOLDER
+from ladder_sim_runtime.comm.process_group import Degrees
+from ladder_sim_runtime.comm.rendezvous import Place, agree, connect
+from ladder_sim_runtime.config import CommConfig, ModelConfig
+from ladder_sim_runtime.model.wiring import lay_out
 
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
-from runtime.comm.heartbeat import Heartbeat, RankProgress
-from runtime.comm.launch import FOLDER
-from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import Place, agree, connect
-from runtime.config import CommConfig, ModelConfig
-from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.configs import TINY
 from tests.support.waiting import HANG_S, until
@@ -47,7 +47,17 @@ def model(tmp_path: Path) -> Path:
 def start(
     model: Path, *arguments: str, stdout: Any = subprocess.PIPE, largest_file: int = -1, **environment: str
 ) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "runtime", "bench", "--model", str(model), "--variant", "ladder", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "ladder_sim_runtime",
+        "bench",
+        "--model",
+        str(model),
+        "--variant",
+        "ladder",
+        *arguments,
+    ]
     return subprocess.Popen(
         command,
         stdout=stdout,
@@ -199,7 +209,7 @@ def agreed(monkeypatch: pytest.MonkeyPatch, visible: list[tuple[str, ...]]) -> l
     """What every rank decides, each with the GPUs that it sees; ranks are threads that meet in one store."""
     store, size = dist.HashStore(), len(visible)
     sees = threading.local()
-    monkeypatch.setattr("runtime.comm.rendezvous.visible_gpus", lambda: list(sees.gpus))
+    monkeypatch.setattr("ladder_sim_runtime.comm.rendezvous.visible_gpus", lambda: list(sees.gpus))
 
     def decide(rank: int) -> Any:
         sees.gpus = visible[rank]
@@ -324,7 +334,7 @@ def test_a_rank_whose_graph_does_not_end_is_named() -> None:
 STUCK = """
 import threading
 import torch.distributed as dist
-from runtime.comm import heartbeat
+from ladder_sim_runtime.comm import heartbeat
 heartbeat._LOOK_S = heartbeat.BEAT_S
 store = dist.HashStore()
 for rank in (1, 0):
@@ -361,7 +371,7 @@ def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("runtime.comm.rendezvous.visible_gpus", list)
+    monkeypatch.setattr("ladder_sim_runtime.comm.rendezvous.visible_gpus", list)
     with pytest.raises(MissingDependencyError, match="finds none"):
         connect_as(monkeypatch, 0, 2, backend="nccl", **{FOLDER: tmp_path})
 

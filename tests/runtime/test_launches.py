@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ladder_sim_runtime import device
+from ladder_sim_runtime.assemble import TORCH_DTYPES, assemble
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.comm.process_group import ProcessGroup
+from ladder_sim_runtime.comm.streams import SideStream
+from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from ladder_sim_runtime.execution import Execution
+from ladder_sim_runtime.generate import Generator
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.specs import catalog
-from runtime import device
-from runtime.assemble import TORCH_DTYPES, assemble
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Communicator
-from runtime.comm.process_group import ProcessGroup
-from runtime.comm.streams import SideStream
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
-from runtime.execution import Execution
-from runtime.generate import Generator
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 from tests.support.launches import install
 from tests.support.watched import engine_of
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime import device
+from ladder_sim_runtime.assemble import assemble
+from ladder_sim_runtime.checkpoint.tensors import LM_HEAD
+from ladder_sim_runtime.checkpoint.weights import Sliceable, fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator, Pipeline
+from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
+from ladder_sim_runtime.kinds import Experts
+from ladder_sim_runtime.memory import Workload, check_fits, enough_memory, needs
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch.profiler import ProfilerActivity, profile
 
 from ladder_sim.errors import InfeasibleError
-from runtime import device
-from runtime.assemble import assemble
-from runtime.checkpoint.tensors import LM_HEAD
-from runtime.checkpoint.weights import Sliceable, fill, random_weights
-from runtime.comm.base import Communicator, Pipeline
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
-from runtime.kinds import Experts
-from runtime.memory import Workload, check_fits, enough_memory, needs
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 
 pytestmark = pytest.mark.torch
 
@@ -88,7 +88,7 @@ def test_graphs_keep_the_largest_recorded_step(
 
     monkeypatch.setitem(device.DEVICES, "cpu", Recorder())
     # what flash attention makes of a decode step depends on the context, and is recorded by no real device
-    monkeypatch.setattr("runtime.execution._attention_problem", lambda model: None)
+    monkeypatch.setattr("ladder_sim_runtime.execution._attention_problem", lambda model: None)
     comm, engine, batch = Communicator(2), EngineConfig(attention=attention), 2
     wirings = [lay_out(variant, DENSE.layers) for variant in ("standard", "ladder")]
     wished = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs=prefill)

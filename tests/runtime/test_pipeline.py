@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime.__main__ import main
+from ladder_sim_runtime.bench import bench
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import DONE, Communicator, Handle
+from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig
+from ladder_sim_runtime.generate import Generator
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from runtime.__main__ import main
-from runtime.bench import bench
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import DONE, Communicator, Handle
-from runtime.config import BenchConfig, CommConfig, EngineConfig
-from runtime.generate import Generator
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
 from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, WHOLE, Case, decoder, logits
 

@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
     name: str
     options: Sequence[str]
-    """Options of `python -m runtime bench`."""
+    """Options of `python -m ladder_sim_runtime bench`."""
     code: int
     """Exit code of the run."""
     words: str
@@ -59,7 +59,7 @@ def cause(fault: Fault, model: str) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder, ending_children():
         config = Path(folder, "config.json")
         config.write_text(json.dumps(catalog.model_config(model) | {"num_hidden_layers": LAYERS}), "utf-8")
-        command = ["runtime", "bench", f"--model={config}", "--variant=ladder", *fault.options]
+        command = ["ladder_sim_runtime", "bench", f"--model={config}", "--variant=ladder", *fault.options]
         with start(command, env=fault.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
             try:
                 if fault.strikes is not None:

@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from ladder_sim_calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
+from ladder_sim_runtime.assemble import assemble, device_of
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.comm.process_group import Degrees
+from ladder_sim_runtime.comm.rendezvous import Place, connect
+from ladder_sim_runtime.config import AllReduce, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
+from ladder_sim_runtime.device import DEVICES
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
-
-from calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
-from runtime.assemble import assemble, device_of
-from runtime.comm.base import Communicator
-from runtime.comm.process_group import Degrees
-from runtime.comm.rendezvous import Place, connect
-from runtime.config import AllReduce, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
-from runtime.device import DEVICES
-from runtime.model.wiring import lay_out
 
 BATCH = 2
 # a second, at 2 GHz
