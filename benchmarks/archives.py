@@ -3,9 +3,10 @@
 python -m benchmarks.archives
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.pages import table
 from ladder_sim.system.files import write_file
 from ladder_sim.validation.archive import FIGURES, Archive, is_archive, read_archive
 
@@ -25,20 +26,16 @@ def archives_table(archives: Sequence[Archive]) -> str:
     if not counted:
         return "No archive has come in yet: nothing here is counted as evidence.\n"
     head = ("archive", "GPU", "predicted at", "rows", *(f"{label}: mean, largest" for label in FIGURES.values()))
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for archive in counted:
         spreads = (_mean_and_most(archive.errors(name)) for name in FIGURES)
-        rows = f"{len(archive.measured)} of {len(archive.rows)}"
-        lines.append(_line((archive.name, archive.gpu, archive.commit[:12], rows, *spreads)))
-    return "\n".join([*lines, ""])
+        measured = f"{len(archive.measured)} of {len(archive.rows)}"
+        rows.append((archive.name, archive.gpu, archive.commit[:12], measured, *spreads))
+    return table(head, rows)
 
 
 def _mean_and_most(errors: Sequence[float]) -> str:
     return f"{sum(errors) / len(errors):.1%}, {max(errors):.1%}" if errors else "-"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def page(folder: Path) -> str:

@@ -19,6 +19,8 @@ from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
+from ladder_sim.specs.asked import formerly_a_dict, point_asked
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.unused import unused
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
@@ -92,10 +94,11 @@ class BreakEven:
         )
 
 
+@formerly_a_dict
 @typed()
 def breakeven(
-    point: Mapping[str, Any],
-    field: str,
+    scenario: Scenario | None = None,
+    field: str = "",
     given: str | None = None,
     *,
     variant: str = "ladder",
@@ -103,15 +106,16 @@ def breakeven(
     gain: float | str = 0.0,
     profile: str | None = None,
     ignore_memory: bool = False,
+    **fields: Any,
 ) -> BreakEven:
     """Find where a variant's gain crosses a target.
 
     Parameters
     ----------
-    point
-        Everything that is fixed, as for `ladder_sim.sweeps.run.sweep`.
+    scenario
+        Everything that is fixed; or its arguments as keywords.
     field
-        Field or setting that varies; a number.
+        Argument of a scenario or setting that varies; a number.
     given
         Its range, e.g. ``"50:800Gb/s"``; by default a sixteenth to sixteen times the scenario's value.
     variant, over
@@ -135,10 +139,11 @@ def breakeven(
 
     Examples
     --------
-    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.allreduce_floor", "16:400us", gain=0.3)
+    >>> result = breakeven(Scenario(model="405b", nodes=2), "inter.allreduce_floor", "16:400us", gain=0.3)
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
     [('170.0 us', False)]
     """
+    point = point_asked(scenario, fields)
     target = 1.0 + _gain(gain)
     values = _scan_values(point, field, given)
     if reason := "." in values.name and _unused(point, values.name):
@@ -149,10 +154,10 @@ def breakeven(
     whole = isinstance(values.values[0], int)
     if np.isnan(scanned).all():
         problem, hint = speedup.problem, "take another range"
-        scenario = scenario_at(point)
-        memory = memory_use(scenario)
+        here = scenario_at(point)
+        memory = memory_use(here)
         if not memory.fits and not ignore_memory:
-            error = fit_error(scenario, memory, otherwise=f"or {hint}")
+            error = fit_error(here, memory, otherwise=f"or {hint}")
             problem, hint = error.message, error.hint
         raise InfeasibleError(f"nothing in the range of {field} can run: {problem}", hint=hint)
     # degrees of parallelism that cannot run lie between others that can; a figure has no value next to a gap

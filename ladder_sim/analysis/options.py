@@ -29,7 +29,7 @@ _Replica = tuple[Scenario, Sequence[int]]
 def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
     """The scenario of a plan, on the nodes that it needs, with so many requests."""
     workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
-    return dataclasses.replace(base, plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
+    return base.having(plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
 
     Examples
     --------
-    >>> base = Scenario.of(model="8b", batch=64)
+    >>> base = Scenario(model="8b", batch=64)
     >>> [str(plan) for plan in legal_plans(base, 4, {"tp": [2, 4]}).legal]
     ['TP 2', 'TP 2, DP 2', 'TP 2, PP 2', 'TP 4']
     """
@@ -50,7 +50,7 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
             )
         try:
             plan = Plan(**degrees)
-            dataclasses.replace(base, plan=plan)
+            base.having(plan=plan)
             legal.append(plan)
         except LadderSimError as error:
             if "ep" in given or degrees["ep"] == 1:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
@@ -26,6 +26,8 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
+from ladder_sim.specs.arguments import ScenarioFields
+from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
@@ -238,19 +240,20 @@ class Versus:
 
 @typed()
 def versus(
-    scenario: Scenario,
+    scenario: Scenario | None = None,
     variants: str | Sequence[str] | None = None,
     techniques: str | Sequence[str] | None = None,
     *,
     profile: str | None = None,
     ignore_memory: bool = False,
+    **fields: Unpack[ScenarioFields],
 ) -> Versus:
     """Compare wirings and techniques on one scenario.
 
     Parameters
     ----------
     scenario
-        Its own techniques do not count.
+        Its own techniques do not count; or its arguments as keywords.
     variants
         Wirings; by default one of each family, and ladder in more than one form.
     techniques
@@ -273,14 +276,15 @@ def versus(
     Examples
     --------
     >>> from ladder_sim import Scenario, versus
-    >>> result = versus(Scenario.of(model="70b", stack="vllm", concurrency=64))
+    >>> result = versus(Scenario(model="70b", stack="vllm", concurrency=64))
     >>> print(result.best_own.name, f"{result.options['ladder'].gain.value:.2f}")
     fused-norm 1.17
     """
+    scenario = scenario_asked(scenario, fields)
     if scenario.plan.ranks == 1:
         raise UsageError(f"{scenario.plan} has no communication to hide: must be two ranks or more", hint="e.g. --tp 8")
     model, own = scenario.model, own_variant(scenario.model)
-    base = replace(scenario, techniques=NO_TECHNIQUES)
+    base = scenario.having(techniques=NO_TECHNIQUES)
     wirings, left_out = wirings_for(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[tuple[str, ...], Predictions] = {}
@@ -290,7 +294,7 @@ def versus(
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan
-                replace(base, **changed),
+                base.having(**changed),
                 fitting if changes else [*fitting, BOUND],
                 profile=profile,
                 ignore_memory=ignore_memory,
@@ -409,4 +413,4 @@ def notes_of(result: Versus) -> Notes:
 
 def _under_load(scenario: Scenario) -> Scenario:
     """Of requests that come at any time."""
-    return replace(scenario, workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))
+    return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

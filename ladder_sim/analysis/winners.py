@@ -143,8 +143,7 @@ def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scen
     cluster, (tier, _, figure) = scenario.cluster, latency.partition(".")
     at_a_time: dict[str, Any] = {scenario.workload.load_field: requests}
     link = replace(getattr(cluster, tier), **{figure: seconds})
-    return replace(
-        scenario,
+    return scenario.having(
         cluster=replace(cluster, **{tier: link}),
         workload=replace(scenario.workload, **at_a_time),
         settings={**scenario.settings, latency: ""},

@@ -10,7 +10,7 @@ from ladder_sim.errors import MissingDependencyError, install_command
 from ladder_sim.system import processes
 
 COMMANDS = {
-    "run": "Measure ops on this machine; under torchrun: `-m calibration run` on every rank.",
+    "run": "Measure ops on this machine; under torchrun: `-m ladder_sim_calibration run` on every rank.",
     "evidence": "Measure a borrowed machine in one go: ops, runs, captures, and an archive to bring home.",
     "fit": "Make a profile of the samples that `calibrate run` took.",
     "check": "Measure this machine, predict every wiring from it, run them all, and compare.",
@@ -26,11 +26,11 @@ calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_arg
 
 
 def pass_on(context: typer.Context, command: str) -> None:
-    """Run ``python -m calibration COMMAND`` with the context's arguments, and exit with its code."""
-    if importlib.util.find_spec("calibration") is None:
-        raise MissingDependencyError("the package 'calibration' of ladder-sim is missing", hint=install_command())
+    """Run ``python -m ladder_sim_calibration COMMAND`` with the context's arguments, and exit with its code."""
+    if importlib.util.find_spec("ladder_sim_calibration") is None:
+        raise MissingDependencyError("the package 'ladder_sim_calibration' is missing", hint=install_command())
     debug = ["--debug"] if context.find_root().params["debug"] else []
-    code, _ = processes.run(["calibration", *debug, command, *context.args])
+    code, _ = processes.run(["ladder_sim_calibration", *debug, command, *context.args])
     raise typer.Exit(code)
 
 

@@ -50,7 +50,7 @@ def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | 
 
     Examples
     --------
-    >>> turning_points("batch", Scenario.of(), None)
+    >>> turning_points("batch", Scenario(), None)
     [1.0, 64.0]
     """
     if name.startswith("stack."):

@@ -73,16 +73,7 @@ class MoeDocument(Part):
 
 
 def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
-    """Read a file.
-
-    Parameters
-    ----------
-    path
-        Of the file, gzipped.
-    reference
-        Figures of the GPU that was measured.
-    base
-        What was measured on the GPU in any engine; None if this is it.
+    """Read a gzipped file, of an engine on the `base` of its GPU; None: it is the GPU's, with figures of `reference`.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """A run as a dependency graph: what ran where, when, and after what.
 
-The ops of a `graph.build.StepGraph` have shapes, from which their costs follow, and their kind decides the stream. The
+The ops of a `ladder_sim.graph` have shapes, from which their costs follow, and their kind decides the stream. The
 ops of a trace have neither. They have measured times, and run on any number of streams and CPU threads.
 """
 

@@ -15,12 +15,13 @@ from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import NOTHING
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape, Shape
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.lower import LAUNCH
-from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate, timeline_of
+from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate
 from ladder_sim.simulate.ranks import Jitter, replicate_of_every_layer
 from ladder_sim.simulate.request import NO_JITTER, decode_contexts
 from ladder_sim.specs.scenario import Scenario
@@ -64,7 +65,7 @@ def predicted_passes(
     workload = scenario.workload
     if phase == "prefill":
         prefills = {
-            name: simulate(replace(scenario, variant=name), phase, workload.prompt, costs, engine=engine)
+            name: simulate(scenario.having(variant=name), phase, workload.prompt, costs, engine=engine)
             for name in variants
         }
         return {
@@ -141,7 +142,7 @@ def rewired_as_predicted(
     times = {}
     for name in variants:
         passes = kept[name]
-        graphs = _graphs(passes, replace(origin.scenario, variant=name), "fast", NO_JITTER)
+        graphs = _graphs(passes, origin.scenario.having(variant=name), "fast", NO_JITTER)
         times[name] = VariantTime(
             seconds=passes.seconds,
             speedup=kept[own].seconds / passes.seconds,
@@ -268,7 +269,7 @@ def _graphs(
             schedule, timeline = replicate_of_every_layer(each, ranks, uneven)
         else:
             schedule, program = each.lowered(scenario.model.layers)
-            timeline = timeline_of(program, ENGINES[engine](program))
+            timeline = Timeline.of(program, ENGINES[engine](program))
         distinct = each.distinct(schedule)
         ops = tuple(distinct[like] for like in schedule.layout.same_as)
         launches = len(timeline.end_s) // ranks - len(ops)

@@ -48,7 +48,7 @@ class Row:
     variant: str
     """Canonical name of the wiring."""
     scenario: Mapping[str, Any]
-    """Arguments of `Scenario.of`, but for the model and the cluster."""
+    """Arguments of `Scenario`, but for the model and the cluster."""
     model: str
     """Catalog id, or a config.json in the archive."""
     predicted: Mapping[str, float]
@@ -134,9 +134,7 @@ def read_archive(path: Path) -> Archive:
 def scenario_of(arguments: Mapping[str, Any], model: str, cluster: str) -> Scenario:
     """Return the scenario that predicts a run, on a node that has as many GPUs as it takes."""
     spec = catalog.cluster(cluster)
-    return Scenario.of(
-        model=model, cluster=spec, gpus_per_node=max(int(arguments["tp"]), spec.gpus_per_node), **arguments
-    )
+    return Scenario(model=model, cluster=spec, gpus_per_node=max(int(arguments["tp"]), spec.gpus_per_node), **arguments)
 
 
 def figures(scenario: Scenario, variants: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -166,7 +166,7 @@ def validate(
     ----------
     dataset
         CSV file of runs, or a data set of the package; see `ladder_sim.validation.dataset`. Or requests that ran on
-        this machine, as `runtime.runs.bench` returns them: they need a profile of real passes on it.
+        this machine, as `ladder_sim_runtime.runs.bench` returns them: they need a profile of real passes on it.
     level
         Evidence behind the predictions: one of `LEVELS`, or all of them.
     profile

@@ -41,7 +41,7 @@ _MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What was run, but for the variant, as in `Scenario.of`; rows that share it are compared with each other."""
+    """What was run, but for the variant, as in `Scenario`; rows that share it are compared with each other."""
 
     source: str
     """Who measured it."""
@@ -57,8 +57,8 @@ class Configuration:
     gen: int
 
     def scenario(self) -> Scenario:
-        """Resolve names and check everything, as `Scenario.of` does."""
-        return Scenario.of(**{name: getattr(self, name) for name in _ARGUMENTS})
+        """Resolve names and check everything, as `Scenario` does."""
+        return Scenario(**{name: getattr(self, name) for name in _ARGUMENTS})
 
 
 # columns that are arguments of a scenario

@@ -51,7 +51,7 @@ def compare_loads(
     results
         As `ladder_sim.serve.requests.results.read_results` returns them.
     given, overrides
-        Arguments of `Scenario.of`; where there is none, what the file says counts.
+        Arguments of `Scenario`; where there is none, what the file says counts.
     profile
         As in `ladder_sim.predict`.
     watch
@@ -132,7 +132,7 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
         )
     # each replica has a request, whatever comes
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-    return Scenario.of(**arguments, concurrency=replicas, overrides=overrides)
+    return Scenario(**arguments, concurrency=replicas, overrides=overrides)
 
 
 def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

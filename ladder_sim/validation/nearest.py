@@ -84,7 +84,7 @@ def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
 
     Examples
     --------
-    >>> served = Scenario.of(model="qwen3-32b", stack="vllm", tp=4, concurrency=64)
+    >>> served = Scenario(model="qwen3-32b", stack="vllm", tp=4, concurrency=64)
     >>> closest = nearest(served)[0]
     >>> closest.apart, closest.run.scenario.model.name
     ((), 'qwen3-32b')

@@ -27,7 +27,7 @@ QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request", "speed
 
 @runtime_checkable
 class MeasuredRuns(Protocol):
-    """Requests by wiring, as `runtime.runs.bench` returns them: seconds of prefill and of all decode steps."""
+    """Requests by wiring, as `ladder_sim_runtime.runs.bench` returns them: seconds of prefill and of decode steps."""
 
     scenario: Scenario
     """What ran."""

@@ -80,7 +80,7 @@ def stack_name(backend: str, version: str) -> str:
 
 
 def format_name(cell: Mapping[str, str], model: str, fp8: DType | None = None) -> str:
-    """The precision of linear layers by a row's cells, as `ladder_sim.Scenario.of` has it for ``dtype``.
+    """The precision of linear layers by a row's cells, as `ladder_sim.Scenario` has it for ``dtype``.
 
     `fp8` is which fp8 the checkpoint has, if its campaign is known; else the model's own.
     """
@@ -94,7 +94,7 @@ def format_name(cell: Mapping[str, str], model: str, fp8: DType | None = None) -
         name = checkpoint if checkpoint.startswith("fp8") else name
     try:
         # the spec checks it
-        Scenario.of(dtype=name)
+        Scenario(dtype=name)
     except UsageError as error:
         raise UsageError(f"{column}: {error.message}", hint=error.hint) from error
     return name

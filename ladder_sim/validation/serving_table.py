@@ -6,7 +6,7 @@
 This is the form of the servings in aiconfigurator-core. ``isl`` and ``osl`` are tokens of each prompt and answer,
 ``silicon_ttft_ms`` and ``silicon_tpot_ms`` mean times in milliseconds. dtype may be called precision. Columns that may
 be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype and arrivals
-(as `ladder_sim.Scenario.of` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
+(as `ladder_sim.Scenario` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
 moe_ep_size. concurrency counts the requests of one of attention_dp_size groups. What the columns do not say of known
 campaigns is in `ladder_sim.validation.campaigns`; a row with a source is read as it stands. Lines that start with ``#``
 are comments.
@@ -78,7 +78,7 @@ class Setup:
         if self.unquantized:
             dtype = cast(DType, self.dtype)
             model = dataclasses.replace(model, weights_dtype=dtype, unquantized=self.unquantized)
-        return Scenario.of(
+        return Scenario(
             model=model,
             cluster=self.cluster,
             nodes=plan.nodes(catalog.cluster(self.cluster).gpus_per_node),

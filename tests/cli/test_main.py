@@ -11,8 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from ladder_sim_calibration.__main__ import main as calibration_main
 
-from calibration.__main__ import main as calibration_main
 from ladder_sim import __version__
 from ladder_sim.cli.knobs import knobs_of
 from ladder_sim.cli.main import main

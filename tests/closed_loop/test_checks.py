@@ -17,7 +17,7 @@ from tests.conftest import SHIPPED
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
+    return Scenario(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
 
 
 def served(**given: Any) -> Prediction:
@@ -171,5 +171,5 @@ def test_the_footer_says_which_experts_no_serving_had() -> None:
 
 
 def test_static_batches_of_models_with_experts_were_never_compared() -> None:
-    static = predict(Scenario.of(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), "standard")
+    static = predict(Scenario(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), "standard")
     assert not static.confidence.validated["layers"]

@@ -86,7 +86,7 @@ def test_dense_predictions_do_not_read_them(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(moe_file, "read_moe", refuse)
     profile_file._load.cache_clear()
-    predict(Scenario.of(model="70b", stack="vllm"))
+    predict(Scenario(model="70b", stack="vllm"))
     with pytest.raises(AssertionError, match="read"):
         _ = load_profile("h100-sxm-vllm").moe
     profile_file._load.cache_clear()

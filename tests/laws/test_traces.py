@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,7 +175,7 @@ WIRINGS = ("standard", "parallel", "ladder", "hybrid-ladder:3", "upper-bound")
 def test_a_rewired_prediction_is_the_prediction(folder: Path, scenario: Scenario, own: str) -> None:
     """A predicted trace, read back and rewired, gives the time per token and the gain of every wiring's prediction."""
     path = folder / "predicted.json.gz"
-    scenario = replace(scenario, variant=own)
+    scenario = scenario.having(variant=own)
     perfetto.write({own: predicted_run(scenario, "decode", ignore_memory=True)}, path)
     run = load([path])
     predicted, rewired = predict(scenario, WIRINGS, ignore_memory=True), predict_variants(run, WIRINGS)

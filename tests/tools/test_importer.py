@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ladder_sim_calibration.show import describe
 
-from calibration.show import describe
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.collectives.measured import bracketed

@@ -191,7 +191,7 @@ def test_comparison_is_what_predict_says() -> None:
     data = read_dataset()
     chosen = [row for row in data.measurements if row.configuration.tp == 8 and row.configuration.batch == 4]
     part = dataclasses.replace(data, measurements=tuple(chosen))
-    scenario = Scenario.of(model="70b", tp=8, batch=4, dtype="fp16")
+    scenario = Scenario(model="70b", tp=8, batch=4, dtype="fp16")
     for level, profile in (("roofline", "none"), ("microbench", "h100-sxm"), ("protocol-b", "h100-sxm-gpt-fast")):
         expected = predict(scenario, ["ladder"], profile=profile)["ladder"]
         (one,) = (

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibration.options import add_created
+from ladder_sim_calibration.options import add_created
+
 from ladder_sim.costs.profile import CalibrationProfile, MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, load_profile, save_profile
 from ladder_sim.errors import UsageError, exit_code

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from ladder_sim_calibration.stack_fit.unseen import conformal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from calibration.stack_fit.unseen import conformal
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.widths import UNCHECKED
 from ladder_sim.des.shared import Floats

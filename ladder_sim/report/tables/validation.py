@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import hardware_label, stack_label
+from ladder_sim.display.labels import hardware_label, interval_text, stack_label
 from ladder_sim.serve import Traffic
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.specs.scenario import Scenario
@@ -144,9 +144,7 @@ def load_title(result: Result, scenario: Scenario) -> str:
 
 def _figure_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
     show = format_seconds if name.endswith("_s") and not name.endswith("per_s") else format_rate
-    measured = show(quantity.measured)
-    value, low, high = map(show, (quantity.predicted.value, quantity.predicted.low, quantity.predicted.high))
-    return (_title(name), measured, f"{value} ({low}-{high})", *_verdict(quantity))
+    return _title(name), show(quantity.measured), interval_text(quantity.predicted, show), *_verdict(quantity)
 
 
 def _title(name: str) -> str:
@@ -178,8 +176,7 @@ def _far_cells(comparison: ServingComparison) -> tuple[str, ...]:
     measured = str(row.line), str(row), format_seconds(row.tpot_s)
     if tpot is None:
         return *measured, "-", "-", comparison.note
-    value, low, high = map(format_seconds, (tpot.predicted.value, tpot.predicted.low, tpot.predicted.high))
-    return *measured, f"{value} ({low}-{high})", f"{tpot.error:+.1%}", comparison.note
+    return *measured, interval_text(tpot.predicted, format_seconds), f"{tpot.error:+.1%}", comparison.note
 
 
 def level_cells(comparisons: ComparisonsByLevel) -> list[tuple[str, ...]]:
@@ -227,7 +224,6 @@ def _setup(configuration: Configuration) -> str:
 def row_cells(comparison: Comparison) -> tuple[str, ...]:
     """One comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
     row, rate, speedup = comparison.measurement, comparison.tokens_per_s, comparison.speedup
-    predicted = speedup.predicted if speedup else None
     return (
         row.variant,
         str(row.configuration.tp),
@@ -238,7 +234,7 @@ def row_cells(comparison: Comparison) -> tuple[str, ...]:
         f"{rate.predicted.value:.1f}" if rate else "-",
         *_verdict(rate),
         f"{speedup.measured:.3f}" if speedup else "-",
-        f"{predicted.value:.3f} ({predicted.low:.3f}-{predicted.high:.3f})" if predicted else "-",
+        interval_text(speedup.predicted, "{:.3f}".format) if speedup else "-",
         *_verdict(speedup),
         comparison.note,
     )

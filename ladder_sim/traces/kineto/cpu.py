@@ -10,7 +10,7 @@ waits is known from the first of these that a trace has:
   `torch.profiler.ExecutionTraceObserver` shows what is read, by storages, because views of a tensor share its storage;
 - silence of the thread that issued it, which ends soon after the collective: it waited (``Work.wait`` has no event).
 
-No operator carries the messages of an emulated link, so `runtime/trace.py` marks them with spans:
+No operator carries the messages of an emulated link, so `runtime/ladder_sim_runtime/trace.py` marks them with spans:
 ``link:all_reduce 3, 6144 bytes, 740.0 us`` issues message 3, which ends 740 us after the start of the span. In
 ``link:wait 3`` a thread waits for it.
 """
