@@ -21,7 +21,7 @@ FIRST = SERIES[""]
 @pytest.fixture(scope="module")
 def loads() -> dict[tuple[Any, ...], Runs]:
     """The first series, predicted anew, by TP, load and rate."""
-    return compare(**FIRST)
+    return compare(FIRST)
 
 
 def recorded() -> list[dict[str, Any]]:
