@@ -78,8 +78,8 @@ def checked(config: PreTrainedConfig, *, pp: int = 1, dp: int = 1) -> None:
 @pytest.mark.parametrize(
     ("wiring", "split", "message"),
     [
-        ("laddr", {}, "unknown variant 'laddr': known: standard, "),
-        ("delayed:9", {}, "variant 'delayed:9': needs a whole number from 0 to 8 as D: for example 2"),
+        ("laddr", {}, "unknown variant 'laddr': did you mean 'ladder'?"),
+        ("delayed:9", {}, "variant 'delayed:9': the model has 8 blocks"),
         ("upper-bound", {}, "upper-bound: its ranks never agree on a token: serve it as standard or ladder"),
         ("ladder", {"pp": 2}, "--pipeline-parallel-size 2: only tensor parallelism is served in other wirings"),
         ("ladder", {"dp": 2}, "--data-parallel-size 2: only tensor parallelism is served in other wirings"),
