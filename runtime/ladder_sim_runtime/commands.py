@@ -1,4 +1,4 @@
-"""The commands of `python -m ladder_sim_runtime`, with an option for each field of what they run; torch is for ranks only.
+"""The commands of `python -m ladder_sim_runtime`, an option for each field of what they run. Only ranks need torch.
 
 Each command sets `run`, what a rank does, and `check`, which refuses bad input before any rank is started. Options
 outside of groups are those that `ladder-sim run` has, too, with more meanings.

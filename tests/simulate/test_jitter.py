@@ -137,7 +137,7 @@ def test_skew_matters_only_where_ranks_meet() -> None:
 
 
 def test_one_token(small: Scenario) -> None:
-    scenario = dataclasses.replace(small, workload=dataclasses.replace(small.workload, gen=1))
+    scenario = small.having(workload=dataclasses.replace(small.workload, gen=1))
     for prediction in predict(scenario, jitter=SIGMA).values():
         assert prediction.tpot_s is None
         assert prediction.tpot_speedup is None
