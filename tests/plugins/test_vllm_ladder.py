@@ -78,8 +78,8 @@ def checked(config: PreTrainedConfig, *, pp: int = 1, dp: int = 1) -> None:
 @pytest.mark.parametrize(
     ("wiring", "split", "message"),
     [
-        ("laddr", {}, "unknown variant 'laddr': known: standard, "),
-        ("delayed:9", {}, "variant 'delayed:9': needs a whole number from 0 to 8 as D: for example 2"),
+        ("laddr", {}, "unknown variant 'laddr': did you mean 'ladder'?"),
+        ("delayed:9", {}, "variant 'delayed:9': the model has 8 blocks"),
         ("upper-bound", {}, "upper-bound: its ranks never agree on a token: serve it as standard or ladder"),
         ("ladder", {"pp": 2}, "--pipeline-parallel-size 2: only tensor parallelism is served in other wirings"),
         ("ladder", {"dp": 2}, "--data-parallel-size 2: only tensor parallelism is served in other wirings"),
@@ -103,7 +103,7 @@ def test_other_wirings_and_every_split_of_standard_are_served() -> None:
 
 def test_the_authors_config_is_a_llama_s(tmp_path: Path) -> None:
     """`ladder_layers` are read by the check too, and hybrids of other models are refused."""
-    with pytest.raises(SystemExit, match=r"error: ladder_layers is \[9\]: must be a count up to 4 or a list of layers"):
+    with pytest.raises(SystemExit, match=r"error: config.json: ladder_layers is \[9\]: must be a count from 0 to 4, "):
         checked(LlamaLadderConfig(num_hidden_layers=4, ladder_layers=[9]))
     save_checkpoint(tmp_path, "qwen3")
     config = json.loads((tmp_path / "config.json").read_text())

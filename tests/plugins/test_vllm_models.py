@@ -31,7 +31,7 @@ GEN = 6
 @pytest.fixture(scope="module")
 def environment(plug_in: Path) -> dict[str, str]:
     """With this project and the plug-in, which no environment need have installed."""
-    return {**os.environ, "PYTHONPATH": f"{plug_in}{os.pathsep}{REPO}"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (plug_in, REPO, REPO / "runtime")))}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_predicted_steps_answer_requests(environment: dict[str, str], models: Pa
     [
         ("ladder", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: only tensor parallelism"),
         ("upper-bound", {}, "upper-bound: its ranks never agree"),
-        ("laddr", {}, "unknown variant 'laddr': known: standard, "),
+        ("laddr", {}, "unknown variant 'laddr': did you mean 'ladder'?"),
     ],
 )
 def test_before_workers_start_a_wiring_that_cannot_be_served_is_refused_in_one_line(

@@ -172,7 +172,7 @@ class EngineReplica(Replica):
 
 
 def _config(spec: SchedulerSpec, context: int) -> Any:
-    """Make vLLM's configuration for requests of at most `context` tokens; the executor sets limits and policy."""
+    """Make vLLM's configuration for requests of at most `context` tokens; the executor sets its limits."""
     # the method that needs no second model
     drafts = {"method": "ngram", "num_speculative_tokens": spec.rows - 1} if spec.speculation else None
     with tempfile.TemporaryDirectory() as folder:

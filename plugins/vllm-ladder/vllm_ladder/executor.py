@@ -83,7 +83,7 @@ class TimedExecutor(Executor):
     config
         vLLM's configuration; limits of steps, scheduling ahead and the prefix cache are replaced by those of `spec`.
     spec
-        Limits and policy of the scheduler.
+        Limits of the scheduler's steps and of its KV cache.
     seconds
         Duration of a step; called once for each step, in order.
     clock
@@ -106,7 +106,7 @@ class TimedExecutor(Executor):
         super().__init__(config)
 
     def _init_executor(self) -> None:
-        """Set limits and policy of vLLM's scheduler, which is made after this."""
+        """Set the limits of vLLM's scheduler, which is made after this."""
         spec, scheduler, cache = self.spec, self.scheduler_config, self.cache_config
         scheduler.async_scheduling = spec.ahead
         scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = spec.step_tokens
