@@ -9,7 +9,6 @@ COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY ladder_sim ladder_sim
 COPY runtime runtime
 COPY calibration calibration
-COPY integrations integrations
 RUN python -m venv /opt/ladder-sim \
     && /opt/ladder-sim/bin/pip install --no-cache-dir --constraint constraints.txt '.[explorer]' \
     && /opt/ladder-sim/bin/pip uninstall --yes pip

@@ -27,7 +27,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test docs verify-exact gpu-evidence loop browser system-deps dist clean
+.PHONY: predict check test docs verify-exact gpu-evidence loop browser system-deps dist
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -59,10 +59,10 @@ gpu-evidence: $(VENV)/.runtime-installed $(if $(SERVE),$(VENV)-vllm/.installed)
 		$(if $(SERVE),--serve --vllm $(VENV)-vllm/bin/vllm) $(EVIDENCE_ARGS)
 
 # vLLM pins a torch of its own, so it has an environment of its own, with the plug-in.
-$(VENV)-vllm/.installed: pyproject.toml
+$(VENV)-vllm/.installed: pyproject.toml plugins/vllm-ladder/pyproject.toml
 	@echo "Installing vLLM into $(VENV)-vllm: several GB, some minutes the first time"
 	$(PYTHON) -m venv $(VENV)-vllm
-	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install '.[vllm]'
+	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install . ./plugins/vllm-ladder
 	@touch $@
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
@@ -130,6 +130,3 @@ dist:
 	sed 's/^dynamic = .*/version = "$(VERSION)"/' pyproject.toml >$(RELEASE)/pyproject.toml
 	$(RELEASE)/tools/bin/cyclonedx-py environment --pyproject $(RELEASE)/pyproject.toml --output-reproducible \
 		--output-file dist/ladder_sim-$(VERSION).cdx.json $(RELEASE)/bare
-
-clean:
-	rm -rf $(VENV) $(VENV)-vllm build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

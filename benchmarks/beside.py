@@ -5,7 +5,6 @@ layers in ladder. Each kernel takes as long as it did in a layer without all-red
 what they cost each other is the simulator's business.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from benchmarks.pages import paragraph, table
+from benchmarks.pages import Row, rows_of, table
 from ladder_sim import Scenario
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
@@ -107,8 +106,8 @@ def spread_rows() -> list[tuple[str, list[float]]]:
     ]
 
 
-def section() -> str:
-    """A section of docs/evidence.md."""
+def by_shard() -> str:
+    """Table of docs/evidence.md: errors of ladder's step, above 0 if it is predicted too long."""
     rows = []
     for (model, batch), kinds in sorted(errors().items()):
         cells = [
@@ -120,25 +119,7 @@ def section() -> str:
         name, _, tp = model.partition("-tp")
         rows.append((f"{name.upper()}, TP {tp}", str(batch), *cells[0], *cells[1]))
     columns = ("shard", "batch", "fixed: rows", "mean", "largest", "memory steps: rows", "mean", "largest")
-    gains = {name: f"{gain:.3f}x" for name, gain in rewired_gains().items()}
-    return (
-        "## On one H100\n\n"
-        + paragraph(
-            "Twelve layers of one rank's shard as a CUDA graph, with kernels in place of all-reduces, measured by this "
-            "project. The simulator has the times of a layer's kernels, and of an all-reduce alone, and predicts "
-            "ladder's step: what overlapping costs both. Nothing is fitted to these steps. An all-reduce of a fixed "
-            "time takes SMs alone; one of steps through device memory waits for kernels next to it. A mean above 0 is "
-            "a prediction that is too long."
-        )
-        + "\n"
-        + table(columns, rows)
-        + "\n"
-        + paragraph(
-            f"Ladder's gain at 70B, TP 8, batch 4, next to 8 blocks for 20 us: {measured_gain():.3f}x. A trace of "
-            f"standard says {gains['recorded']}, and {gains['contention']} if kernels that overlap share the GPU "
-            "(`--contention h100-sxm`)."
-        )
-    )
+    return table(columns, rows)
 
 
 @cache
@@ -192,7 +173,7 @@ class _GivenTimes:
 @cache
 def _scenario(model: str, batch: int) -> Scenario:
     name, _, tp = model.partition("-tp")
-    return Scenario.of(
+    return Scenario(
         model=name,
         nodes=-(-int(tp) // 8),
         tp=int(tp),
@@ -229,6 +210,5 @@ def kernels_s(model: str, batch: int) -> dict[str, float]:
 
 
 @cache
-def rows_in(name: str) -> list[dict[str, str]]:
-    with (FOLDER / name).open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
+def rows_in(name: str) -> list[Row]:
+    return rows_of(FOLDER / name)

@@ -1,9 +1,9 @@
-"""Sections of docs/evidence.md: the runs behind answers, and what the catalog has that none of them had."""
+"""The runs behind answers, and what the catalog has that none of them had: a table and a list of docs/evidence.md."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.pages import paragraph, table
+from benchmarks.pages import bullets, table
 from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
 from ladder_sim.costs.profile import StackFit
 from ladder_sim.costs.profile_file import shipped_fits
@@ -45,15 +45,7 @@ def behind() -> str:
             )
         )
     columns = ("stack, GPU", "models", "plan", "requests", "prompt + answer", "runs")
-    return (
-        "## Runs behind an answer\n\n"
-        + paragraph(
-            "Every prediction is compared with those of these runs that are most like it; what they had counts as "
-            "checked."
-        )
-        + "\n"
-        + table(columns, rows)
-    )
+    return table(columns, rows)
 
 
 # what else is known of such parts
@@ -116,15 +108,4 @@ def never() -> str:
         says = [f"**{', '.join(never)}**"] if never else []
         says += [f"with {kind} {', '.join(names)}" for kind, names in missing.items() if names]
         lines.append(f"{part}: {'; '.join(says)}{_ELSEWHERE.get(part, '')}")
-    return (
-        "## Never checked\n\n"
-        + paragraph(
-            "By part of a scenario, what the catalog has and none of these runs had: in bold with any load, then with "
-            "one kind of load. It is predicted from measured kernels and collectives where a profile has them, "
-            "otherwise from formulas. Every answer says the same of its own scenario: its last lines, the explorer, "
-            "and `validated` in JSON. What that adds to an interval is in "
-            "[intervals.md](how/intervals.md#what-was-not-checked)."
-        )
-        + "\n"
-        + "".join(paragraph(line, bullet=True) for line in (*lines, *_NEVER))
-    )
+    return bullets([*lines, *_NEVER])

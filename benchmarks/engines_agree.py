@@ -2,12 +2,9 @@
 
 Predicts every model on every cluster with every stack and variant, on the fewest nodes that hold the model, event by
 event and in one vectorised pass, and prints the worst relative difference of any of the compared times. Exits 1 if it
-exceeds the bound::
-
-    python benchmarks/engines_agree.py [--batch 16] [--prompt 1024]
+exceeds the bound.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +20,8 @@ VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "up
 # larger nodes are cut to eight, as models' heads are
 MAX_GPUS_PER_NODE = 8
 NODES = (1, 2, 4)
+# requests served together, and tokens of each prompt
+BATCH, PROMPT = 16, 1024
 
 
 class Difference(NamedTuple):
@@ -35,13 +34,9 @@ class Difference(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare both engines over the whole catalog.")
-    parser.add_argument("--batch", type=int, default=16, help="requests served together")
-    parser.add_argument("--prompt", type=int, default=1024, help="tokens of each prompt")
-    arguments = parser.parse_args()
     began_s = time.perf_counter()
     worst, worst_scenario, count = Difference(0.0, ""), "", 0
-    for name, scenario in feasible(arguments.batch, arguments.prompt):
+    for name, scenario in feasible():
         count += 1
         largest = difference(scenario)
         if largest.relative >= worst.relative:
@@ -55,12 +50,12 @@ def main() -> int:
     return 0 if worst.relative <= BOUND else 1
 
 
-def feasible(batch: int, prompt: int) -> Iterator[tuple[str, Scenario]]:
+def feasible() -> Iterator[tuple[str, Scenario]]:
     """Every model, cluster and stack, on the fewest nodes that hold the model; those that none hold are left out."""
     for model in catalog.model_names():
         for cluster in catalog.cluster_names():
             for stack in catalog.stack_names():
-                scenario = fitting(model, cluster, stack, batch, prompt)
+                scenario = fitting(model, cluster, stack, BATCH, PROMPT)
                 if scenario is not None:
                     yield f"{model} on {cluster} with {stack}", scenario
 
@@ -77,7 +72,7 @@ def fitting(model: str, cluster: str, stack: str, batch: int, prompt: int) -> Sc
         if not degrees:
             continue
         try:
-            scenario = Scenario.of(
+            scenario = Scenario(
                 model=model,
                 cluster=cluster,
                 gpus_per_node=per_node,

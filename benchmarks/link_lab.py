@@ -1,30 +1,45 @@
-"""A link laboratory: two network namespaces on one machine, joined by a link of limited rate. Needs root and iproute2.
+"""Runs `ladder-sim calibrate` as two ranks in network namespaces, joined by a link of limited rate. Needs root.
 
-Gloo ranks in them communicate over that link as two machines would, while each computes on a core of its own.
+Gloo ranks communicate over that link as two machines would, while each computes on a core of its own::
+
+    python benchmarks/link_lab.py check --tp 2 --backend gloo --model 1b --set model.layers=8 --gate
 """
 
+import argparse
 import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ladder_sim.errors import MissingDependencyError
+from ladder_sim.errors import MissingDependencyError, exit_code
 from ladder_sim.system.processes import ending_children, start
 
 DEVICE = "link0"
 # of the store through which the ranks connect; nothing else runs in the namespaces
 PORT = "29511"
 _ADDRESSES = ("10.83.17.1", "10.83.17.2")
-# as large as the kernel's own segments get
-LARGE_FRAME_BYTES = 60_000
-# Ethernet's, which a bucket counts
-_HEADER_BYTES = 14
+RATE, LIMIT_S = "200mbit", 600.0
 # a window that does not collapse while the ranks compute
 _SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", default=RATE, help="of the link, as tc writes it (default %(default)s)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of ladder-sim calibrate")
+    options = parser.parse_args()
+    with laboratory(options.rate) as lab:
+        try:
+            lab.run("ladder_sim_calibration", options.arguments, timeout_s=LIMIT_S)
+        except subprocess.CalledProcessError as error:
+            # the rank has said why
+            return error.returncode
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +79,13 @@ class Laboratory:
 
 
 @contextlib.contextmanager
-def laboratory(rate: str = "200mbit", *, frame_bytes: int = 1500) -> Iterator[Laboratory]:
+def laboratory(rate: str = RATE) -> Iterator[Laboratory]:
     """Set up the namespaces and their link; take both down at the end.
 
     Parameters
     ----------
     rate
         Of the link in each direction, as `tc` writes it.
-    frame_bytes
-        Largest packet. A network card cuts messages into packets of 1,500 bytes by itself; here the kernel does, which
-        takes 3 to 8 ms of a rank's core for 256 KB. `LARGE_FRAME_BYTES` leaves that out: 0.8 ms.
 
     Raises
     ------
@@ -96,9 +108,8 @@ def laboratory(rate: str = "200mbit", *, frame_bytes: int = 1500) -> Iterator[La
             _sh("ip", "-n", space, "addr", "add", f"{address}/24", "dev", DEVICE)
             for device in ("lo", DEVICE):
                 _sh("ip", "-n", space, "link", "set", device, "up")
-            _sh("ip", "-n", space, "link", "set", DEVICE, "mtu", str(frame_bytes))
             inside = ("ip", "netns", "exec", space)
-            bucket = ("rate", rate, "burst", str(max(4000, frame_bytes + _HEADER_BYTES)), "latency", "400ms")
+            bucket = ("rate", rate, "burst", "4000", "latency", "400ms")
             _sh(*inside, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *bucket)
             _sh(*inside, "sysctl", "-qw", *_SETTINGS)
         yield Laboratory(spaces)
@@ -126,3 +137,7 @@ def _sh(*command: str) -> None:
             f"the link laboratory cannot be set up: {' '.join(command)}: {done.stderr.strip()}",
             hint="it needs root, network namespaces, and the kernel modules veth and sch_tbf",
         )
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

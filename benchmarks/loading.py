@@ -2,12 +2,9 @@
 
 Writes a checkpoint of random weights and loads one rank's part of it in a fresh process for each tensor-parallel
 degree. The peak is resident memory, including mapped pages of the file, less what the process held before, with torch
-and all that it loads on first use. Exits 1 if a peak is above 1.2 times the rank's own weights::
-
-    python benchmarks/loading.py [--layers 12] [--hidden 1024]
+and all that it loads on first use. Exits 1 if a peak is above 1.2 times the rank's own weights.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.model.decoder import Decoder
+    from ladder_sim_runtime.model.decoder import Decoder
 
 # of the rank's own weights
 BOUND = 1.2
@@ -25,21 +22,17 @@ DEGREES = (1, 2, 4, 8)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Peak memory while a checkpoint is loaded.")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--load", nargs=2, metavar=("DIR", "TP"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.load:
-        print(json.dumps(loaded(Path(arguments.load[0]), int(arguments.load[1]))))
+    if len(sys.argv) > 1:
+        folder, tp = sys.argv[1:]
+        print(json.dumps(loaded(Path(folder), int(tp))))
         return 0
     worst = 0.0
     with tempfile.TemporaryDirectory() as name:
-        for folder, layers, hidden in (("tiny", 1, 512), ("real", arguments.layers, arguments.hidden)):
+        for folder, layers, hidden in (("tiny", 1, 512), ("real", 12, 1024)):
             write(Path(name, folder), layers, hidden)
         print(f"{'TP':>2}  {'weights':>9}  {'peak':>9}  {'ratio':>5}  {'seconds':>7}")
         for tp in DEGREES:
-            command = [sys.executable, __file__, "--load", name, str(tp)]
+            command = [sys.executable, __file__, name, str(tp)]
             result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
             ratio = result["peak_bytes"] / result["weight_bytes"]
             worst = max(worst, ratio)
@@ -84,16 +77,15 @@ def loaded(root: Path, tp: int) -> dict[str, float]:
 def part(folder: Path, tp: int) -> "Decoder":
     """The first rank's part of a checkpoint."""
     import torch
-
-    from runtime.assemble import load
-    from runtime.checkpoint.files import Checkpoint
-    from runtime.comm.base import Alone
-    from runtime.config import EngineConfig
-    from runtime.memory import Workload
+    from ladder_sim_runtime.assemble import load
+    from ladder_sim_runtime.checkpoint.files import Checkpoint
+    from ladder_sim_runtime.comm.base import Communicator
+    from ladder_sim_runtime.config import EngineConfig
+    from ladder_sim_runtime.memory import Workload
 
     checkpoint = Checkpoint.open(folder)
     work = Workload(batch=1, prompt=1, gen=1, dtype=torch.bfloat16)
-    return load(checkpoint.shape, EngineConfig(), Alone(tp), checkpoint.source, work, torch.device("cpu"))
+    return load(checkpoint.shape, EngineConfig(), Communicator(tp), checkpoint.source, work, torch.device("cpu"))
 
 
 def memory_bytes(field: str) -> int:

@@ -9,27 +9,32 @@ docs/NAME.svg.
 Each file also holds the numbers that it draws: tests/project/test_page_figures.py compares them with the code's.
 """
 
+import contextlib
+import io
 import json
 import math
+import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.accuracy_page import collectives_s
 from benchmarks.checked_parts import ENGINES
-from benchmarks.drawn import drawn_by, save
-from benchmarks.evidence import LEVEL, rows_of, servings
-from benchmarks.pages import DOCS, SCHEMES
+from benchmarks.evidence import LEVEL, MODELS, servings
+from benchmarks.pages import DOCS, SCHEMES, rows_of
 from ladder_sim import Scenario, predict
+from ladder_sim.cli.main import main as ladder_sim
 from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
-from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
-from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape, Shape
-from ladder_sim.prediction import resolve_profile
+from ladder_sim.graph.shapes import AttentionShape, GemmShape, Shape
+from ladder_sim.report.figures import style
 from ladder_sim.report.figures.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.figures.prediction import timeline_figure
 from ladder_sim.report.figures.style import (
@@ -51,59 +56,46 @@ TRAINING = DOCS.parent / "tests" / "data" / "training"
 # narrow enough that a phone shrinks the letters little
 WIDTH_PX = 480
 _FONT_PX = 13
+_NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
 
 
 def timeline() -> "go.Figure":
     """Two layers of a decode step, standard and ladder, under gpt-fast."""
-    scenario = Scenario.of(model="70b", tp=8)
+    scenario = Scenario(model="70b", tp=8)
     drawn = timeline_figure(scenario, predict(scenario, ["standard", "ladder"]), compact=True)
     return drawn.update_layout(height=330)
+
+
+def _axis(title: str, **more: Any) -> dict[str, Any]:
+    return {"title": {"text": title}, **more}
+
+
+def _line(name: str, x: Iterable[float], y: Iterable[float], colour: str, **style: Any) -> dict[str, Any]:
+    line = {"color": colour, "width": 2, **style}
+    return {"name": name, "x": [*map(float, x)], "y": [*map(float, y)], "mode": "lines", "line": line}
 
 
 def all_reduces() -> "go.Figure":
     """All-reduces on eight H100s by size: algorithms alone, and what vLLM takes."""
     sizes = 2.0 ** np.arange(12, 29)
-    traces = []
-    for number, name in enumerate(("nccl", "one-shot", "two-shot", "multimem", "auto")):
-        scenario = Scenario.of(model="70b", tp=8, stack="vllm", allreduce=name)
-        costs = KernelCosts(scenario, resolve_profile(scenario, None))
-        messages = [CollectiveShape(message_bytes=float(size)) for size in sizes]
-        seconds = [
-            each.seconds for each in costs.estimates([Op(name="", kind="all_reduce", shape=s) for s in messages])
-        ]
-        own = name == "auto"
-        traces.append(
-            {
-                "name": "vLLM, as measured" if own else name,
-                "x": (sizes / 1024).tolist(),
-                "y": [1e6 * float(each) for each in seconds],
-                "mode": "lines",
-                "line": {
-                    "color": TEXT_COLOUR if own else SERIES_COLOURS[number],
-                    "dash": "dot" if own else "solid",
-                    "width": 3 if own else 2,
-                },
-            }
-        )
+
+    def microseconds(name: str) -> Any:
+        scenario = Scenario(model="70b", tp=8, stack="vllm", allreduce=name)
+        return 1e6 * collectives_s(scenario, "all_reduce", sizes)
+
+    traces = [
+        _line(name, sizes / 1024, microseconds(name), colour)
+        for name, colour in zip(("nccl", "one-shot", "two-shot", "multimem"), SERIES_COLOURS, strict=False)
+    ]
+    own = microseconds("auto")
+    traces.append(_line("vLLM, as measured", sizes / 1024, own, TEXT_COLOUR, dash="dot", width=3))
     ticks = {4: "4 KiB", 16: "16 KiB", 256: "256 KiB", 4096: "4 MiB", 65536: "64 MiB"}
-    return figure(
-        "",
-        data=traces,
-        layout={
-            "height": 400,
-            "xaxis": {
-                "type": "log",
-                "title": {"text": "message"},
-                "tickvals": list(ticks),
-                "ticktext": list(ticks.values()),
-            },
-            "yaxis": {
-                "type": "log",
-                "title": {"text": "microseconds"},
-                "tickvals": [5, 10, 20, 50, 100, 200, 500, 1000],
-            },
-        },
-    )
+    layout = {
+        "height": 400,
+        "xaxis": _axis("message", type="log", tickvals=list(ticks), ticktext=list(ticks.values())),
+        "yaxis": _axis("microseconds", type="log", tickvals=[5, 10, 20, 50, 100, 200, 500, 1000]),
+    }
+    return figure("", data=traces, layout=layout)
 
 
 def contention() -> "go.Figure":
@@ -119,79 +111,43 @@ def contention() -> "go.Figure":
         kernel="flash", batch=16, q_len=1, kv_len=2048, heads=8, kv_heads=1, head_dim=128, element_bytes=2
     )
     traces = []
-    for number, (name, shape) in enumerate({**gemms, "decode attention": attention}.items()):
+    for (name, shape), colour in zip({**gemms, "decode attention": attention}.items(), SERIES_COLOURS, strict=False):
         demand = kernel_demand(shape, gpu.sms, overlap, memory=0.0)
         longer = [1.0 / float(gpu.rate(demand, [Demand(held_sms=float(sms))])) for sms in held]
-        line = {"color": SERIES_COLOURS[number], "width": 2.5, "shape": "hv"}
-        traces.append({"name": name, "x": held.tolist(), "y": longer, "mode": "lines", "line": line})
+        traces.append(_line(name, held, longer, colour, width=2.5, shape="hv"))
     sizes = {"nccl, 64 KiB": 65536.0, "multimem": 1e6, "nvls": 1e6, "one-shot": 1e6}
     holders = {name: float(collective_sms(name.partition(",")[0], size, overlap)) for name, size in sizes.items()}
-    return figure(
-        "",
-        data=traces,
-        layout={
-            "height": 400,
-            "xaxis": {"title": {"text": "SMs held by the collective"}},
-            "yaxis": {"title": {"text": "time, relative to alone"}, "range": [0.95, 2.1]},
-            "shapes": [
-                {
-                    "type": "line",
-                    "x0": sms,
-                    "x1": sms,
-                    "yref": "paper",
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"color": GRID_COLOUR, "width": 1.5, "dash": "dot"},
-                    "layer": "below",
-                }
-                for sms in holders.values()
-            ],
-            "annotations": [
-                {
-                    "x": sms,
-                    "y": 1.53,
-                    "text": name,
-                    "textangle": -90,
-                    "xanchor": "right",
-                    "showarrow": False,
-                }
-                for name, sms in holders.items()
-            ],
-        },
-    )
+    layout = {
+        "height": 400,
+        "xaxis": _axis("SMs held by the collective"),
+        "yaxis": _axis("time, relative to alone", range=[0.95, 2.1]),
+    }
+    drawn = figure("", data=traces, layout=layout)
+    for name, sms in holders.items():
+        drawn.add_vline(sms, line={"color": GRID_COLOUR, "width": 1.5, "dash": "dot"}, layer="below")
+        drawn.add_annotation(x=sms, y=1.53, text=name, textangle=-90, xanchor="right", showarrow=False)
+    return drawn
 
 
 def serving() -> "go.Figure":
     """Time per token by requests in flight, and the part of it that is a decode step."""
     flying = [1, 2, 4, 8, 16, 32, 64, 128, 256]
     answers = [
-        predict(Scenario.of(model="70b", tp=8, stack="vllm", concurrency=count), ["standard", "ladder"])
+        predict(Scenario(model="70b", tp=8, stack="vllm", concurrency=count), ["standard", "ladder"])
         for count in flying
     ]
-    traces: list[dict[str, Any]] = []
+    traces = []
     for variant in ("standard", "ladder"):
-        served = [answer[variant].request.served for answer in answers]
-        colour = variant_colour(variant)
-        for name, seconds, line in (
-            (
-                f"{variant}: decode step",
-                [each.decode_s for each in served],
-                {"color": colour, "dash": "dot", "width": 2},
-            ),
-            (f"{variant}: TPOT", [each.tpot_s for each in served], {"color": colour, "width": 2.5}),
-        ):
-            traces.append(
-                {"name": name, "x": flying, "y": [1e3 * float(each) for each in seconds], "mode": "lines", "line": line}
-            )
-    return figure(
-        "",
-        data=traces,
-        layout={
-            "height": 400,
-            "xaxis": {"type": "log", "title": {"text": "requests in flight"}, "tickvals": flying},
-            "yaxis": {"title": {"text": "milliseconds"}, "rangemode": "tozero"},
-        },
-    )
+        served, colour = [answer[variant].request.served for answer in answers], variant_colour(variant)
+        steps, tokens = ([1e3 * getattr(each, name) for each in served] for name in ("decode_s", "tpot_s"))
+        traces.append(_line(f"{variant}: decode step", flying, steps, colour, dash="dot"))
+        traces.append(_line(f"{variant}: TPOT", flying, tokens, colour, width=2.5))
+    layout = {
+        "height": 400,
+        "xaxis": _axis("requests in flight", type="log", tickvals=flying),
+        "yaxis": _axis("milliseconds", rangemode="tozero"),
+    }
+    return figure("", data=traces, layout=layout)
 
 
 # what moves away from runs that predictions were compared with
@@ -212,33 +168,30 @@ def intervals() -> "go.Figure":
     """Ladder's speedup with its interval, and what of each scenario no run had."""
     labels, speedups = [], []
     for label, changes in _AWAY.items():
-        prediction = predict(Scenario.of(**{"model": "70b", "tp": 8, **changes}), ["standard", "ladder"])["ladder"]
+        prediction = predict(Scenario(**{"model": "70b", "tp": 8, **changes}), ["standard", "ladder"])["ladder"]
         unlike = [part.replace("_", " ") for part, checked in prediction.confidence.validated.items() if not checked]
         labels.append(f"{label}<br><span style='font-size:11px'>{', '.join(unlike) or 'all compared'}</span>")
         speedups.append(prediction.speedup)
-    return figure(
-        "",
-        data=[
-            {
-                "x": [each.value for each in speedups],
-                "y": labels,
-                "mode": "markers",
-                "marker": {"color": variant_colour("ladder"), "size": 10},
-                "error_x": {
-                    "type": "data",
-                    "array": [each.high - each.value for each in speedups],
-                    "arrayminus": [each.value - each.low for each in speedups],
-                    "color": variant_colour("ladder"),
-                    "thickness": 2,
-                },
-            }
-        ],
-        layout={
-            "height": 90 + 46 * len(labels),
-            "xaxis": {"title": {"text": "speedup of ladder, 90 % interval"}},
-            "yaxis": {"autorange": "reversed", "showgrid": False},
+    colour = variant_colour("ladder")
+    points = {
+        "x": [each.value for each in speedups],
+        "y": labels,
+        "mode": "markers",
+        "marker": {"color": colour, "size": 10},
+        "error_x": {
+            "type": "data",
+            "array": [each.high - each.value for each in speedups],
+            "arrayminus": [each.value - each.low for each in speedups],
+            "color": colour,
+            "thickness": 2,
         },
-    )
+    }
+    layout = {
+        "height": 90 + 46 * len(labels),
+        "xaxis": _axis("speedup of ladder, 90 % interval"),
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+    }
+    return figure("", data=[points], layout=layout)
 
 
 def static_runs() -> "go.Figure":
@@ -255,58 +208,32 @@ def static_runs() -> "go.Figure":
                 error_y={"color": "#8C8C8C", "thickness": 1},
                 marker={"line": {"width": 0 if trace.marker.symbol == "circle" else 1.5}},
             )
-    return figure(
-        "",
-        data=go.Figure(parity).to_plotly_json()["data"],
-        layout={
-            "height": 520,
-            "xaxis": {"title": {"text": "measured speedup"}},
-            "yaxis": {"title": {"text": "predicted speedup"}},
-        },
-    )
+    axes = {"xaxis": _axis("measured speedup"), "yaxis": _axis("predicted speedup")}
+    return figure("", data=go.Figure(parity).to_plotly_json()["data"], layout={"height": 520, **axes})
 
 
 def measured_servings() -> "go.Figure":
     """Signed errors of servings' time per token within the half-widths of their intervals."""
-    rows = [(models, row) for models in ("dense", "experts") for row in servings(models, "engine")]
+    rows = [(models, row) for models in MODELS for row in servings(models, "engine")]
     labels = [
         row["value"].replace(", ", " ").replace(" on ", ", ").removesuffix("-sxm") + ", MoE" * (models == "experts")
         for models, row in rows
     ]
-    widths = [100 * float(row["half_width"]) for _, row in rows]
+    widths = np.array([100 * float(row["half_width"]) for _, row in rows])
     engines = list(ENGINES)
     colours = [SERIES_COLOURS[engines.index(row["value"].partition(",")[0])] for _, row in rows]
-    return figure(
-        "",
-        data=[
-            {
-                "type": "bar",
-                "orientation": "h",
-                "y": labels,
-                "base": [-width for width in widths],
-                "x": [2 * width for width in widths],
-                "marker": {"color": GRID_COLOUR},
-            },
-            {
-                "y": labels,
-                "x": [100 * float(row["tpot_bias"]) for _, row in rows],
-                "mode": "markers",
-                "marker": {"color": colours, "size": 10},
-            },
-        ],
-        layout={
-            "height": 100 + 30 * len(rows),
-            "showlegend": False,
-            "bargap": 0.3,
-            "xaxis": {
-                "title": {"text": "error of the time per token, %"},
-                "dtick": 20,
-                "zeroline": True,
-                "zerolinecolor": TEXT_COLOUR,
-            },
-            "yaxis": {"autorange": "reversed", "showgrid": False},
-        },
-    )
+    bars = {"type": "bar", "orientation": "h", "y": labels, "base": -widths, "x": 2 * widths}
+    biases = {"y": labels, "x": [100 * float(row["tpot_bias"]) for _, row in rows], "mode": "markers"}
+    zero = {"zeroline": True, "zerolinecolor": TEXT_COLOUR}
+    layout = {
+        "height": 100 + 30 * len(rows),
+        "showlegend": False,
+        "bargap": 0.3,
+        "xaxis": _axis("error of the time per token, %", dtick=20, **zero),
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+    }
+    data = [{**bars, "marker": {"color": GRID_COLOUR}}, {**biases, "marker": {"color": colours, "size": 10}}]
+    return figure("", data=data, layout=layout)
 
 
 def cross_check() -> "go.Figure":
@@ -331,32 +258,31 @@ def cross_check() -> "go.Figure":
 
 def recovery() -> "go.Figure":
     """Held-out perplexity of a model while it is adapted, a line for each run, and that of the model as it was."""
-    import plotly.graph_objects as go
-
     held = json.loads((TRAINING / "recovery.json").read_text("utf-8"))
-    drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
-    before = math.exp(held["untrained"]["standard"]["held_out"])
-    values = [math.exp(point["held_out"]) for run in held["runs"].values() for point in run["curve"]]
-    drawn.update_layout(xaxis_title="tokens", yaxis=log_axis("perplexity", [before, *values]), height=520)
     layers = sorted({int(name.split("-")[1]) for name in held["runs"]})
+    traces: list[dict[str, Any]] = []
     for name, run in held["runs"].items():
         _, count, objective = name.split("-", 2)
-        learned = {"distill": "self-distillation", "next-token": "on the text"}[objective]
-        drawn.add_trace(
-            go.Scatter(
-                x=[point["tokens"] for point in run["curve"]],
-                y=[math.exp(point["held_out"]) for point in run["curve"]],
-                name=f"last {count}, {learned}" if count != "0" else f"standard, {learned}",
-                line={
-                    "color": SERIES_COLOURS[layers.index(int(count))],
-                    "dash": "solid" if objective == "distill" else "dot",
-                },
-            )
+        learned, dash = {"distill": ("self-distillation", "solid"), "next-token": ("on the text", "dot")}[objective]
+        traces.append(
+            {
+                "name": f"last {count}, {learned}" if count != "0" else f"standard, {learned}",
+                "x": [point["tokens"] for point in run["curve"]],
+                "y": [math.exp(point["held_out"]) for point in run["curve"]],
+                "line": {"color": SERIES_COLOURS[layers.index(int(count))], "dash": dash},
+            }
         )
-    last = max(point["tokens"] for run in held["runs"].values() for point in run["curve"])
-    line = {"color": TEXT_COLOUR, "dash": "dash"}
-    drawn.add_trace(go.Scatter(x=[0, last], y=[before] * 2, mode="lines", line=line, name="before it was rewired"))
-    return drawn
+    before = math.exp(held["untrained"]["standard"]["held_out"])
+    ends = (0, max(tokens for trace in traces for tokens in trace["x"]))
+    traces.append(_line("before it was rewired", ends, (before, before), TEXT_COLOUR, dash="dash"))
+    values = [value for trace in traces for value in trace["y"]]
+    layout = {"height": 520, "xaxis": _axis("tokens"), "yaxis": log_axis("perplexity", values)}
+    return figure(
+        "SmolLM2-135M with its last layers as ladder",
+        "held-out perplexity while it is adapted",
+        data=traces,
+        layout=layout,
+    )
 
 
 FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
@@ -385,6 +311,57 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 def file_of(name: str, scheme: str = "") -> Path:
     """Where a figure lies; one that commands draw has no scheme."""
     return DOCS / (f"{name}-{scheme}.svg" if scheme else f"{name}.svg")
+
+
+def drawn_by(commands: Sequence[str]) -> "go.Figure":
+    """The figure that commands draw, without a browser."""
+    with (
+        TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        patch.object(style, "save_figure") as saved,
+    ):
+        for command in commands:
+            if ladder_sim(shlex.split(command)[1:]):
+                raise RuntimeError(f"{command} failed")
+    drawn, _ = saved.call_args.args
+    return drawn
+
+
+def numbers(drawn: "go.Figure") -> list[list[float]]:
+    """What a figure draws: the numbers of each trace, to four digits, and labels that are numbers."""
+    rows = []
+    for trace in drawn.data:
+        values = [trace[key] for key in ("base", "x", "y", "z", "text") if key in trace and trace[key] is not None]
+        for bars in ("error_x", "error_y"):
+            if bars in trace:
+                values += [trace[bars][end] for end in ("array", "arrayminus") if trace[bars][end] is not None]
+        flat = [each for column in values for each in np.ravel(np.asarray(column, dtype=object))]
+        rows.append([float(f"{number:.4g}") for each in flat if math.isfinite(number := _number(each))])
+    return rows
+
+
+def _number(value: object) -> float:
+    """NaN of what is none."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def drawn_numbers(file: Path) -> list[list[float]]:
+    """The numbers that a file draws."""
+    (text,) = _NUMBERS.findall(file.read_text("utf-8"))
+    rows: list[list[float]] = json.loads(text)
+    return rows
+
+
+def save(drawn: "go.Figure", file: Path) -> None:
+    """Write a figure with the numbers that it draws."""
+    style.save_figure(drawn, file)
+    svg = file.read_text("utf-8").removesuffix("</svg>")
+    file.write_text(f"{svg}<metadata>{json.dumps(numbers(drawn))}</metadata></svg>\n", "utf-8")
 
 
 def write(name: str) -> None:

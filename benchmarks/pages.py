@@ -1,5 +1,10 @@
-"""Markdown of the pages in docs: tables read and written, paragraphs, figures in both schemes."""
+"""Markdown of the pages in docs: tables read and written, lists, figures in both schemes.
 
+A page is written by hand, but for its tables and lists of measured things: code makes those, and puts them in their
+places.
+"""
+
+import csv
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +14,41 @@ DOCS = Path(__file__).parents[1] / "docs"
 SCHEMES = ("light", "dark")
 
 Row = Mapping[str, str]
+# by the first letter of a table or of a list
+_BLOCKS = {
+    "|": re.compile(r"(?:^\|.*\n)+", re.MULTILINE),
+    "-": re.compile(r"(?:^(?:- |  ).*\n)+", re.MULTILINE),
+}
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Of a CSV file."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def table_of(page: str, heading: str, number: int = 0) -> list[Row]:
     """One of the tables below a heading of a page, by its columns: "error", and the next one of that name "error 2"."""
     text = (DOCS / page).read_text("utf-8")
     section = text[text.index(f" {heading}\n") :].partition("\n## ")[0]
-    lines = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[number].splitlines()
+    lines = _BLOCKS["|"].findall(section)[number].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
     columns = [f"{name} {seen + 1}" if (seen := head[:at].count(name)) else name for at, name in enumerate(head)]
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def remade(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
+    """The text of a page, with these tables and lists in place of the first ones below each heading."""
+    text = (DOCS / page).read_text("utf-8")
+    for heading, parts in blocks.items():
+        begin = text.index(f" {heading}\n")
+        for part in parts:
+            old = _BLOCKS[part[0]].search(text, begin)
+            if old is None:
+                raise ValueError(f"{page}: too few tables or lists below '{heading}'")
+            text = text[: old.start()] + part + text[old.end() :]
+            begin = old.start() + len(part)
+    return text
 
 
 def number_in(cell: str) -> float:
@@ -34,17 +64,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def paragraph(text: str, *, bullet: bool = False) -> str:
-    """A paragraph, or an entry of a list, in lines of a page."""
+def bullets(texts: Iterable[str]) -> str:
+    """A list in lines of a page."""
     fill = textwrap.TextWrapper(
-        120, break_long_words=False, break_on_hyphens=False, subsequent_indent="  " if bullet else ""
+        120, break_long_words=False, break_on_hyphens=False, initial_indent="- ", subsequent_indent="  "
     )
-    return f"{fill.fill(f'- {text}' if bullet else text)}\n"
-
-
-def pictures(name: str, says: str) -> str:
-    """A figure in both schemes, with what it shows in words."""
-    return "".join(f"![{says}]({name}-{scheme}.svg#gh-{scheme}-mode-only)\n" for scheme in SCHEMES) + "\n"
+    return "".join(f"{fill.fill(text)}\n" for text in texts)
 
 
 def percent(share: float | str, digits: int = 1) -> str:

@@ -1,26 +1,25 @@
-"""Gains of techniques, predicted and measured: the tables of docs/versus.md.
+"""Gains of techniques, predicted and measured: writes the tables of docs/versus.md.
 
 python -m benchmarks.techniques
 """
 
-import csv
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
-from benchmarks.pages import table
+from benchmarks.pages import DOCS, remade, rows_of, table
 from ladder_sim import Scenario, predict
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.specs.arguments import ARGUMENTS
 
-DATA = Path(__file__).parents[1] / "tests" / "data"
+PAGE, DATA = DOCS / "versus.md", DOCS.parent / "tests" / "data"
 # of the runs of TokenWeave: vLLM 0.8.5 without compilation and CUDA graphs, which was measured nowhere else
 EAGER = {
     # what its norms take beyond a kernel of a graph: 6.8 us at few tokens (figure_4.csv) instead of 2.5
-    "stack.kernel_gap": "4.3 us",
+    "kernel_gap_s": 4.3e-6,
     # its shortest prefill in two parts takes 46.2 ms, as long as 1,447 launches: the one fit to these rows
-    "stack.eager_launch": "31.9 us",
+    "eager_launch_s": 31.9e-6,
 }
-TOKENWEAVE = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1, "overrides": EAGER}
+TOKENWEAVE = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1}
 BOTH = "fused-norm+token-split"
 
 
@@ -45,12 +44,14 @@ class Gain(NamedTuple):
 def tokenweave() -> list[Gain]:
     """Prefills of Llama 3.3 70B in two parts with fused norms, over those with multimem alone."""
     gains = []
-    for row in _rows("tokenweave_prefill.csv"):
+    eager = replace(load_profile("h100-sxm-vllm"), overheads=EAGER)
+    for row in rows_of(DATA / "tokenweave_prefill.csv"):
         fields = TOKENWEAVE | {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
-        plain = predict(Scenario.of(**fields), ["standard", "upper-bound"])
+        plain = predict(Scenario(**fields), ["standard", "upper-bound"], profile=eager)
         standard_s, free_s = plain["standard"].ttft_s, plain["upper-bound"].ttft_s
         fused_s, both_s = (
-            predict(Scenario.of(**fields, technique=name), "standard").ttft_s for name in ("fused-norm", BOTH)
+            predict(Scenario(**fields, technique=name), "standard", profile=eager).ttft_s
+            for name in ("fused-norm", BOTH)
         )
         measured = {name: float(value) for name, value in row.items()}
         bound = measured["ttft_ms"] / measured["without_allreduce_ms"]
@@ -62,9 +63,9 @@ def tokenweave() -> list[Gain]:
 def published() -> list[Gain]:
     """The rows of others that a scenario can express."""
     gains = []
-    for row in _rows("overlap_techniques.csv"):
+    for row in rows_of(DATA / "overlap_techniques.csv"):
         before, after = (
-            predict(Scenario.of(**_fields(text)), "standard", ignore_memory=True)
+            predict(Scenario(**_fields(text)), "standard", ignore_memory=True)
             for text in (row["scenario"], f"{row['scenario']} {row['change']}")
         )
         predicted = getattr(before, row["metric"]) / getattr(after, row["metric"])
@@ -72,8 +73,8 @@ def published() -> list[Gain]:
     return gains
 
 
-def tables() -> tuple[str, str]:
-    """Both, in Markdown."""
+def to_page() -> str:
+    """The page with both tables."""
     head = ("TP", "prompt", "no all-reduce, measured", "predicted", "fused norms alone", "both, measured", "predicted")
     first = [
         [*gain.cells, f"{gain.measured:.2f}", f"{gain.predicted:.2f}", f"{100 * gain.error:+.0f} %"]
@@ -84,7 +85,8 @@ def tables() -> tuple[str, str]:
         for gain in published()
     ]
     other = ("row", "measured", "predicted", "points", "source", "stands in for what is not stated")
-    return table((*head, "error"), first), table(other, second)
+    tables = {"TokenWeave": [table((*head, "error"), first)], "Published gains": [table(other, second)]}
+    return remade(PAGE.name, tables)
 
 
 def _fields(text: str) -> dict[str, object]:
@@ -92,10 +94,5 @@ def _fields(text: str) -> dict[str, object]:
     return {name: ARGUMENTS[name].read(value, name=name) for name, value in given.items()}
 
 
-def _rows(name: str) -> list[Mapping[str, str]]:
-    with (DATA / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 if __name__ == "__main__":
-    print("\n".join(tables()))
+    PAGE.write_text(to_page(), "utf-8")

@@ -6,16 +6,17 @@ python -m examples.loop [FOLDER]   writes this-machine.json.gz there; by default
 import sys
 from pathlib import Path
 
-from calibration.passes.measure import measure
+from ladder_sim_calibration.passes.measure import measure
+from ladder_sim_runtime.runs import bench
+
 from ladder_sim import Scenario, predict, validate
 from ladder_sim.costs.profile_file import save_profile
 from ladder_sim.errors import exit_code
-from runtime.runs import bench
 
 TIMED = ["standard", "ladder"]
 HELD_BACK = ["parallel", "desync:4"]
 
-scenario = Scenario.of(
+scenario = Scenario(
     model="1b",
     cluster="this-machine",  # no datasheet: priced by a profile alone
     tp=2,

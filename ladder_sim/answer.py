@@ -37,7 +37,7 @@ class Prediction:
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> ladder = predict(Scenario.of(model="405b", nodes=2), "ladder")
+    >>> ladder = predict(Scenario(model="405b", nodes=2), "ladder")
     >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
     1.48 (1.27-1.72), memory bandwidth
     """
@@ -153,7 +153,7 @@ class Predictions(dict[str, Prediction]):
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> predictions = predict(Scenario.of(model="8b", tp=4), ["standard", "ladder"])
+    >>> predictions = predict(Scenario(model="8b", tp=4), ["standard", "ladder"])
     >>> list(predictions), predictions.to_dict()["scenario"]["tp"]
     (['standard', 'ladder'], 4)
     """

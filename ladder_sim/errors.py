@@ -204,10 +204,10 @@ class RankError(LadderSimError):
     """Another rank of a real run died or hangs."""
 
 
-def install_command(extra: str = "") -> str:
-    """The command that installs this copy of ladder-sim again, with an extra.
+def install_command(extra: str = "", *, plug_in: str = "") -> str:
+    """The command that installs this copy of ladder-sim again, with an extra, or a plug-in that its source has.
 
-    It names where the copy came from, never a package of the index: ladder-sim is not there, and its name is free.
+    It names where the copy came from, never a package of the index: neither is there, and their names are free.
     """
     # imported here: an error is rare, and these take 60 ms
     import shutil
@@ -225,18 +225,21 @@ def install_command(extra: str = "") -> str:
     records = (copy.read_text("direct_url.json") for copy in metadata.distributions(name="ladder-sim"))
     origin = json.loads(next(filter(None, records), "{}"))
     url, extras = origin.get("url", ""), f"[{extra}]" if extra else ""
-    folder = url2pathname(url.removeprefix("file://"))
+    folder, commit = url2pathname(url.removeprefix("file://")), origin.get("vcs_info")
+    part = f"/plugins/{plug_in}" if plug_in else extras
     # a path of the machine on which this environment was built says nothing here
     if url.startswith("file://") and not Path(folder).exists():
-        source = f".{extras}"
+        source = f".{part}"
     elif "dir_info" in origin:
         pip += " -e" if origin["dir_info"].get("editable") else ""
-        source = ("." if Path(folder) == here else folder) + extras
-    elif url:
-        commit = origin.get("vcs_info")
-        source = f"ladder-sim{extras} @ " + (f"{commit['vcs']}+{url}@{commit['commit_id']}" if commit else url)
+        source = ("." if Path(folder) == here else folder) + part
+    elif commit:
+        source = f"{plug_in or 'ladder-sim'}{extras} @ {commit['vcs']}+{url}@{commit['commit_id']}"
+        source += f"#subdirectory={part[1:]}" if plug_in else ""
+    elif url and not plug_in:
+        source = f"ladder-sim{extras} @ {url}"
     else:
-        source = f".{extras}"
+        source = f".{part}"
     return f"{pip} {shlex.quote(source)}"
 
 

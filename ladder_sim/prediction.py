@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.closed_loop.step import simulate_request
@@ -18,6 +18,8 @@ from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, canonical_nam
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
+from ladder_sim.specs.arguments import ScenarioFields
+from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
@@ -29,7 +31,7 @@ MOST_JITTER = 1.0
 # text is a sequence as well: the first signature that fits counts
 @overload
 def predict(  # type: ignore[overload-overlap]
-    scenario: Scenario,
+    scenario: Scenario | None,
     variants: str,
     *,
     profile: str | CalibrationProfile | None = None,
@@ -37,10 +39,11 @@ def predict(  # type: ignore[overload-overlap]
     engine: Engine = "fast",
     jitter: float | Literal["measured"] = 0.0,
     seed: int = 0,
+    **fields: Unpack[ScenarioFields],
 ) -> Prediction: ...
 @overload
 def predict(
-    scenario: Scenario,
+    scenario: Scenario | None = None,
     variants: Sequence[str] | None = None,
     *,
     profile: str | CalibrationProfile | None = None,
@@ -48,10 +51,11 @@ def predict(
     engine: Engine = "fast",
     jitter: float | Literal["measured"] = 0.0,
     seed: int = 0,
+    **fields: Unpack[ScenarioFields],
 ) -> Predictions: ...
 @typed()
 def predict(
-    scenario: Scenario,
+    scenario: Scenario | None = None,
     variants: str | Sequence[str] | None = None,
     *,
     profile: str | CalibrationProfile | None = None,
@@ -59,13 +63,14 @@ def predict(
     engine: Engine = "fast",
     jitter: float | Literal["measured"] = 0.0,
     seed: int = 0,
+    **fields: Unpack[ScenarioFields],
 ) -> Prediction | Predictions:
     """Predict latency, throughput and speedup over standard for several residual wirings.
 
     Parameters
     ----------
     scenario
-        Everything but the variant.
+        Everything but the variant; or its arguments as keywords, ``predict(model="405b", nodes=2)``.
     variants
         Names such as ``"ladder"`` or ``"hybrid-ladder:16"``, or a single one; by default standard, parallel, ladder
         and upper-bound. Standard is simulated in any case, because speedups are over it.
@@ -97,12 +102,13 @@ def predict(
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> scenario = Scenario.of(model="405b", nodes=2)
+    >>> scenario = Scenario(model="405b", nodes=2)
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
     {'standard': 1.0, 'parallel': 1.31, 'ladder': 1.48, 'upper-bound': 1.75}
     >>> predict(scenario, "hybrid-ladder:63")
     Prediction(variant='hybrid-ladder:63', ttft_s=...
     """
+    scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     names = canonical_names(default_variants(scenario) if variants is None else variants)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from ladder_sim.costs.profile import CalibrationProfile
@@ -18,7 +19,9 @@ DATA = REPO / "tests" / "data"
 # tables of measurements that come with the package
 SHIPPED = REPO / "ladder_sim" / "validation" / "data"
 
-# Examples are the same in every run, and a slow machine is no failure.
+# Examples are the same in every run, and a slow machine is no failure. Left to itself, Hypothesis also draws constants
+# of the project's modules: of those that earlier tests happened to load.
+providers.is_local_module_file = lambda path: False
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 # with --hypothesis-profile=thorough
 settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=1000)
@@ -33,11 +36,14 @@ collect_ignore = ["support"]
 _TORCH_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
 # tests that need an environment of their own are there only if it is: nothing is skipped
 _VLLM_FILES = {"test_vllm.py", "vllm_scheduler.py", "test_vllm_models.py", "vllm_logprobs.py"}
+_GPU_FILE = "test_gpus.py"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With ``-m "not torch"``, do not import files of torch tests: importing torch takes seconds."""
     if collection_path.name in _VLLM_FILES and "LADDER_TEST_VLLM" not in os.environ:
+        return True
+    if collection_path.name == _GPU_FILE and not Path("/proc/driver/nvidia/gpus").exists():
         return True
     left_out = "not torch" in config.option.markexpr and collection_path.suffix == ".py"
     return True if left_out and _TORCH_FILE.search(collection_path.read_text("utf-8")) else None

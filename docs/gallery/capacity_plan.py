@@ -20,9 +20,9 @@ traffic = Traffic(
 )
 promise = Promise.parse("ttft_p95=500ms,tpot_p95=20ms")
 options = {
-    "standard": Scenario.of(model="70b", stack="vllm"),
-    "standard + fused-norm": Scenario.of(model="70b", stack="vllm", technique="fused-norm"),
-    "ladder": Scenario.of(model="70b", stack="vllm"),
+    "standard": Scenario(model="70b", stack="vllm"),
+    "standard + fused-norm": Scenario(model="70b", stack="vllm", technique="fused-norm"),
+    "ladder": Scenario(model="70b", stack="vllm"),
 }
 fleets = {}
 for name, scenario in options.items():

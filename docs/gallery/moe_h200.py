@@ -14,7 +14,7 @@ import csv
 
 import matplotlib.pyplot as plt
 
-from ladder_sim import sweep
+from ladder_sim import Scenario, sweep
 from ladder_sim.validation.dataset import read_table
 
 engine = {"model": "minimax-m2.5", "cluster": "h200-sxm", "dtype": "fp8-block", "stack": "vllm"}
@@ -27,7 +27,7 @@ rows = [
     and (row["isl"], row["osl"]) == ("1024", "8192")
 ]
 measured = dict(sorted(rows))
-table = sweep({**engine, "concurrency": list(measured), "prompt": 1024, "gen": 8192}, "standard")
+table = sweep(Scenario(**engine, prompt=1024, gen=8192), {"concurrency": list(measured)}, "standard")
 predicted = dict(zip(measured, 1e3 * table["standard.tpot_s"], strict=True))
 
 # %% tags=["remove-input"]
@@ -39,7 +39,7 @@ for requests, error in zip(measured, errors, strict=True):
 # %% tags=["hide-input"]
 plans = {"TP 8": {}, "TP 8, EP 8": {"ep": 8}, "attention DP 8, EP 8": {"tp": 8, "attention_dp": 8, "ep": 8}}
 load = {**engine, "concurrency": [8, 16, 32, 64, 128, 256], "prompt": 1024, "gen": 1024}
-tables = {name: sweep({**load, **plan}, ["standard", "ladder"]) for name, plan in plans.items()}
+tables = {name: sweep(None, {**load, **plan}, ["standard", "ladder"]) for name, plan in plans.items()}
 
 figure, panels = plt.subplots(
     1, 2, num="Three plans: tokens/s of standard (dashed) and ladder (solid), and the speedup"

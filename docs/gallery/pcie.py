@@ -15,7 +15,7 @@ from ladder_sim import Scenario, predict, sweep
 
 boxes = {"l40s-pcie": "L40S, PCIe 4", "rtx-pro-6000": "RTX PRO 6000, PCIe 5", "h100-sxm": "H100, NVLink"}
 load = {"model": "70b", "dtype": "fp8", "stack": "vllm", "concurrency": [1, 4, 16, 64], "tp": [4, 8]}
-table = sweep({**load, "cluster": list(boxes)}, ["standard", "ladder"])
+table = sweep(None, {**load, "cluster": list(boxes)}, ["standard", "ladder"])
 
 
 def of(cluster, tp, column):
@@ -35,7 +35,7 @@ panels[1].legend()
 
 # %% tags=["remove-input"]
 load = {"model": "70b", "dtype": "fp8", "stack": "vllm"}
-busy = {name: predict(Scenario.of(**load, cluster=name, concurrency=16)) for name in boxes}
+busy = {name: predict(Scenario(**load, cluster=name, concurrency=16)) for name in boxes}
 lost = {name: each["standard"].breakdown.exposed_comm_s / each["standard"].request_s for name, each in busy.items()}
 gain = {name: each["ladder"].speedup.text for name, each in busy.items()}
 assert lost["h100-sxm"] < lost["rtx-pro-6000"] < lost["l40s-pcie"]
@@ -56,7 +56,7 @@ options = {
     "TP 8, ladder": {"tp": 8},
 }
 rates = {
-    (box, option): predict(Scenario.of(**load, cluster=box, concurrency=32, **plan), option.split()[-1]).rate
+    (box, option): predict(Scenario(**load, cluster=box, concurrency=32, **plan), option.split()[-1]).rate
     for box in list(boxes)[:2]
     for option, plan in options.items()
 }

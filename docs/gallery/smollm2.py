@@ -62,7 +62,7 @@ layers are still {away["last-30-distill"]:.1f} nats away.""")
 from ladder_sim import Scenario, predict
 from ladder_sim.analysis.adaptation import adaptation
 
-served = predict(Scenario.of(model="8b", stack="vllm", concurrency=64), ["standard", "hybrid-ladder:16"])
+served = predict(Scenario(model="8b", stack="vllm", concurrency=64), ["standard", "hybrid-ladder:16"])
 price = adaptation(served, "hybrid-ladder:16")
 paid = price.break_even_tokens
 print(f"{price.tokens / 1e9:.0f} B tokens, as published of {price.published_tokens}")

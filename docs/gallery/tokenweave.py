@@ -13,21 +13,24 @@
 
 # %%
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from ladder_sim import Scenario, predict
+from ladder_sim.costs.profile_file import load_profile
 
-eager = {"stack.kernel_gap": "4.3us", "stack.eager_launch": "31.9us"}
+overheads = {"kernel_gap_s": 4.3e-6, "eager_launch_s": 31.9e-6}
+eager = replace(load_profile("h100-sxm-vllm"), overheads=overheads)
 rows = list(csv.DictReader(Path("../../tests/data/tokenweave_prefill.csv").read_text("utf-8").splitlines()))
 gains = []
 for row in rows:
-    prefill = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1, "overrides": eager}
+    prefill = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1}
     prefill |= {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
-    plain = predict(Scenario.of(**prefill), ["standard", "ladder", "upper-bound"])
-    both = predict(Scenario.of(**prefill, technique="fused-norm+token-split"), "standard")
-    fused = predict(Scenario.of(**prefill, technique="fused-norm"), "ladder")
+    plain = predict(Scenario(**prefill), ["standard", "ladder", "upper-bound"], profile=eager)
+    both = predict(Scenario(**prefill, technique="fused-norm+token-split"), "standard", profile=eager)
+    fused = predict(Scenario(**prefill, technique="fused-norm"), "ladder", profile=eager)
     standard_s = plain["standard"].ttft_s
     gains.append(
         {
@@ -81,8 +84,8 @@ is ahead: there a batch is too small to be split, and the fused norms are what i
 
 # %%
 chat = {"model": "70b", "stack": "vllm", "concurrency": 16}
-plain = predict(Scenario.of(**chat), ["standard", "ladder"])
-both = predict(Scenario.of(**chat, technique="fused-norm+token-split"), "standard")
+plain = predict(Scenario(**chat), ["standard", "ladder"])
+both = predict(Scenario(**chat, technique="fused-norm+token-split"), "standard")
 assert both.tpot_s > plain["ladder"].tpot_s
 for name, prediction in {"standard": plain["standard"], "TokenWeave": both, "ladder": plain["ladder"]}.items():
     print(f"{name:10}  16 requests in flight: {1e3 * prediction.tpot_s:.1f} ms per token")

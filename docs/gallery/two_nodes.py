@@ -19,7 +19,7 @@ plans = {
     "fp8, one node": {"tp": 8, "dtype": "fp8"},
 }
 load = {"model": "405b", "stack": "vllm", "concurrency": [1, 4, 16, 64, 128]}
-tables = {name: sweep({**load, **plan}, ["standard", "ladder"]) for name, plan in plans.items()}
+tables = {name: sweep(None, {**load, **plan}, ["standard", "ladder"]) for name, plan in plans.items()}
 
 # %% tags=["hide-input"]
 figure, panel = plt.subplots(num="Tokens per second and GPU against time per token: standard (dashed), ladder (solid)")
@@ -58,7 +58,7 @@ What it does give is the shortest time per token in bf16.""")
 
 # %%
 for name, plan in plans.items():
-    ladder = predict(Scenario.of(model="405b", stack="vllm", **plan), "ladder")
+    ladder = predict(Scenario(model="405b", stack="vllm", **plan), "ladder")
     print(f"{name:17}  one request: TPOT {1e3 * ladder.tpot_s:4.1f} ms with ladder, speedup {ladder.speedup.text}")
 
 # %% [markdown]

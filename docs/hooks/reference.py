@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import ladder_sim_calibration.__main__
+import ladder_sim_runtime.commands
 import typer.main
 
-import calibration.__main__
-import runtime.options
 from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.cli.main import app
 from ladder_sim.report.tables.settings import settings_rows
@@ -50,8 +50,8 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
 
 def commands() -> Iterator[str]:
     """Every command: what it does, and its options in groups."""
-    runtime_parsers = _members(runtime.options.argument_parser())
-    calibration_parsers = _members(calibration.__main__.argument_parser())
+    runtime_parsers = _members(ladder_sim_runtime.commands.argument_parser())
+    calibration_parsers = _members(ladder_sim_calibration.__main__.argument_parser())
     for name, command in typer.main.get_command(app).commands.items():
         yield from _heading(2, name, command.help)
         yield from _typer_options(command)
@@ -60,12 +60,11 @@ def commands() -> Iterator[str]:
             yield from _heading(3, title) if title else ()
             yield from _argparse_options(runtime_parsers[other], name, own)
         for member, each in getattr(command, "commands", {}).items():
-            if not each.hidden:
-                called = f"{name} {member}"
-                yield from _heading(3, called, each.help)
-                yield from _typer_options(each)
-                if name == "calibrate":
-                    yield from _argparse_options(calibration_parsers[member], called)
+            called = f"{name} {member}"
+            yield from _heading(3, called, each.help)
+            yield from _typer_options(each)
+            if name == "calibrate":
+                yield from _argparse_options(calibration_parsers[member], called)
 
 
 def _heading(level: int, title: str, text: str | None = None) -> Sequence[str]:
@@ -107,7 +106,7 @@ def _members(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentP
 def settings() -> Iterator[str]:
     """Every setting by section, with the value that the default scenario uses."""
     known = described()
-    rows = settings_rows(Scenario.of(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
+    rows = settings_rows(Scenario(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
     for section, title in _SECTIONS.items():
         yield from _heading(2, title)
         own = [row[:3] for row in rows if row[0].startswith(f"{section}.")]

@@ -77,7 +77,7 @@ def adaptation(predictions: Predictions, variant: str, tokens: float | None = No
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> predictions = predict(Scenario.of(model="8b", stack="vllm", concurrency=64), ["standard", "hybrid-ladder:16"])
+    >>> predictions = predict(Scenario(model="8b", stack="vllm", concurrency=64), ["standard", "hybrid-ladder:16"])
     >>> price = adaptation(predictions, "hybrid-ladder:16")
     >>> price.tokens, round(price.gpu_hours.value)
     (3000000000.0, 101)

@@ -1,6 +1,5 @@
 """The plans and variants with which a model is served best, and what they trade."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -23,6 +22,7 @@ from ladder_sim.prediction import own_variant
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.asked import formerly_a_dict, point_asked
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
@@ -52,9 +52,10 @@ MOST_TRIED = 128
 _SEARCHED = (*DEGREES, "nodes", "batch", "concurrency")
 
 
+@formerly_a_dict
 @typed()
 def advise(
-    point: Mapping[str, Any],
+    scenario: Scenario | None = None,
     objective: Objective | None = None,
     variants: str | Sequence[str] = CANDIDATES,
     *,
@@ -64,17 +65,18 @@ def advise(
     usd_per_gpu_hour: float | None = None,
     profile: str | None = None,
     workers: int = 1,
+    **fields: Any,
 ) -> Advice:
     """Search the plans and variants that fit the memory of some GPUs for the best ones.
 
     Parameters
     ----------
-    point
-        Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"concurrency"`` is the requests in flight, one number
-        or several. Without it static batches are searched, ``"batch"`` or else 1, 2, 4 .. 256, and the answer is not a
-        recommendation for serving, where requests are batched continuously. ``"nodes"`` is the largest number of
-        nodes. Each of ``"tp"``, ``"pp"``, ``"ep"``, ``"attention_dp"``, ``"dp"`` and ``"sp"`` restricts the search to
-        its values; by default all are searched but ``"sp"`` (`ladder_sim.analysis.plans.legal_plans`).
+    scenario
+        Everything else; or its arguments as keywords, each one value or several. ``concurrency`` is the requests in
+        flight. Without it static batches are searched, ``batch`` or else 1, 2, 4 .. 256, and the answer is not a
+        recommendation for serving, where requests are batched continuously. ``nodes`` is the largest number of nodes.
+        Each of ``tp``, ``pp``, ``ep``, ``attention_dp``, ``dp`` and ``sp`` that is given restricts the search to its
+        values; by default all are searched but ``sp`` (`ladder_sim.analysis.plans.legal_plans`).
     objective
         ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large. By default
         ``"tokens_per_s"`` with requests in flight, and ``"tokens_per_gpu"`` of static batches.
@@ -108,10 +110,11 @@ def advise(
 
     Examples
     --------
-    >>> best = advise({"model": "70b", "stack": "vllm", "concurrency": 64}, gpus=8).best
+    >>> best = advise(Scenario(model="70b", stack="vllm", concurrency=64), gpus=8).best
     >>> best.variant, str(best.plan)
     ('ladder', 'TP 8')
     """
+    point = point_asked(scenario, fields)
     if objective is not None and objective not in RANKS:
         raise UnknownNameError("objective", objective, get_args(Objective))
     price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
@@ -165,7 +168,7 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
     loads = sorted(axis(load, values).values)
     settings = {name: value for name, value in fixed.items() if name not in ARGUMENTS}
     arguments = {name: value for name, value in fixed.items() if name in ARGUMENTS}
-    base = Scenario.of(**arguments, tp=1, **{load: loads[-1]}, overrides=settings)
+    base = Scenario(**arguments, tp=1, **{load: loads[-1]}, overrides=settings)
     if base.set_by_hand("workload.batch"):
         raise UsageError("workload.batch is searched, not set by hand", hint="give the batches to try: --batches 8")
     per_node = base.cluster.gpus_per_node
@@ -174,7 +177,7 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
     nodes = point.get("nodes")
     if nodes is None:
         nodes = 1 if gpus is None else -(-gpus // per_node)
-    base = dataclasses.replace(base, nodes=ARGUMENTS["nodes"].read(nodes, name="nodes"))
+    base = base.having(nodes=ARGUMENTS["nodes"].read(nodes, name="nodes"))
     total = base.nodes * per_node
     if gpus is not None and gpus > total:
         raise UsageError(
@@ -232,7 +235,7 @@ def _enough_gpus(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]], 
             return None
         nodes = -(-more // base.cluster.gpus_per_node)
         try:
-            plans = legal_plans(dataclasses.replace(base, nodes=nodes), more, {**given, "dp": [1]}).legal
+            plans = legal_plans(base.having(nodes=nodes), more, {**given, "dp": [1]}).legal
         except UsageError:
             continue
         if any(load >= plan.groups and memory_use(at_load(base, plan, load)).fits for plan in plans):
@@ -246,7 +249,7 @@ def _larger_gpus(scenario: Scenario) -> str:
     for cluster in sorted((catalog.cluster(name) for name in catalog.cluster_names()), key=_memory):
         alike = cluster.gpus_per_node == here.gpus_per_node and cluster.intra.switch == here.intra.switch
         larger = alike and _memory(cluster) > _memory(here)
-        if larger and memory_use(dataclasses.replace(scenario, cluster=cluster)).fits:
+        if larger and memory_use(scenario.having(cluster=cluster)).fits:
             return cluster.name
     return ""
 

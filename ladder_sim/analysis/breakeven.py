@@ -19,6 +19,8 @@ from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
+from ladder_sim.specs.asked import formerly_a_dict, point_asked
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.unused import unused
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
@@ -92,10 +94,11 @@ class BreakEven:
         )
 
 
+@formerly_a_dict
 @typed()
 def breakeven(
-    point: Mapping[str, Any],
-    field: str,
+    scenario: Scenario | None = None,
+    field: str = "",
     given: str | None = None,
     *,
     variant: str = "ladder",
@@ -103,15 +106,16 @@ def breakeven(
     gain: float | str = 0.0,
     profile: str | None = None,
     ignore_memory: bool = False,
+    **fields: Any,
 ) -> BreakEven:
     """Find where a variant's gain crosses a target.
 
     Parameters
     ----------
-    point
-        Everything that is fixed, as for `ladder_sim.sweeps.run.sweep`.
+    scenario
+        Everything that is fixed; or its arguments as keywords.
     field
-        Field or setting that varies; a number.
+        Argument of a scenario or setting that varies; a number.
     given
         Its range, e.g. ``"50:800Gb/s"``; by default a sixteenth to sixteen times the scenario's value.
     variant, over
@@ -135,10 +139,11 @@ def breakeven(
 
     Examples
     --------
-    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.allreduce_floor", "16:400us", gain=0.3)
+    >>> result = breakeven(Scenario(model="405b", nodes=2), "inter.allreduce_floor", "16:400us", gain=0.3)
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
     [('170.0 us', False)]
     """
+    point = point_asked(scenario, fields)
     target = 1.0 + _gain(gain)
     values = _scan_values(point, field, given)
     if reason := "." in values.name and _unused(point, values.name):
@@ -149,10 +154,10 @@ def breakeven(
     whole = isinstance(values.values[0], int)
     if np.isnan(scanned).all():
         problem, hint = speedup.problem, "take another range"
-        scenario = scenario_at(point)
-        memory = memory_use(scenario)
+        here = scenario_at(point)
+        memory = memory_use(here)
         if not memory.fits and not ignore_memory:
-            error = fit_error(scenario, memory, otherwise=f"or {hint}")
+            error = fit_error(here, memory, otherwise=f"or {hint}")
             problem, hint = error.message, error.hint
         raise InfeasibleError(f"nothing in the range of {field} can run: {problem}", hint=hint)
     # degrees of parallelism that cannot run lie between others that can; a figure has no value next to a gap
@@ -240,19 +245,11 @@ def _close_in(speedup: _Speedup, target: float, bracket: tuple[float, float], *,
         return float(speedup.at([value])[0]) - target
 
     if whole:
-        above = excess(left) > 0
-        between: Sequence[int] = range(int(left) + 1, int(right))
-        while between:
-            middle = len(between) // 2
-            here = excess(between[middle])
-            if np.isnan(here):
-                # the bracket holds few values that cannot run: degrees between those that can
-                between = [*between[:middle], *between[middle + 1 :]]
-            elif (here > 0) == above:
-                between = between[middle + 1 :]
-            else:
-                right, between = between[middle], between[:middle]
-        return right
+        between, left_is_above = range(int(left) + 1, int(right)), excess(left) > 0
+        speedups = zip(between, speedup.at(between), strict=True) if between else ()
+        # NaN where a degree cannot run
+        past = (value for value, here in speedups if not np.isnan(here) and (here > target) != left_is_above)
+        return next(past, right)
     if excess(left) * excess(right) > 0:
         # a single value may be rounded otherwise than in the scan
         return min(bracket, key=lambda value: abs(excess(value)))

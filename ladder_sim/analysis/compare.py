@@ -1,6 +1,6 @@
 """One scenario on several clusters, or under several stacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
+from ladder_sim.specs.asked import formerly_a_dict, point_asked
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import StackSpec
@@ -36,22 +37,24 @@ class Candidate:
         return token_price(self.usd_per_gpu_hour, self.scenario.plan.gpus, self.predictions[variant].tokens_per_s.value)
 
 
+@formerly_a_dict
 @typed()
 def compare(
-    point: Mapping[str, Any],
-    names: Sequence[str],
+    scenario: Scenario | None = None,
+    names: Sequence[str] = (),
     variants: str | Sequence[str] | None = None,
     *,
     usd_per_gpu_hour: Sequence[float] = (),
     profile: str | None = None,
     ignore_memory: bool = False,
+    **fields: Any,
 ) -> list[Candidate]:
     """Predict the same scenario on several clusters, or under several stacks.
 
     Parameters
     ----------
-    point
-        Everything else, one value per field, as for `ladder_sim.sweeps.run.sweep`.
+    scenario
+        Everything else; or its arguments as keywords.
     names
         Clusters or stacks, by catalog id or file; at least two.
     variants, profile, ignore_memory
@@ -73,11 +76,12 @@ def compare(
 
     Examples
     --------
-    >>> for candidate in compare({"model": "70b"}, ["h100-sxm", "h200-sxm"], "ladder"):
+    >>> for candidate in compare(Scenario(model="70b"), ["h100-sxm", "h200-sxm"], "ladder"):
     ...     print(candidate.name, f"{1e3 * candidate.predictions['ladder'].tpot_s:.1f} ms")
     h100-sxm 9.4 ms
     h200-sxm 7.4 ms
     """
+    point = point_asked(scenario, fields)
     if isinstance(names, str) or len(names) < 2:
         raise UsageError("need at least two clusters or stacks to compare", hint="name two clusters or two stacks")
     prices: list[float | None] = [check_price(price) for price in usd_per_gpu_hour]
@@ -94,12 +98,12 @@ def compare(
     candidates = []
     for name, price in zip(names, of_each, strict=True):
         try:
-            scenario = scenario_at({**point, kinds[name]: name})
-            predictions = predict(scenario, wirings, profile=profile, ignore_memory=ignore_memory)
+            there = scenario_at({**point, kinds[name]: name})
+            predictions = predict(there, wirings, profile=profile, ignore_memory=ignore_memory)
         except LadderSimError as error:
             error.message = f"{name}: {error.message}"
             raise
-        candidates.append(Candidate(name=name, scenario=scenario, predictions=predictions, usd_per_gpu_hour=price))
+        candidates.append(Candidate(name=name, scenario=there, predictions=predictions, usd_per_gpu_hour=price))
     return candidates
 
 

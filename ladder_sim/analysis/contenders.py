@@ -9,8 +9,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import parse
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.support import Support
-from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, Techniques, family_of
+from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Support, Technique, Techniques, family_of
 
 # one of each family, and ladder in more than one form; "drop" and "hybrid-ladder" in the upper half of the layers
 WIRINGS = ("parallel", "ladder", "ladder:2", "delayed:1", "farskip", "track:4", "desync:4", "partial:50")

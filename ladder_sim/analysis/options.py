@@ -4,6 +4,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,23 +22,14 @@ from ladder_sim.sweeps.price import token_price
 
 # replicas for each worker below which a search ends before another process has started
 FEW_REPLICAS = 64
+# one replica with the most requests that it may have to serve, and every number of them
+_Replica = tuple[Scenario, Sequence[int]]
 
 
 def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
     """The scenario of a plan, on the nodes that it needs, with so many requests."""
     workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
-    return dataclasses.replace(base, plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Replica:
-    """One replica, with each number of requests that it may have to serve."""
-
-    scenario: Scenario
-    """With the most of them."""
-    requests: tuple[int, ...]
-    variants: tuple[str, ...]
-    profile: str | None
+    return base.having(plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +48,19 @@ class _Times:
         return not np.isnan(next(iter(self.ttft_s.values()))[row])
 
 
-def _times(replica: _Replica) -> _Times:
+def _times(replica: _Replica, variants: tuple[str, ...], profile: str | None) -> _Times:
     """Memory first: what does not fit is not simulated."""
-    scenario, requests = replica.scenario, np.array(replica.requests)
+    scenario, requests = replica[0], np.array(replica[1])
     workload = scenario.workload
     memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)
     fits = memory_bytes <= scenario.cluster.gpu.hbm_bytes
-    ttft_s, decode_s = ({name: np.full(len(requests), np.nan) for name in replica.variants} for _ in range(2))
+    ttft_s, decode_s = ({name: np.full(len(requests), np.nan) for name in variants} for _ in range(2))
     problem = ""
     if fits.any():
         try:
-            measured = resolve_profile(scenario, replica.profile)
+            measured = resolve_profile(scenario, profile)
             varied: dict[str, Any] = {workload.load_field: requests[fits]}
-            for name, request in simulate_requests(scenario, varied, replica.variants, measured).items():
+            for name, request in simulate_requests(scenario, varied, variants, measured).items():
                 ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
         except ProfileError:
             # not the fault of the plan
@@ -88,46 +80,27 @@ def simulated_options(
     price: float | None,
     workers: int,
 ) -> tuple[list[Option], list[Unfit]]:
-    """Simulate plans with every number of requests that leaves no group without one.
+    """Simulate plans with every number of requests of all replicas together that leaves no group without one.
 
-    Parameters
-    ----------
-    base
-        Everything else.
-    plans
-        To be simulated.
-    loads
-        Numbers of requests, of all replicas together.
-    variants
-        Residual wirings.
-    profile
-        As in `ladder_sim.prediction.predict`.
-    price
-        US dollars of one GPU for an hour; None: options have no price.
-    workers
-        Processes, if there are enough plans for them.
-
-    Returns
-    -------
-    tuple
-        Options in the order of the plans, and plans that cannot run, the closest to fit first.
+    Returns options in the order of the plans, and plans that cannot run, the closest to fit first. `price` is US
+    dollars of one GPU for an hour; several processes work if there are enough plans for them.
     """
     # replicas exchange nothing: each is a plan of its own for its part of the requests
     several: dict[Plan, list[tuple[Plan, int, int]]] = defaultdict(list)
     for plan in plans:
         alone = dataclasses.replace(plan, dp=1)
         several[alone] += [(plan, load, -(-load // plan.dp)) for load in loads if load >= plan.groups]
-    replicas = []
+    replicas: list[_Replica] = []
     for alone, points in several.items():
-        requests = tuple(sorted({part for _, _, part in points}))
-        scenario = at_load(base, alone, requests[-1])
-        replicas.append(_Replica(scenario=scenario, requests=requests, variants=variants, profile=profile))
+        parts = sorted({part for _, _, part in points})
+        replicas.append((at_load(base, alone, parts[-1]), parts))
+    times_of = partial(_times, variants=variants, profile=profile)
     executor = serial if min(workers, len(replicas) // FEW_REPLICAS) < 2 else Processes(workers)
     options: list[Option] = []
     unfit: list[Unfit] = []
-    for replica, points, times in zip(replicas, several.values(), executor(_times, replicas), strict=True):
+    for (_, requests), points, times in zip(replicas, several.values(), executor(times_of, replicas), strict=True):
         for plan, load, part in points:
-            row = replica.requests.index(part)
+            row = requests.index(part)
             scenario, memory_bytes = at_load(base, plan, load), float(times.memory_bytes[row])
             if not times.fits(row):
                 problem = times.problem if memory_bytes <= base.cluster.gpu.hbm_bytes else ""

@@ -27,26 +27,15 @@ class Plans:
 
 
 def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -> Plans:
-    """Every plan for a model on at most so many GPUs.
+    """Every plan for a model on at most so many GPUs; an error if there is none, or there are over `MAX_PLANS`.
 
-    Parameters
-    ----------
-    base
-        Model, cluster, nodes and the most requests; its own plan does not matter.
-    gpus
-        GPUs that may be used.
-    given
-        Values of degrees to choose from. By default TP takes every degree that divides the model and EP every one that
-        divides the ranks of a stage and the experts; PP, attention-DP and DP take powers of two and divisors of `gpus`.
-
-    Raises
-    ------
-    UsageError
-        There is no such plan, or there are more than `MAX_PLANS`.
+    `base` has the most requests; its own plan does not matter. `given` are values of degrees to choose from. By default
+    TP takes every degree that divides the model and EP every one that divides the ranks of a stage and the experts; PP,
+    attention-DP and DP take powers of two and divisors of `gpus`.
 
     Examples
     --------
-    >>> base = Scenario.of(model="8b", batch=64)
+    >>> base = Scenario(model="8b", batch=64)
     >>> [str(plan) for plan in legal_plans(base, 4, {"tp": [2, 4]}).legal]
     ['TP 2', 'TP 2, DP 2', 'TP 2, PP 2', 'TP 4']
     """
@@ -61,7 +50,7 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
             )
         try:
             plan = Plan(**degrees)
-            dataclasses.replace(base, plan=plan)
+            base.having(plan=plan)
             legal.append(plan)
         except LadderSimError as error:
             if "ep" in given or degrees["ep"] == 1:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import default_variants, resolve_profile
+from ladder_sim.specs.arguments import ScenarioFields
+from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 
@@ -62,18 +65,19 @@ class Sensitivity:
 
 @typed()
 def sensitivity(
-    scenario: Scenario,
+    scenario: Scenario | None = None,
     variants: str | Sequence[str] | None = None,
     *,
     profile: str | CalibrationProfile | None = None,
     step: float = STEP,
+    **fields: Unpack[ScenarioFields],
 ) -> list[Sensitivity]:
     """Change every hardware figure a little, one at a time; a single vectorised pass.
 
     Parameters
     ----------
     scenario
-        What to change.
+        What to change; or its arguments as keywords.
     variants
         Residual wirings; by default those of `predict`.
     profile
@@ -93,12 +97,13 @@ def sensitivity(
 
     Examples
     --------
-    >>> for each in sensitivity(Scenario.of(model="405b", nodes=2), "ladder")[:3]:
+    >>> for each in sensitivity(Scenario(model="405b", nodes=2), "ladder")[:3]:
     ...     print(each.figure, f"{each.responses['ladder'].request_elasticity:+.2f}")
     gpu.hbm_bandwidth_Bps -0.62
     stack.gemv_factor +0.62
     inter.allreduce_floor_s +0.19
     """
+    scenario = scenario_asked(scenario, fields)
     if not 0.0 < step <= MAX_STEP:
         raise UsageError(
             f"step {step:g} must be above 0 and at most {MAX_STEP:g}", hint="0.1 changes each figure by 10 %"

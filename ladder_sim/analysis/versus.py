@@ -6,9 +6,10 @@ overlap all the same.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
@@ -22,10 +23,16 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
+from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
+from ladder_sim.specs.arguments import ScenarioFields
+from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
+from ladder_sim.specs.unused import used_settings
 
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
@@ -226,26 +233,27 @@ class Versus:
 
     @property
     def notes(self) -> Notes:
-        """What the reader should know about the predictions."""
+        """What the reader should know about the predictions; what holds without techniques is about all of them."""
         confidences = {" + ".join(option.changes) or "none": option.confidence for option in self.options.values()}
-        return Notes(confidences=confidences)
+        return Notes(confidences=confidences, about=self.plain.confidence.warnings)
 
 
 @typed()
 def versus(
-    scenario: Scenario,
+    scenario: Scenario | None = None,
     variants: str | Sequence[str] | None = None,
     techniques: str | Sequence[str] | None = None,
     *,
     profile: str | None = None,
     ignore_memory: bool = False,
+    **fields: Unpack[ScenarioFields],
 ) -> Versus:
     """Compare wirings and techniques on one scenario.
 
     Parameters
     ----------
     scenario
-        Its own techniques do not count.
+        Its own techniques do not count; or its arguments as keywords.
     variants
         Wirings; by default one of each family, and ladder in more than one form.
     techniques
@@ -268,14 +276,15 @@ def versus(
     Examples
     --------
     >>> from ladder_sim import Scenario, versus
-    >>> result = versus(Scenario.of(model="70b", stack="vllm", concurrency=64))
+    >>> result = versus(Scenario(model="70b", stack="vllm", concurrency=64))
     >>> print(result.best_own.name, f"{result.options['ladder'].gain.value:.2f}")
     fused-norm 1.17
     """
+    scenario = scenario_asked(scenario, fields)
     if scenario.plan.ranks == 1:
         raise UsageError(f"{scenario.plan} has no communication to hide: must be two ranks or more", hint="e.g. --tp 8")
     model, own = scenario.model, own_variant(scenario.model)
-    base = replace(scenario, techniques=NO_TECHNIQUES)
+    base = scenario.having(techniques=NO_TECHNIQUES)
     wirings, left_out = wirings_for(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[tuple[str, ...], Predictions] = {}
@@ -285,7 +294,7 @@ def versus(
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan
-                replace(base, **changed),
+                base.having(**changed),
                 fitting if changes else [*fitting, BOUND],
                 profile=profile,
                 ignore_memory=ignore_memory,
@@ -364,3 +373,44 @@ def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple
         retrained=prediction.variant not in (own, BOUND),
         changes=changes,
     )
+
+
+def fleets_of(
+    result: Versus,
+    traffic: Traffic,
+    promise: Promise,
+    *,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+    **how: Any,
+) -> dict[str, Fleet]:
+    """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
+
+    Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
+    about how much there is.
+    """
+    fleets: dict[str, Fleet] = {}
+    before = 0
+    for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
+        scenario = _under_load(option.scenario)
+        done = 0
+
+        def seen(points: int, total: int, before: int = before, left: int = left) -> None:
+            nonlocal done
+            done = points
+            watch(before + points, before + left * total)
+
+        variant = option.prediction.variant
+        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
+        fleets[option.name] = answer.variants[variant]
+        before += done
+    return fleets
+
+
+def notes_of(result: Versus) -> Notes:
+    """What the reader should know about a comparison with fleets: these use settings that a static batch does not."""
+    return replace(result.notes, used=used_settings(_under_load(result.scenario)))
+
+
+def _under_load(scenario: Scenario) -> Scenario:
+    """Of requests that come at any time."""
+    return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

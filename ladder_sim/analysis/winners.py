@@ -56,21 +56,8 @@ def winners(
 ) -> Winners:
     """Find what gains most at other latencies and numbers of requests, among what keeps the answers.
 
-    All points are predicted at once. Whether the best is told apart from the next is asked point by point.
-
-    Parameters
-    ----------
-    result
-        What is compared.
-    profile
-        As in `ladder_sim.predict`.
-    watch
-        Is given how many points are done, and how many there are.
-
-    Raises
-    ------
-    InfeasibleError
-        The model fits its GPUs at no point.
+    All points are predicted at once. Whether the best is told apart from the next is asked point by point; `watch` is
+    given how many points are done, and how many there are.
     """
     scenario = result.scenario
     latency, load = _latency_field(scenario), scenario.workload.load_field
@@ -156,8 +143,7 @@ def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scen
     cluster, (tier, _, figure) = scenario.cluster, latency.partition(".")
     at_a_time: dict[str, Any] = {scenario.workload.load_field: requests}
     link = replace(getattr(cluster, tier), **{figure: seconds})
-    return replace(
-        scenario,
+    return scenario.having(
         cluster=replace(cluster, **{tier: link}),
         workload=replace(scenario.workload, **at_a_time),
         settings={**scenario.settings, latency: ""},

@@ -7,31 +7,20 @@ from typing import Annotated, cast
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Csv, Json, Output
-from ladder_sim.specs.arguments import ASKED, LOAD
+from ladder_sim.cli.output import PANEL, Output
+from ladder_sim.specs.arguments import ASKED, LOAD, keywords_of
 from ladder_sim.units import parse_quantity
 
 
 def advise(
     context: typer.Context,
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
     nodes: Annotated[
         int | None,
         typer.Option(help="Number of nodes; default: as many as --gpus fill, else 1.", rich_help_panel=ASKED),
     ] = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
     gpus: Annotated[
         int | None, typer.Option(help="GPUs that may be used; default: all of --nodes.", rich_help_panel=ASKED)
     ] = None,
-    variant: flags.Variant = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -55,20 +44,10 @@ def advise(
         int | None,
         typer.Option(min=1, help="Processes for hundreds of plans; default: every core.", rich_help_panel=ASKED),
     ] = None,
-    tp: flags.Tps = None,
-    pp: flags.Pps = None,
-    ep: flags.Eps = None,
-    attention_dp: flags.AttentionDps = None,
-    dp: flags.Dps = None,
     batches: Annotated[
         str | None,
         typer.Option(help="Static batches to try, without --concurrency; default: 1:256.", rich_help_panel=LOAD),
     ] = None,
-    concurrency: flags.Concurrencies = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
-    json: Json = False,
-    csv: Csv = False,
 ) -> None:
     """Find the plan and variant that serve requests best, or the plan, static batch and variant.
 
@@ -82,19 +61,20 @@ def advise(
     from ladder_sim.report.tables.analysis import advice_label, advice_report
 
     asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
-    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"])
     searched = ("tp", "pp", "ep", "attention_dp", "dp", "sp")
     advice = search.advise(
-        {**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches},
+        None,
         # checked there
         cast(Objective | None, objective),
-        flags.split_names(variant) or search.CANDIDATES,
+        asked.variants or search.CANDIDATES,
         gpus=gpus,
         max_tpot_s=_seconds(max_tpot, "--max-tpot"),
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
         profile=asked.profile,
         workers=workers or len(os.sched_getaffinity(0)),
+        **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
     output.give(
         lambda: advice_document(advice),
@@ -119,33 +99,11 @@ def breakeven(
             metavar="FIELD[=RANGE]",
         ),
     ],
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
     variant: Annotated[str, typer.Option(help="Whose gain it is.", rich_help_panel=ASKED)] = "ladder",
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    batch: flags.Batch = None,
-    concurrency: flags.Concurrency = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
     over: Annotated[
         str, typer.Option(help="The variant to compare with, e.g. parallel.", rich_help_panel=ASKED)
     ] = "standard",
     gain: Annotated[str, typer.Option(help="The gain to search for, e.g. 20% or 0.2.", rich_help_panel=ASKED)] = "0%",
-    json: Json = False,
-    csv: Csv = False,
 ) -> None:
     """Find the value of a field at which a variant's gain crosses a target."""
     from ladder_sim.analysis.breakeven import breakeven as search
@@ -156,17 +114,18 @@ def breakeven(
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
-    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"])
     name, equals, given = field.partition("=")
     point = asked.point()
     result = search(
-        point,
+        None,
         name,
         given if equals else None,
         variant=variant,
         over=over,
         gain=gain,
         **asked.how("ignore_memory"),
+        **keywords_of(point),
     )
     output.give(
         lambda: breakeven_document(result),
@@ -179,33 +138,10 @@ def breakeven(
 def compare(
     context: typer.Context,
     names: Annotated[list[str], typer.Argument(help="Clusters or stacks, by catalog id or file.", metavar="NAME...")],
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
-    variant: flags.Variant = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    batch: flags.Batch = None,
-    concurrency: flags.Concurrency = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
     price: Annotated[
         list[float] | None,
         typer.Option(help="US dollars per GPU and hour; once, or once per name in their order.", rich_help_panel=PANEL),
     ] = None,
-    json: Json = False,
-    csv: Csv = False,
 ) -> None:
     """Predict the same scenario on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
@@ -214,13 +150,14 @@ def compare(
     from ladder_sim.report.tables.analysis import comparison_report
 
     asked = flags.Asked.of(context)
-    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"])
     candidates = analysis.compare(
-        asked.point(),
+        None,
         names,
-        flags.split_names(variant) or None,
+        asked.variants or None,
         usd_per_gpu_hour=price or (),
         **asked.how("ignore_memory"),
+        **keywords_of(asked.point()),
     )
     output.give(
         lambda: comparison_document(candidates),
@@ -232,30 +169,7 @@ def compare(
 
 def sensitivity(
     context: typer.Context,
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
-    variant: flags.Variant = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    batch: flags.Batch = None,
-    concurrency: flags.Concurrency = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
     step: Annotated[float, typer.Option(help="Change of each figure in percent.", rich_help_panel=ASKED)] = 10.0,
-    json: Json = False,
-    csv: Csv = False,
 ) -> None:
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
@@ -268,8 +182,8 @@ def sensitivity(
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
-    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
-    names, fraction = flags.split_names(variant) or ["standard", "parallel", "ladder"], step / 100.0
+    output = Output.of(context, asked.knobs["plot"])
+    names, fraction = asked.variants or ["standard", "parallel", "ladder"], step / 100.0
     scenario = scenario_at(asked.point())
     # refuses what does not fit the memory
     confidence = predict(scenario, names, **asked.how("ignore_memory")).confidence

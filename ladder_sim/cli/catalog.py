@@ -102,7 +102,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
     from ladder_sim.report.documents.settings import settings_document
     from ladder_sim.report.tables.settings import settings_report
 
-    scenario = Scenario.of(
+    scenario = Scenario(
         model=model or DEFAULTS["model"],
         cluster=cluster or DEFAULTS["cluster"],
         stack=stack,
@@ -169,7 +169,7 @@ def _replaced(spec: Any) -> dict[str, str]:
     names = [setting.name for setting in described().values() if setting.section in sections]
     texts: dict[str, str] = {}
     for cluster, stack in pairs.get(type(spec), ()):
-        scenario = Scenario.of(cluster=cluster, stack=stack, tp=1)
+        scenario = Scenario(cluster=cluster, stack=stack, tp=1)
         profile = resolve_profile(scenario, None)
         where = f"in predictions on {scenario.cluster.name} under {scenario.stack.name}, fitted or measured"
         for name in names:
@@ -252,7 +252,7 @@ def _stacks() -> Rows:
 
 def _variants() -> Rows:
     from ladder_sim.graph.families import FAMILIES
-    from ladder_sim.specs.support import with_sources
+    from ladder_sim.specs.techniques import with_sources
 
     rows = [
         (
@@ -270,8 +270,7 @@ def _variants() -> Rows:
 
 
 def _techniques() -> Rows:
-    from ladder_sim.specs.support import with_sources
-    from ladder_sim.specs.techniques import TECHNIQUES
+    from ladder_sim.specs.techniques import TECHNIQUES, with_sources
 
     rows = [
         (

@@ -43,7 +43,6 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         ),
         "explorer": Extra(("explore",), ("dash",)),
         "plots": Extra(("predict --set plot=FILE.png",), ("kaleido",)),
-        "import": Extra(("calibrate import aiconfigurator",), ("pyarrow",)),
         "parquet": Extra(("sweep --save FILE.parquet",), ("pyarrow",)),
         "dask": Extra(("sweep --dask",), ("dask", "distributed")),
     }
@@ -158,7 +157,7 @@ def _leaves(command: Any, prefix: str = "") -> Iterator[str]:
     for name, inner in command.commands.items():
         if hasattr(inner, "commands"):
             yield from _leaves(inner, f"{prefix}{name} ")
-        elif not inner.hidden:
+        else:
             yield f"{prefix}{name}"
 
 

@@ -21,27 +21,6 @@ _PAGE = "Page"
 
 def explore(
     context: typer.Context,
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
-    variant: flags.Variant = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    batch: flags.Batch = None,
-    concurrency: flags.Concurrency = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
     port: Annotated[int, typer.Option(help="0 picks a free one.", rich_help_panel=_PAGE)] = 8050,
     host: Annotated[
         str,
@@ -63,7 +42,7 @@ def explore(
     asked = flags.Asked.of(context)
     arguments = {**DEFAULTS, **asked.arguments}
     allowlist = Allowlist.of(cluster=arguments["cluster"], stack=arguments["stack"], profile=asked.profile)
-    query = _query(asked, arguments, flags.split_names(variant), allowlist)
+    query = _query(asked, arguments, asked.variants, allowlist)
     if export is not None:
         if export.suffix.lower() != ".html":
             raise UsageError(f"--export '{export}': must end in .html", hint="name it like page.html")

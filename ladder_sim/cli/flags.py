@@ -1,10 +1,12 @@
 """Flags that mean the same in every command, and the scenario that they describe."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Annotated, Any, Self, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from ladder_sim.cli.knobs import commands_with, knobs_of
 from ladder_sim.cli.output import PANEL
@@ -53,32 +55,6 @@ def ranged(name: str) -> Any:
     )
 
 
-Model = Annotated[str | None, _flag("model")]
-Cluster = Annotated[str | None, _flag("cluster")]
-Nodes = Annotated[int | None, _flag("nodes")]
-GpusPerNode = Annotated[int | None, _flag("gpus_per_node")]
-Stack = Annotated[str | None, _flag("stack")]
-DType = Annotated[str | None, _flag("dtype")]
-AllReduce = Annotated[str | None, _flag("allreduce")]
-Technique = Annotated[list[str] | None, _flag("technique")]
-NoP2p = Annotated[bool, _flag("p2p")]
-Tp = Annotated[int | None, _flag("tp")]
-Pp = Annotated[int | None, _flag("pp")]
-Ep = Annotated[int | None, _flag("ep")]
-AttentionDp = Annotated[int | None, _flag("attention_dp")]
-Dp = Annotated[int | None, _flag("dp")]
-Batch = Annotated[int | None, _flag("batch")]
-Concurrency = Annotated[int | None, _flag("concurrency")]
-Prompt = Annotated[int | None, _flag("prompt")]
-Gen = Annotated[int | None, _flag("gen")]
-
-Tps = Annotated[str | None, ranged("tp")]
-Pps = Annotated[str | None, ranged("pp")]
-Eps = Annotated[str | None, ranged("ep")]
-AttentionDps = Annotated[str | None, ranged("attention_dp")]
-Dps = Annotated[str | None, ranged("dp")]
-Concurrencies = Annotated[str | None, ranged("concurrency")]
-
 _PATTERNS = ", ".join(family.pattern for family in FAMILIES.values())
 Variant = Annotated[
     list[str] | None,
@@ -98,16 +74,85 @@ Set = Annotated[
 Price = Annotated[float | None, typer.Option(help="US dollars per GPU and hour.", rich_help_panel=PANEL)]
 
 
+def scenario(
+    model: Annotated[str | None, _flag("model")] = None,
+    cluster: Annotated[str | None, _flag("cluster")] = None,
+    nodes: Annotated[int | None, _flag("nodes")] = None,
+    gpus_per_node: Annotated[int | None, _flag("gpus_per_node")] = None,
+    stack: Annotated[str | None, _flag("stack")] = None,
+    dtype: Annotated[str | None, _flag("dtype")] = None,
+    variant: Variant = None,
+    technique: Annotated[list[str] | None, _flag("technique")] = None,
+    allreduce: Annotated[str | None, _flag("allreduce")] = None,
+    no_p2p: Annotated[bool, _flag("p2p")] = False,
+    profile: Profile = None,
+    set_: Set = None,
+    tp: Annotated[int | None, _flag("tp")] = None,
+    pp: Annotated[int | None, _flag("pp")] = None,
+    ep: Annotated[int | None, _flag("ep")] = None,
+    attention_dp: Annotated[int | None, _flag("attention_dp")] = None,
+    dp: Annotated[int | None, _flag("dp")] = None,
+    batch: Annotated[int | None, _flag("batch")] = None,
+    concurrency: Annotated[int | None, _flag("concurrency")] = None,
+    prompt: Annotated[int | None, _flag("prompt")] = None,
+    gen: Annotated[int | None, _flag("gen")] = None,
+) -> None:
+    """Flags of a scenario, in the order of their help."""
+
+
+def searched(
+    tp: Annotated[str | None, ranged("tp")] = None,
+    pp: Annotated[str | None, ranged("pp")] = None,
+    ep: Annotated[str | None, ranged("ep")] = None,
+    attention_dp: Annotated[str | None, ranged("attention_dp")] = None,
+    dp: Annotated[str | None, ranged("dp")] = None,
+    concurrency: Annotated[str | None, ranged("concurrency")] = None,
+) -> None:
+    """Flags of a plan and its requests where several values are tried."""
+
+
+@cache
+def _flags_of(template: Callable[..., object]) -> Mapping[str, Any]:
+    """Return the flags that typer makes of the parameters of a function, or of the fields of a dataclass, by name."""
+    app = typer.Typer(add_completion=False)
+    app.command()(template)
+    return {flag.name: flag for flag in typer.main.get_command(app).params if flag.name}
+
+
+def with_flags(*templates: Callable[..., object], without: Collection[str] = ()) -> type[TyperCommand]:
+    """Return the class of a command that has the flags of templates, but some, before those of its function.
+
+    A flag of the function takes the place of a template's of the same name. Values of the other flags of templates are
+    in the context, where `Asked.of` and `of_context` read them.
+    """
+
+    class Command(TyperCommand):
+        def __init__(self, name: str, *, params: Sequence[Any], **how: Any) -> None:
+            own = {each.name: each for each in params}
+            before = {flag: each for flag, each in own.items() if each.param_type_name == "argument"}
+            shared = {flag: each for template in templates for flag, each in _flags_of(template).items()}
+            placed = {flag: own.get(flag, each) for flag, each in shared.items() if flag not in without}
+            super().__init__(name, params=list({**before, **placed, **own}.values()), **how)
+            self._own = frozenset(own)
+
+        def invoke(self, ctx: Any) -> Any:
+            return ctx.invoke(self.callback, **{name: ctx.params[name] for name in self._own})
+
+    return Command
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A scenario and how it is predicted, as typed."""
 
     arguments: Mapping[str, Any]
-    """Arguments of `Scenario.of` that were given, by name."""
+    """Arguments of `Scenario` that were given, by name."""
     settings: Mapping[str, str]
     """Figures to change, by name."""
     profile: str | None
     """Measured profile: name or file; None: the default."""
+    variants: list[str]
+    """Variants that were named."""
     knobs: Mapping[str, Any]
     """Values of the parameters of the command that have no flag, by name."""
 
@@ -120,7 +165,7 @@ class Asked:
         context
             Context of the command.
         *without
-            Arguments of `Scenario.of` that the command takes in another way.
+            Arguments of `Scenario` that the command takes in another way.
         ranged
             Whether the command takes several values of an argument: they stay text.
         requests
@@ -149,11 +194,13 @@ class Asked:
                 raise unknown_setting(key, also=(*knobs, *rare), commands=commands_with(name))
             else:
                 figures[key] = text
-        return cls(arguments=arguments, settings=figures, profile=context.params.get("profile"), knobs=values)
+        profile, variant = map(context.params.get, ("profile", "variant"))
+        variants = split_names([variant] if isinstance(variant, str) else variant)
+        return cls(arguments=arguments, settings=figures, profile=profile, variants=variants, knobs=values)
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
-        return Scenario.of(**self.arguments, overrides=self.settings)
+        return Scenario(**self.arguments, overrides=self.settings)
 
     def point(self, *without: str) -> dict[str, Any]:
         """Return the scenario as a point of a sweep, with the defaults of all arguments but some."""
@@ -178,8 +225,8 @@ def _value(argument: Argument, typed: Any) -> Any:
 
 
 def of_context(spec: type[_Spec], context: typer.Context) -> _Spec:
-    """Make a dataclass whose fields are parameters of a command."""
-    return spec(**{each.name: context.params[each.name] for each in fields(spec)})  # type: ignore[arg-type]
+    """Make a dataclass of the parameters of a command that its fields name."""
+    return spec(**{each.name: context.params[each.name] for each in fields(spec) if each.name in context.params})  # type: ignore[arg-type]
 
 
 def split_names(given: Sequence[str] | None) -> list[str]:

@@ -90,6 +90,17 @@ def commands_with(name: str) -> list[str]:
     return [_shown(command) for each in _TABLE if each.name == name for command in each.commands]
 
 
+def instead_of(flag: str, command: str) -> str:
+    """Return what to write instead of a flag that a command had in an earlier version; empty: it never had it."""
+    if flag == "--save":
+        return "redirect the output: --json > FILE, --csv > FILE, or > FILE alone for text"
+    name = flag.removeprefix("--").replace("-", "_")
+    knob, argument = knobs_of(command).get(name), ARGUMENTS.get(name)
+    if knob:
+        return f"write --set {name}={'true' if knob.kind is bool else 'FILE' if knob.kind is _file else 'VALUE'}"
+    return f"write {argument.flag}=VALUE" if argument and not argument.has_flag else ""
+
+
 def _shown(command: str) -> str:
     return "trace export" if command == "export" else command
 

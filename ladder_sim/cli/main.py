@@ -1,10 +1,11 @@
 """Entry point: dispatches to the commands; every error ends with a message and an exit code."""
 
+import itertools
 import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,11 +16,12 @@ from ladder_sim.cli.calibrate import calibrate
 from ladder_sim.cli.catalog import list_
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
-from ladder_sim.cli.flags import PASSED_ON
-from ladder_sim.cli.gone import GONE
+from ladder_sim.cli.flags import PASSED_ON, scenario, searched, with_flags
+from ladder_sim.cli.knobs import instead_of
+from ladder_sim.cli.output import form
 from ladder_sim.cli.predict import predict
-from ladder_sim.cli.run import run
-from ladder_sim.cli.serve import capacity, serve
+from ladder_sim.cli.run import Bench, run
+from ladder_sim.cli.serve import Requests, capacity, serve
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
@@ -38,6 +40,20 @@ from ladder_sim.specs.arguments import ARGUMENTS, Argument
 # what a shell sets to ask for words, as the script of --install-completion does
 _COMPLETES = "_LADDER_SIM_COMPLETE"
 
+# commands of earlier versions, and flags of a command that are no knobs now; and what to write instead
+GONE: Mapping[str, str] = {
+    "crosscheck": "write `ladder-sim calibrate check`, with the same options",
+    "train": "examples/train/train.py --scratch trains on transformers' Trainer, with any number of GPUs",
+    "adapt": "examples/train/train.py adapts a checkpoint, on transformers' Trainer; --teacher distils",
+    "show": "`ladder-sim list NAME` shows a model, cluster or stack; `list NAME --toml` prints its file",
+    "quality": "`ladder-sim list quality` shows published quality; `ladder-sim versus` says what adapting costs",
+    "calibrate fit-serving": "write `python -m tools.profiles.serving_fit FILE` in a clone of the repository",
+    "calibrate import aiconfigurator": "write `python -m tools.profiles` in a clone of the repository",
+    "calibrate show --source": "leave it out: the stored errors are those of the source",
+    "calibrate transfer": "write `ladder-sim calibrate fit-stack`, with the same flags",
+    **{f"trace {name} --keep-gaps": "leave it out: --drop-gaps drops gaps" for name in ("replay", "predict")},
+}
+
 app = typer.Typer(
     name="ladder-sim",
     help="What does Ladder Residual buy on my model, my GPUs, my interconnect?",
@@ -45,19 +61,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command()(predict)
-app.command()(sweep)
-app.command()(breakeven)
-app.command()(sensitivity)
-app.command()(advise)
-app.command()(compare)
-app.command()(versus)
-app.command()(serve)
-app.command()(capacity)
-app.command()(explore)
-app.command(context_settings=PASSED_ON)(run)
+app.command(cls=with_flags(scenario, form))(predict)
+app.command(cls=with_flags(scenario, searched, without=("no_p2p",)))(sweep)
+app.command(cls=with_flags(scenario, form))(breakeven)
+app.command(cls=with_flags(scenario, form))(sensitivity)
+app.command(cls=with_flags(scenario, searched, form, without=("batch",)))(advise)
+app.command(cls=with_flags(scenario, form))(compare)
+app.command(cls=with_flags(scenario, form))(versus)
+app.command(cls=with_flags(scenario, Requests, form, without=("batch",)))(serve)
+app.command(cls=with_flags(scenario, searched, Requests, form, without=("batch", "dp")))(capacity)
+app.command(cls=with_flags(scenario))(explore)
+app.command(cls=with_flags(Bench), context_settings=PASSED_ON)(run)
 app.add_typer(trace, name="trace")
-app.command()(validate)
+app.command(cls=with_flags(scenario, form, without=("variant", "batch", "concurrency", "prompt", "gen")))(validate)
 app.command("list")(list_)
 app.command()(doctor)
 app.add_typer(calibrate, name="calibrate")
@@ -109,9 +125,8 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     if _COMPLETES in os.environ:
         command.main([], prog_name="ladder-sim")
-    name = next((each for each in arguments if not each.startswith("-")), "")
-    if name in GONE:
-        raise UsageError(f"'{name}' is no command any more", hint=GONE[name])
+    if gone := _gone(arguments):
+        raise UsageError(f"'{gone}' is no {'flag' if '--' in gone else 'command'} any more", hint=GONE[gone])
     try:
         # not command.main(): that one ends the process when the reader of a pipe has enough
         with command.make_context("ladder-sim", arguments) as context:
@@ -142,13 +157,21 @@ def _run(arguments: list[str]) -> int:
         listed = "commands" if message.startswith("No such command") else "options"
         hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
-        if unknown in GONE and place and any("--set" in item.opts for item in place.command.params):
-            raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=GONE[unknown]) from error
         if unknown and place:
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
+            if "--set" in options and (instead := instead_of(unknown, place.info_name)):
+                raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=instead) from error
             raise UnknownNameError("option", unknown, options, more=hint) from error
         raise UsageError(message, hint=_way_out(error) or hint) from error
     return 0
+
+
+def _gone(arguments: Sequence[str]) -> str:
+    """The command in a command line, or the flag of one, that has gone; empty if none has."""
+    words = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments))
+    commands = (" ".join(words[:count]) for count in range(1, 4))
+    flags = (" ".join([*words[:2], word.partition("=")[0]]) for word in words[2:])
+    return next((each for each in (*commands, *flags) if each in GONE), "")
 
 
 def _way_out(error: Any) -> str:

@@ -71,6 +71,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help
 Csv = Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)]
 
 
+def form(json: Json = False, csv: Csv = False) -> None:
+    """Flags that say the form of an answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """Form of an answer, and the file that it is drawn into; checked before anything is computed."""
@@ -83,11 +87,12 @@ class Output:
     """File of the figure; None: it is not drawn."""
 
     @classmethod
-    def of(cls, *, json: bool, csv: bool, plot: str | None, save: Path | None = None) -> Self:
-        """From what was typed."""
+    def of(cls, context: typer.Context, plot: str | None) -> Self:
+        """Read the flags of a command that has those of `form`, and --save, if it has that."""
+        json, csv, save = map(context.params.get, ("json", "csv", "save"))
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
-        return cls(form=chosen_format(json=json, csv=csv, save=save), save=save, plot=drawn)
+        return cls(form=chosen_format(json=bool(json), csv=bool(csv), save=save), save=save, plot=drawn)
 
     def give(
         self,

@@ -1,17 +1,19 @@
 """`ladder-sim run`: real forward passes, made by the runtime package in processes of its own.
 
-Resolved here: the model, the stack and their settings. All other options are those of `python -m runtime`.
+Resolved here: the model, the stack and their settings. All other options are those of `python -m ladder_sim_runtime`.
 """
 
 import importlib.util
 import json as json_format
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ladder_sim.cli.flags import of_context
 from ladder_sim.cli.output import PANEL, chosen_format, show, write
 from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
@@ -21,24 +23,56 @@ from ladder_sim.specs.settings import Parts, override_parts, settings
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
 from ladder_sim.system import processes
+from ladder_sim.system.arguments import flags
 from ladder_sim.units import format_seconds
 
 # fields of a stack that real passes follow
 _ENGINE = ("attention", "prefill_logits", "vocab_parallel", "residual_add", "cuda_graphs")
 
-Model = Annotated[
-    str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
-]
-Variant = Annotated[
-    list[str] | None,
-    typer.Option(help="Any wiring, as in predict; repeatable, commas allowed."),
-]
-Stack = Annotated[str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm, sglang or a stack .toml.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
-]
-Json = Annotated[bool, typer.Option("--json", help="With --bench: one JSON object.", rich_help_panel=PANEL)]
-Save = Annotated[Path | None, typer.Option(help="With --bench: write to a file, .json or .txt.", rich_help_panel=PANEL)]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What is measured with random weights, and where the result goes."""
+
+    model: Annotated[
+        str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
+    ]
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="Any wiring, as in predict; repeatable, commas allowed."),
+    ] = None
+    stack: Annotated[
+        str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm, sglang or a stack .toml.")
+    ] = None
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="With --bench: one JSON object.", rich_help_panel=PANEL)] = False
+    save: Annotated[
+        Path | None, typer.Option(help="With --bench: write to a file, .json or .txt.", rich_help_panel=PANEL)
+    ] = None
+
+    def measure(self, options: Sequence[str]) -> None:
+        """Measure random weights and show the result; `options` are the runtime's."""
+        form = chosen_format(json=self.json, csv=False, save=self.save)
+        if form == "csv":
+            raise UsageError(f"--save '{self.save}': measurements have no CSV", hint="use .json or .txt")
+        require_torch()
+        # imported here: `--help` needs no simulator
+        from ladder_sim.prediction import default_variants
+
+        spec, engine, config = _resolve(self.model, self.stack or "gpt-fast", settings(self.set_ or []))
+        with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
+            file = Path(folder, "config.json")
+            file.write_text(json_format.dumps(config), "utf-8")
+            own = {"model": file, **_engine_options(engine)}
+            variants = [f"--variant={names}" for names in self.variant or default_variants(Scenario(model=spec, tp=1))]
+            result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
+        result["run"] |= {"model": spec.name, "stack": engine.name}
+        if form == "json":
+            write(json_format.dumps(result, indent=1) + "\n", self.save)
+            return
+        show(_report(result), self.save)
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
@@ -48,21 +82,15 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
     context.get_help()
     for given, command in (("--prompt or --tokens", "complete"), ("--bench", "bench")):
         *_, groups = runtime([command, "--help"], capture=True).split("\n\n", 3)
-        print(f"With {given}, the options of `python -m runtime {command}`:\n\n{groups}")
+        print(f"With {given}, the options of `python -m ladder_sim_runtime {command}`:\n\n{groups}")
     raise typer.Exit
 
 
 def run(
     context: typer.Context,
-    model: Model,
     bench: Annotated[
         bool, typer.Option("--bench", help="Measure random weights: warm-ups, then repeats in turns.")
     ] = False,
-    variant: Variant = None,
-    stack: Stack = None,
-    set_: Settings = None,
-    json: Json = False,
-    save: Save = None,
     _help: Annotated[
         bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message.")
     ] = False,
@@ -70,58 +98,28 @@ def run(
     """Run tensor-parallel forward passes for real: measure residual wirings, or continue prompts with a checkpoint."""
     debug = ["--debug"] if context.find_root().params.get("debug") else []
     options = [*debug, *context.args]
+    asked = of_context(Bench, context)
     if bench:
-        measure(model, variant, stack, set_, json, save, options)
+        asked.measure(options)
         return
     if not any(option.partition("=")[0] in ("--prompt", "--tokens") for option in options):
         raise UsageError(
             "nothing to run: give --bench, --prompt or --tokens",
             hint="--bench measures the model with random weights, the others are continued with a checkpoint",
         )
-    for flag, value in (("--stack", stack), ("--set", set_), ("--json", json), ("--save", save)):
-        if value:
-            raise UsageError(f"{flag} is for measurements, with --bench", hint="leave it out")
-    if len(variant or ()) > 1:
+    for name in ("stack", "set_", "json", "save"):
+        if getattr(asked, name):
+            raise UsageError(f"--{name.rstrip('_')} is for measurements, with --bench", hint="leave it out")
+    if len(asked.variant or ()) > 1:
         raise UsageError("--variant: a prompt has one wiring", hint="--bench compares several")
     require_torch()
-    own = {"model": model, "variant": variant[0] if variant else None}
+    own = {"model": asked.model, "variant": asked.variant[0] if asked.variant else None}
     runtime(["complete", *flags(own), *options], capture=False)
-
-
-def measure(
-    model: str,
-    variant: list[str] | None,
-    stack: str | None,
-    set_: list[str] | None,
-    json: bool,
-    save: Path | None,
-    options: Sequence[str],
-) -> None:
-    """Measure random weights and show the result; `options` are the runtime's."""
-    form = chosen_format(json=json, csv=False, save=save)
-    if form == "csv":
-        raise UsageError(f"--save '{save}': measurements have no CSV", hint="use .json or .txt")
-    require_torch()
-    # imported here: `--help` needs no simulator
-    from ladder_sim.prediction import default_variants
-
-    spec, engine, config = _resolve(model, stack or "gpt-fast", settings(set_ or []))
-    with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
-        file = Path(folder, "config.json")
-        file.write_text(json_format.dumps(config), "utf-8")
-        own = {"model": file, **_engine_options(engine)}
-        variants = [f"--variant={names}" for names in variant or default_variants(Scenario.of(model=spec, tp=1))]
-        result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
-    result["run"] |= {"model": spec.name, "stack": engine.name}
-    if form == "json":
-        write(json_format.dumps(result, indent=1) + "\n", save)
-        return
-    show(_report(result), save)
 
 
 def require_torch() -> None:
     """Raise MissingPackageError unless passes can run here."""
-    for package in ("torch", "runtime"):
+    for package in ("torch", "ladder_sim_runtime"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackageError(f"real forward passes need {package}")
 
@@ -215,19 +213,9 @@ def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def flags(values: Mapping[str, object]) -> Iterator[str]:
-    """Options of a command line; those that are False or None are left out."""
-    for name, value in values.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            yield flag
-        elif value is not None and value is not False:
-            yield f"{flag}={value}"
-
-
 def runtime(arguments: Sequence[str], *, capture: bool) -> str:
-    """Run ``python -m runtime`` to its end; returns what it printed, if that is to be captured."""
-    code, output = processes.run(["runtime", *arguments], capture=capture)
+    """Run ``python -m ladder_sim_runtime`` to its end; returns what it printed, if that is to be captured."""
+    code, output = processes.run(["ladder_sim_runtime", *arguments], capture=capture)
     if code:
         # it has printed why
         raise typer.Exit(code)

@@ -9,7 +9,7 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.knobs import knobs_of
-from ladder_sim.cli.output import PANEL, Csv, Json, Output
+from ladder_sim.cli.output import PANEL, Output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ASKED, LOAD
 from ladder_sim.specs.scenario import Scenario
@@ -24,32 +24,6 @@ if TYPE_CHECKING:
 # tokens of a prompt and of an answer by default
 PROMPT, GEN = "1024", "256"
 
-Prompts = Annotated[
-    str, typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:1024:0.5.", rich_help_panel=LOAD)
-]
-Gens = Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=LOAD)]
-Rate = Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=LOAD)]
-InFlight = Annotated[
-    int,
-    typer.Option(
-        help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
-        rich_help_panel=LOAD,
-    ),
-]
-Requests = Annotated[
-    int | None, typer.Option(help="How many requests: 1000 by default, or all of a trace.", rich_help_panel=LOAD)
-]
-Seeds = Annotated[
-    int | None,
-    typer.Option(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.", rich_help_panel=LOAD),
-]
-Steps = Annotated[
-    Path | None,
-    typer.Option(
-        help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones.",
-        rich_help_panel=LOAD,
-    ),
-]
 Variants = Annotated[
     list[str] | None,
     typer.Option(help="As in predict; standard and ladder by default.", rich_help_panel=ASKED),
@@ -58,17 +32,42 @@ _SLO = "Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Requests:
+    """Requests that arrive, as typed."""
+
+    prompt: Annotated[
+        str, typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:1024:0.5.", rich_help_panel=LOAD)
+    ] = PROMPT
+    gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=LOAD)] = GEN
+    rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=LOAD)] = 0.0
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
+            rich_help_panel=LOAD,
+        ),
+    ] = 0
+    requests: Annotated[
+        int | None, typer.Option(help="How many requests: 1000 by default, or all of a trace.", rich_help_panel=LOAD)
+    ] = None
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.", rich_help_panel=LOAD),
+    ] = None
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Requests):
     """A scenario, and requests that arrive."""
 
     asked: flags.Asked
-    prompt: str
-    gen: str
-    rate: float
-    concurrency: int
-    requests: int | None
-    seeds: int | None
-    steps: Path | None
 
     @classmethod
     def of(cls, context: typer.Context, *without: str, ranged: bool = False) -> Self:
@@ -89,7 +88,7 @@ class Load:
 
     def _scenario(self, **arguments: Any) -> Scenario:
         replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-        return Scenario.of(**arguments, concurrency=replicas, overrides=self.asked.settings)
+        return Scenario(**arguments, concurrency=replicas, overrides=self.asked.settings)
 
     def prefill(self) -> Scenario | None:
         """The scenario of replicas that run prompts only, if there are any."""
@@ -174,30 +173,8 @@ class Load:
 
 def serve(
     context: typer.Context,
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
     variant: Variants = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
     price: flags.Price = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    prompt: Prompts = PROMPT,
-    gen: Gens = GEN,
-    rate: Rate = 0.0,
-    concurrency: InFlight = 0,
-    requests: Requests = None,
-    seeds: Seeds = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -206,9 +183,6 @@ def serve(
         ),
     ] = None,
     slo: Annotated[str | None, typer.Option(help=_SLO, rich_help_panel=LOAD)] = None,
-    steps: Steps = None,
-    json: Json = False,
-    csv: Csv = False,
 ) -> None:
     """Simulate requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.report.documents.serve import serve_document
@@ -222,7 +196,7 @@ def serve(
     from ladder_sim.traces.serving import write_steps
 
     load = Load.of(context)
-    output = Output.of(json=json, csv=csv, plot=load.knobs["plot"])
+    output = Output.of(context, load.knobs["plot"])
     scenario = load.scenario()
     how = {"prefill": load.prefill(), "engine": load.knobs["engine"], **load.how()}
     perfetto = load.knobs["perfetto"] and Path(load.knobs["perfetto"])
@@ -239,9 +213,9 @@ def serve(
         estimates = estimate(
             scenario,
             drawn,
-            flags.split_names(variant) or DEFAULT_VARIANTS,
-            seeds=seeds,
-            concurrency=concurrency,
+            load.asked.variants or DEFAULT_VARIANTS,
+            seeds=load.seeds,
+            concurrency=load.concurrency,
             promise=promise,
             record=output.plot is not None or perfetto is not None,
             watch=progress,
@@ -266,9 +240,9 @@ class FleetLoad(Load):
     def scenario(self) -> Scenario:
         """Resolve names and check everything but the plan."""
         fixed = {name: value for name, value in self.asked.arguments.items() if name not in self.searched}
-        base = Scenario.of(**fixed, tp=1, concurrency=1, overrides=self.asked.settings)
+        base = Scenario(**fixed, tp=1, concurrency=1, overrides=self.asked.settings)
         gpus = base.nodes * base.cluster.gpus_per_node
-        return replace(base, workload=replace(base.workload, concurrency=gpus))
+        return base.having(workload=replace(base.workload, concurrency=gpus))
 
     def plans(self, scenario: Scenario) -> "Sequence[Plan]":
         """Those of one replica that are legal, within what was typed."""
@@ -295,32 +269,8 @@ class FleetLoad(Load):
 def capacity(
     context: typer.Context,
     slo: Annotated[str, typer.Option(help=_SLO, rich_help_panel=LOAD)],
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
     variant: Variants = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
     price: flags.Price = None,
-    tp: flags.Tps = None,
-    pp: flags.Pps = None,
-    ep: flags.Eps = None,
-    attention_dp: flags.AttentionDps = None,
-    prompt: Prompts = PROMPT,
-    gen: Gens = GEN,
-    rate: Rate = 0.0,
-    concurrency: InFlight = 0,
-    requests: Requests = None,
-    seeds: Seeds = None,
-    steps: Steps = None,
-    json: Json = False,
-    csv: Csv = False,
     save: Annotated[
         Path | None,
         typer.Option(help="Write to a file as it runs, .json, .csv or .txt, to go on from.", rich_help_panel=PANEL),
@@ -339,7 +289,7 @@ def capacity(
     from ladder_sim.system.progress import Progress
 
     load = FleetLoad.of(context, "dp", ranged=True)
-    output = Output.of(json=json, csv=csv, plot=load.knobs["plot"], save=save)
+    output = Output.of(context, load.knobs["plot"])
     if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose search was killed")
     scenario, traffic, promise = load.scenario(), load.traffic(), Promise.parse(slo)
@@ -350,10 +300,10 @@ def capacity(
             scenario,
             traffic,
             promise,
-            flags.split_names(variant) or DEFAULT_VARIANTS,
+            load.asked.variants or DEFAULT_VARIANTS,
             plans=load.plans(scenario),
             prefill_tps=prefill_tps,
-            seeds=seeds,
+            seeds=load.seeds,
             path=save,
             resume=resume,
             curves=output.plot is not None,

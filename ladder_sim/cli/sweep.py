@@ -38,7 +38,6 @@ def sweep(
     technique: Annotated[str | None, flags.ranged("technique")] = None,
     allreduce: Annotated[str | None, flags.ranged("allreduce")] = None,
     p2p: Annotated[str | None, flags.ranged("p2p")] = None,
-    profile: flags.Profile = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,13 +47,7 @@ def sweep(
         ),
     ] = None,
     price: flags.Price = None,
-    tp: flags.Tps = None,
-    pp: flags.Pps = None,
-    ep: flags.Eps = None,
-    attention_dp: flags.AttentionDps = None,
-    dp: flags.Dps = None,
     batch: Annotated[str | None, flags.ranged("batch")] = None,
-    concurrency: flags.Concurrencies = None,
     prompt: Annotated[str | None, flags.ranged("prompt")] = None,
     gen: Annotated[str | None, flags.ranged("gen")] = None,
     workers: Annotated[
@@ -95,11 +88,11 @@ def sweep(
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
     check_plot(plot)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
-    names = flags.split_names(variant) or None
+    names = asked.variants or None
     grid = Grid(ranges, names)
     check_size(grid, confirmed=yes)
     check_used(grid)
-    priced = how_of(grid, profile, how["ignore_memory"], price)
+    priced = how_of(grid, asked.profile, how["ignore_memory"], price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
     with ending_children(), Progress(grid.size, "points") as progress:
@@ -109,6 +102,7 @@ def sweep(
             feasible = _print(stream(grid, priced, executor, form=form, progress=progress))
         if plot is not None or not form:
             table = simulate(
+                None,
                 ranges,
                 names,
                 **how,

@@ -9,12 +9,17 @@ import typer
 
 from ladder_sim.cli import flags
 from ladder_sim.cli.output import draw, show, write
-from ladder_sim.cli.run import Model, Settings, Stack, Variant, measure
+from ladder_sim.cli.run import Bench
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from ladder_sim.display.document import Document
     from ladder_sim.traces.graph import TraceGraph
     from ladder_sim.traces.replay import StepError
 
@@ -26,58 +31,61 @@ Files = Annotated[
     list[Path],
     typer.Argument(help="Traces of torch.profiler or Nsight Systems (sqlite), or their folder; or one exported file."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)]
-Save = Annotated[Path | None, typer.Option(help="Write to a file instead of stdout.", rich_help_panel=_OUTPUT)]
-SaveTrace = Annotated[
-    Path | None, typer.Option(help="Write the simulated runs for Perfetto: .json or .json.gz.", rich_help_panel=_OUTPUT)
-]
-Plot = Annotated[Path | None, typer.Option(help="Draw the timeline: .html, .png or .svg.", rich_help_panel=_OUTPUT)]
 
 
-Step = Annotated[str | None, typer.Option(help="Only the step of this name.", rich_help_panel=_PART)]
-Annotation = Annotated[
-    str | None,
-    typer.Option(
-        help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.", rich_help_panel=_PART
-    ),
-]
-From = Annotated[
-    str | None, typer.Option("--from", help="Only what starts from this time on, e.g. 20ms.", rich_help_panel=_PART)
-]
-To = Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)]
-Scale = Annotated[
-    list[str] | None,
-    typer.Option(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.", rich_help_panel=_WHAT_IF),
-]
-NoLaunchGaps = Annotated[
-    bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
-]
-Interconnect = Annotated[
-    str | None, typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF)
-]
-Nodes = Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)]
-Tp = Annotated[int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)]
-AllReduce = Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)]
-MessageBytes = Annotated[
-    str | None,
-    typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
-]
-DropGaps = Annotated[
-    bool,
-    typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
-]
-# until gaps were kept by default
-KeepGaps = Annotated[bool, typer.Option("--keep-gaps", hidden=True)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Where an answer about runs goes."""
+
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False
+    save: Annotated[Path | None, typer.Option(help="Write to a file instead of stdout.", rich_help_panel=_OUTPUT)] = (
+        None
+    )
+    save_trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the simulated runs for Perfetto: .json or .json.gz.", rich_help_panel=_OUTPUT),
+    ] = None
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the timeline: .html, .png or .svg.", rich_help_panel=_OUTPUT)
+    ] = None
+
+    def give(self, document: "Callable[[], Document]", report: "Callable[[], RenderableType]") -> None:
+        """Print the answer, or write it to the file of --save."""
+        if self.json:
+            write(document().to_json(), self.save)
+        else:
+            show(report(), self.save)
+
+    def draw(self, runs: "dict[str, TraceGraph]", title: str) -> None:
+        """Draw runs, if --plot names a file and there are any."""
+        if self.plot is not None and runs:
+            from ladder_sim.report.figures.traces import trace_figure
+
+            draw(lambda: trace_figure(runs, title), self.plot)
+
+    def keep(self, runs: "dict[str, TraceGraph]") -> None:
+        """Write runs for Perfetto, if --save-trace names a file and there are any."""
+        if self.save_trace is not None and runs:
+            from ladder_sim.traces import perfetto
+
+            perfetto.write(runs, self.save_trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A part of a recorded run."""
 
-    step: str | None
-    annotation: str | None
-    from_: str | None
-    to: str | None
+    step: Annotated[str | None, typer.Option(help="Only the step of this name.", rich_help_panel=_PART)] = None
+    annotation: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.", rich_help_panel=_PART
+        ),
+    ] = None
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Only what starts from this time on, e.g. 20ms.", rich_help_panel=_PART)
+    ] = None
+    to: Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)] = None
 
     def load(self, files: list[Path]) -> "TraceGraph":
         """The run, or what starts in the given time."""
@@ -106,14 +114,29 @@ class Part:
 class WhatIf:
     """Changes to a recorded run."""
 
-    scale: list[str] | None
-    no_launch_gaps: bool
-    interconnect: str | None
-    nodes: int
-    tp: int | None
-    allreduce: str | None
-    message_bytes: str | None
-    drop_gaps: bool
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.", rich_help_panel=_WHAT_IF),
+    ] = None
+    no_launch_gaps: Annotated[
+        bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
+    ] = False
+    interconnect: Annotated[
+        str | None, typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF)
+    ] = None
+    nodes: Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)] = 1
+    tp: Annotated[
+        int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
+    ] = None
+    allreduce: Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)] = None
+    message_bytes: Annotated[
+        str | None,
+        typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
+    ] = None
+    drop_gaps: Annotated[
+        bool,
+        typer.Option("--drop-gaps", help="Leave out gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
+    ] = False
 
     def __post_init__(self) -> None:
         network = (self.tp, self.allreduce, self.message_bytes)
@@ -135,7 +158,7 @@ class WhatIf:
             except ValueError:
                 raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
         if self.interconnect is not None:
-            scenario = Scenario.of(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
+            scenario = Scenario(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
             size = 0.0
             if self.message_bytes is not None:
                 size = parse_quantity(self.message_bytes, "bytes", name="--message-bytes")
@@ -143,19 +166,13 @@ class WhatIf:
         return whatif.without_launch_gaps(graph) if self.no_launch_gaps else graph
 
 
-@trace.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@trace.command(cls=flags.with_flags(Bench), context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def capture(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder for the traces, with a folder for each variant.")],
-    model: Model,
-    variant: Variant = None,
-    stack: Stack = None,
-    set_: Settings = None,
-    json: Json = False,
-    save: Save = None,
 ) -> None:
     """Measure and record real forward passes, with the options of `ladder-sim run --bench`."""
-    measure(model, variant, stack, set_, json, save, [f"--trace={folder}", *context.args])
+    flags.of_context(Bench, context).measure([f"--trace={folder}", *context.args])
 
 
 @trace.command("import")
@@ -171,15 +188,11 @@ def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write
     show(info_report(graph, summarize_run(graph), top=0), None)
 
 
-@trace.command()
+@trace.command(cls=flags.with_flags(Part))
 def chakra(
     context: typer.Context,
     files: Files,
     folder: Annotated[Path, typer.Option(help="Folder to write into.")],
-    step: Step = None,
-    annotation: Annotation = None,
-    from_: From = None,
-    to: To = None,
 ) -> None:
     """Write Chakra execution traces, one for each rank, for ASTRA-sim and other simulators."""
     from ladder_sim.traces.chakra import write_chakra
@@ -189,14 +202,10 @@ def chakra(
         print(f"written: {path}", file=sys.stderr)
 
 
-@trace.command()
+@trace.command(cls=flags.with_flags(Part, Written, without=("save_trace",)))
 def info(
     context: typer.Context,
     files: Files,
-    step: Step = None,
-    annotation: Annotation = None,
-    from_: From = None,
-    to: To = None,
     top: Annotated[int, typer.Option(help="Ops to show.", min=1)] = 15,
     spread: Annotated[
         bool, typer.Option("--spread", help="Show each op's share, shortest, longest time and deviation.")
@@ -204,46 +213,26 @@ def info(
     modules: Annotated[
         bool, typer.Option("--modules", help="Show the time of modules, if the profiler recorded them, and of ranges.")
     ] = False,
-    json: Json = False,
-    save: Save = None,
-    plot: Plot = None,
 ) -> None:
     """Show ops by time, hidden and exposed communication, and the critical path."""
     from ladder_sim.report.documents.traces import info_document
     from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces.summary import summarize_run
 
-    part = flags.of_context(Part, context)
-    graph = part.load_step(files)
+    written = flags.of_context(Written, context)
+    graph = flags.of_context(Part, context).load_step(files)
     summary = summarize_run(graph)
-    _draw({"recorded": graph}, plot, "Recorded run")
-    if json:
-        write(info_document(graph, summary).to_json(), save)
-    else:
-        show(info_report(graph, summary, top, spread=spread, modules=modules), save)
+    written.draw({"recorded": graph}, "Recorded run")
+    written.give(
+        lambda: info_document(graph, summary),
+        lambda: info_report(graph, summary, top, spread=spread, modules=modules),
+    )
 
 
-@trace.command()
+@trace.command(cls=flags.with_flags(Part, WhatIf, Written))
 def replay(
     context: typer.Context,
     files: Files,
-    step: Step = None,
-    annotation: Annotation = None,
-    from_: From = None,
-    to: To = None,
-    scale: Scale = None,
-    no_launch_gaps: NoLaunchGaps = False,
-    interconnect: Interconnect = None,
-    nodes: Nodes = 1,
-    tp: Tp = None,
-    allreduce: AllReduce = None,
-    message_bytes: MessageBytes = None,
-    drop_gaps: DropGaps = False,
-    keep_gaps: KeepGaps = False,
-    json: Json = False,
-    save: Save = None,
-    save_trace: SaveTrace = None,
-    plot: Plot = None,
     no_communication: Annotated[
         bool, typer.Option("--no-communication", help="Remove every collective.", rich_help_panel=_WHAT_IF)
     ] = False,
@@ -257,52 +246,29 @@ def replay(
     """Run the recorded graph through the simulator, with or without changes."""
     from ladder_sim.report.documents.traces import replay_document
     from ladder_sim.report.tables.traces import replay_report
-    from ladder_sim.traces import perfetto
     from ladder_sim.traces.replay import replay as run
     from ladder_sim.traces.whatif import with_gaps, without_communication
 
-    part = flags.of_context(Part, context)
-    what_if = flags.of_context(WhatIf, context)
-    loaded = part.load_step(files)
+    what_if, written = flags.of_context(WhatIf, context), flags.of_context(Written, context)
+    loaded = flags.of_context(Part, context).load_step(files)
     recorded = with_gaps(loaded)
     replayed = run(recorded)
     graph = what_if.apply(loaded, recorded)
     graph = without_communication(graph) if no_communication else graph
     changed = None if graph is recorded else run(graph)
     result = (changed or replayed).simulated
-    if save_trace is not None:
-        perfetto.write({"replayed": result}, save_trace)
-    _draw({"recorded": recorded, "replayed": result}, plot, "Recorded and replayed")
-    if json:
-        write(replay_document(replayed, changed).to_json(), save)
-    else:
-        show(replay_report(replayed, changed), save)
+    written.keep({"replayed": result})
+    written.draw({"recorded": recorded, "replayed": result}, "Recorded and replayed")
+    written.give(lambda: replay_document(replayed, changed), lambda: replay_report(replayed, changed))
     if max_error is not None or changed is not None:
         worst = max(replayed.steps, key=lambda step: abs(step.error))
         _check(worst, _limit(max_error), "the table of unexplained waits shows where")
 
 
-@trace.command()
+@trace.command(cls=flags.with_flags(Part, WhatIf, Written))
 def predict(
     context: typer.Context,
     files: Files,
-    step: Step = None,
-    annotation: Annotation = None,
-    from_: From = None,
-    to: To = None,
-    scale: Scale = None,
-    no_launch_gaps: NoLaunchGaps = False,
-    interconnect: Interconnect = None,
-    nodes: Nodes = 1,
-    tp: Tp = None,
-    allreduce: AllReduce = None,
-    message_bytes: MessageBytes = None,
-    drop_gaps: DropGaps = False,
-    keep_gaps: KeepGaps = False,
-    json: Json = False,
-    save: Save = None,
-    save_trace: SaveTrace = None,
-    plot: Plot = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(help="standard, parallel, ladder, hybrid-ladder:K or upper-bound; repeatable, commas allowed."),
@@ -332,7 +298,6 @@ def predict(
     """Predict the time of a standard tensor-parallel step, by default the last, in other wirings."""
     from ladder_sim.report.documents.traces import variants_document
     from ladder_sim.report.tables.traces import variants_report
-    from ladder_sim.traces import perfetto
     from ladder_sim.traces.blocks import cover
     from ladder_sim.traces.contention import Contention, default_contention
     from ladder_sim.traces.iterations import choose_step
@@ -340,8 +305,8 @@ def predict(
     from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, launch_share, predict_variants
     from ladder_sim.units import parse_quantity
 
-    part = flags.of_context(Part, context)
-    what_if = flags.of_context(WhatIf, context)
+    part, what_if = flags.of_context(Part, context), flags.of_context(WhatIf, context)
+    written = flags.of_context(Written, context)
     wait_s = None if stream_wait is None else parse_quantity(stream_wait, "s", name="--stream-wait")
     run = part.load(files)
     if run.origin is not None and contention not in (None, "none"):
@@ -366,48 +331,24 @@ def predict(
             contended=contention is None,
         )
     runs = {name: time.graph for name, time in times.items()}
-    if save_trace is not None and runs:
-        perfetto.write(runs, save_trace)
-    _draw(runs, plot if runs else None, "The recorded step in other wirings")
-    if json:
-        write(variants_document(recorded, covered, replayed, limit, launching, times).to_json(), save)
-    else:
-        show(variants_report(recorded, covered, replayed, launching, times, shared, contended=contention is None), save)
+    written.keep(runs)
+    written.draw(runs, "The recorded step in other wirings")
+    written.give(
+        lambda: variants_document(recorded, covered, replayed, limit, launching, times),
+        lambda: variants_report(recorded, covered, replayed, launching, times, shared, contended=contention is None),
+    )
     way_out = "`trace replay` shows what it leaves out, --step chooses another step"
     _check(replayed, limit, f"a dependency is missing, so that no gain can be told: {way_out}")
 
 
-@trace.command()
+@trace.command(cls=flags.with_flags(flags.scenario, Written, without=("json", "save", "save_trace")))
 def export(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="File to write for Perfetto: .json or .json.gz.")],
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
     variant: Annotated[str, typer.Option(help="Which wiring.", rich_help_panel=_OUTPUT)] = "ladder",
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    batch: flags.Batch = None,
-    concurrency: flags.Concurrency = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
     phase: Annotated[str, typer.Option(help="prefill or decode.", rich_help_panel=_OUTPUT)] = "decode",
-    plot: Plot = None,
 ) -> None:
     """Write the predicted passes of a prefill, or of a further token, as a trace."""
-    import dataclasses
-
     import numpy as np
 
     from ladder_sim.graph.ops import Phase
@@ -419,38 +360,37 @@ def export(
 
     asked = flags.Asked.of(context)
     checked = cast(Phase, choice(phase, "phase", get_args(Phase)))
-    scenario = dataclasses.replace(asked.scenario(), variant=canonical(variant))
+    scenario = asked.scenario().having(variant=canonical(variant))
     graph = predicted_run(scenario, checked, **asked.how("engine", "jitter", "seed", "ignore_memory"))
     perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
     drawn = graph
     if graph.origin is not None and len(graph.steps) > 1:
         drawn = choose_step(graph, graph.steps[int(np.argmax(graph.origin.weights))])
-    _draw({scenario.variant: drawn}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
+    title = f"{scenario.model.name}, {scenario.variant}, {phase}"
+    flags.of_context(Written, context).draw({scenario.variant: drawn}, title)
 
 
-@trace.command()
+@trace.command(cls=flags.with_flags(Written, without=("json",)))
 def diff(
+    context: typer.Context,
     first: Annotated[Path, typer.Argument(help="Trace of a run.")],
     second: Annotated[Path, typer.Argument(help="Trace of another run.")],
     save_trace: Annotated[
         Path | None, typer.Option(help="Write both into one file for Perfetto.", rich_help_panel=_OUTPUT)
     ] = None,
-    plot: Plot = None,
-    save: Save = None,
 ) -> None:
     """Compare two runs, recorded or simulated."""
     from ladder_sim.report.tables.traces import diff_report
-    from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
 
     names = [path.name for path in (first, second)]
     if names[0] == names[1]:
         names = [str(first), str(second)] if first != second else [f"{names[0]} (1)", f"{names[1]} (2)"]
     runs = dict(zip(names, (load([first]), load([second])), strict=True))
-    if save_trace is not None:
-        perfetto.write(runs, save_trace)
-    _draw(runs, plot, "Two runs")
-    show(diff_report(*runs.items()), save)
+    written = flags.of_context(Written, context)
+    written.keep(runs)
+    written.draw(runs, "Two runs")
+    show(diff_report(*runs.items()), written.save)
 
 
 def _limit(max_error: float | None) -> float:
@@ -466,10 +406,3 @@ def _check(step: "StepError", limit: float, way_out: str) -> None:
             f"the replay of {step.name} has an error of {step.error:+.2%}, over --max-error {100 * limit:g} %",
             hint=way_out,
         )
-
-
-def _draw(runs: "dict[str, TraceGraph]", plot: Path | None, title: str) -> None:
-    if plot is not None:
-        from ladder_sim.report.figures.traces import trace_figure
-
-        draw(lambda: trace_figure(runs, title), plot)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import Csv, Json, Output
+from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import shown_path
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
@@ -28,22 +28,6 @@ def validate(
             "GenAI-Perf, GuideLLM or InferenceX, or an archive of `calibrate evidence`."
         ),
     ] = DEFAULT_DATASET,
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
-    technique: flags.Technique = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
     level: Annotated[
         str,
         typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
@@ -55,8 +39,6 @@ def validate(
             "has used exceeds it, at the last level shown; of servings and loads, that of TPOT."
         ),
     ] = None,
-    json: Json = False,
-    csv: Csv = False,
 ) -> None:
     """Compare measured runs of static batches, servings with requests in flight, or loads, with predictions.
 
@@ -71,7 +53,7 @@ def validate(
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     asked = flags.Asked.of(context, requests="the file has the requests")
-    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"])
     maximum = None if max_error is None else _fraction(max_error)
     if is_archive(Path(dataset)):
         if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:

@@ -6,19 +6,13 @@ from typing import Annotated
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Csv, Json, Output, check_plot, draw
+from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, LOAD
 
 
 def versus(
     context: typer.Context,
-    model: flags.Model = None,
-    cluster: flags.Cluster = None,
-    nodes: flags.Nodes = None,
-    gpus_per_node: flags.GpusPerNode = None,
-    stack: flags.Stack = None,
-    dtype: flags.DType = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(help="Wirings to compare; default: those that suit the model.", rich_help_panel=ASKED),
@@ -31,19 +25,6 @@ def versus(
             autocompletion=flags.completion(ARGUMENTS["technique"]),
         ),
     ] = None,
-    allreduce: flags.AllReduce = None,
-    no_p2p: flags.NoP2p = False,
-    profile: flags.Profile = None,
-    set_: flags.Set = None,
-    tp: flags.Tp = None,
-    pp: flags.Pp = None,
-    ep: flags.Ep = None,
-    attention_dp: flags.AttentionDp = None,
-    dp: flags.Dp = None,
-    batch: flags.Batch = None,
-    concurrency: flags.Concurrency = None,
-    prompt: flags.Prompt = None,
-    gen: flags.Gen = None,
     rate: Annotated[
         float,
         typer.Option(help="Requests per second: GPUs that the leading options need.", rich_help_panel=LOAD),
@@ -54,8 +35,6 @@ def versus(
     ] = None,
     requests: Annotated[int, typer.Option(help="How many are simulated.", rich_help_panel=LOAD)] = 500,
     seeds: Annotated[int, typer.Option(help="Seeds to simulate.", rich_help_panel=LOAD)] = 3,
-    json: Json = False,
-    csv: Csv = False,
     map_: Annotated[
         Path | None,
         typer.Option(
@@ -66,8 +45,8 @@ def versus(
     ] = None,
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
+    from ladder_sim.analysis.versus import fleets_of, notes_of
     from ladder_sim.analysis.versus import versus as compare
-    from ladder_sim.analysis.versus_load import fleets_of, notes_of
     from ladder_sim.analysis.winners import winners
     from ladder_sim.report.documents.versus import versus_document
     from ladder_sim.report.figures.versus import versus_figure, winners_figure
@@ -77,7 +56,7 @@ def versus(
     from ladder_sim.system.progress import Progress
 
     asked = flags.Asked.of(context, "technique")
-    output = Output.of(json=json, csv=csv, plot=asked.knobs["plot"])
+    output = Output.of(context, asked.knobs["plot"])
     check_plot(map_)
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
@@ -85,7 +64,7 @@ def versus(
     scenario = scenario_at(asked.point("technique"))
     result = compare(
         scenario,
-        flags.split_names(variant) or None,
+        asked.variants or None,
         flags.split_names(technique) or None,
         **asked.how("ignore_memory"),
     )

@@ -3,7 +3,7 @@
 Three parts, added in quadrature: single ops, by the source of their times (`widths`); figures of a fit, by the values
 that explain its runs about as well; and what runs differ by that are alike (`fitted`). Where a stack has been fitted to
 end-to-end runs, the sum is scaled by what it took to hold runs that a fit had not seen
-(`ladder_sim.costs.profile.StackFit`). What no end-to-end run has checked (`runs`) is added last (`unchecked`).
+(`ladder_sim.costs.profile.StackFit`). What no end-to-end run has checked (`runs`) is added last.
 `cost_warnings` says what times are based on in words.
 """
 

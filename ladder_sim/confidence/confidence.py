@@ -21,8 +21,7 @@ from ladder_sim.confidence.runs import (
     most_alike,
     parts_alike,
 )
-from ladder_sim.confidence.unchecked import by_own_algorithms, by_unchecked
-from ladder_sim.confidence.widths import Widths, by_op, by_servings
+from ladder_sim.confidence.widths import Widths, by_op, by_own_algorithms, by_servings, by_unchecked
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
@@ -98,16 +97,8 @@ class Confidence:
         """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
 
         What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains;
-        of another all-reduce, of the time that it takes itself.
-
-        Parameters
-        ----------
-        name
-            The variant.
-        base, base_name
-            What it is compared with.
-        plain
-            Of the same scenario without techniques; it has both variants.
+        of another all-reduce, of the time that it takes itself. `plain` is of the same scenario without techniques, and
+        has both variants.
         """
         request, other = self._requests[name], base._requests[base_name]
         every = {*self._unchecked(name), *base._unchecked(base_name)}

@@ -50,7 +50,7 @@ def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | 
 
     Examples
     --------
-    >>> turning_points("batch", Scenario.of(), None)
+    >>> turning_points("batch", Scenario(), None)
     [1.0, 64.0]
     """
     if name.startswith("stack."):
@@ -99,7 +99,7 @@ def parts_alike(
 ) -> dict[str, bool]:
     """By part of a scenario, whether runs had it; of wirings, all variants'.
 
-    `ladder_sim.confidence.unchecked.UNCHECKED` has the parts.
+    `ladder_sim.confidence.widths.UNCHECKED` has the parts.
     """
     measured_on, runs = compared
     cluster, stack = scenario.cluster, scenario.stack

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
-from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
+from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum, where
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
 from ladder_sim.graph.sizes import TILE_ROWS
@@ -43,8 +43,8 @@ BLOCK_BYTES, MAX_BLOCKS = 8192.0, 36.0
 MULTIMEM_BLOCKS = 8.0
 # SMs of DeepEP's kernels by themselves (DeepEP, deep_ep/buffer.py, Buffer.num_sms)
 DEEPEP_SMS = 20.0
-# memory traffic of kernels for experts for each byte: tokens are read once, and written once where their experts are
-DISPATCH_TRAFFIC = 2.0
+# memory traffic of a copy for each byte, and of tokens on their way to experts: read once, written once
+COPY_TRAFFIC = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +86,7 @@ class OverlapParameters:
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
-        """Defaults, replaced by what a profile holds.
-
-        Raises
-        ------
-        ProfileError
-            The profile names a parameter that does not exist.
-        """
+        """Defaults, replaced by what a profile holds; a ProfileError if there is no such parameter."""
         unknown = sorted(set(overlap) - _OVERLAP_NAMES)
         if unknown:
             raise ProfileError(
@@ -115,8 +109,8 @@ def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory:
         tiles: Number = gemm_tiles(rows, shape.n, sms) if isinstance(shape, GemmShape) else grouped_tiles(shape)
         idle = 1.0 - tiles / (-(-tiles // sms) * sms)
         return Demand(
-            tiles=_where(rows > parameters.stream_rows, tiles, 0),
-            spare=_where(rows > parameters.gemv_rows, idle, parameters.memory_spare),
+            tiles=where(rows > parameters.stream_rows, tiles, 0),
+            spare=where(rows > parameters.gemv_rows, idle, parameters.memory_spare),
             scatter=parameters.scatter,
             memory=memory,
         )
@@ -138,15 +132,15 @@ def gemm_tiles(m: Count, n: int, sms: int) -> Any:
     >>> gemm_tiles(64, 14336, 132), gemm_tiles(64, 8192, 132), gemm_tiles(64, 1280, 132)
     (112, 128, 80)
     """
-    rows = -(-m // _where(m <= TILE_ROWS[0], *TILE_ROWS))
+    rows = -(-m // where(m <= TILE_ROWS[0], *TILE_ROWS))
     tiles: Any = 0
     best: Number = 0.0
     for columns in TILE_COLUMNS:
         choice = rows * -(-n // columns)
         filled = choice / (-(-choice // sms) * sms)
-        tiles, best = _where(filled > best, choice, tiles), maximum(best, filled)
+        tiles, best = where(filled > best, choice, tiles), maximum(best, filled)
     while any_true(2 * tiles <= sms):
-        tiles = _where(2 * tiles <= sms, 2 * tiles, tiles)
+        tiles = where(2 * tiles <= sms, 2 * tiles, tiles)
     return tiles
 
 
@@ -165,16 +159,9 @@ def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
         groups, rows, columns = shape.heads, shape.m, shape.n
     else:
         groups, rows, columns = shape.experts_taken, shape.rows_of_expert, 2 * shape.width // shape.expert_tp
-    of_each = np.ceil(rows / _where(rows <= TILE_ROWS[0], *TILE_ROWS)) * -(-columns // TILE_COLUMNS[1])
+    of_each = np.ceil(rows / where(rows <= TILE_ROWS[0], *TILE_ROWS)) * -(-columns // TILE_COLUMNS[1])
     tiles: Any = np.ceil(groups) * of_each
     return tiles if isinstance(tiles, np.ndarray) else int(tiles)
-
-
-def _where(condition: Any, value: Any, other: Any) -> Any:
-    """One of two values, element by element if the condition is an array."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, value, other)
-    return value if condition else other
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
@@ -199,6 +186,6 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
     if ("dispatch", algorithm) in DISPATCHES:
-        return message_bytes * DISPATCH_TRAFFIC
+        return message_bytes * COPY_TRAFFIC
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
     return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)

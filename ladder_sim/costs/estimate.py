@@ -48,8 +48,5 @@ class CostModel(Protocol):
     @property
     def hardware(self) -> Hardware:
         """Figures behind the times."""
-        ...
 
-    def estimates(self, ops: Sequence[Op]) -> Sequence[Estimate]:
-        """Times of ops, each alone on its GPU."""
-        ...
+    def estimates(self, ops: Sequence[Op]) -> Sequence[Estimate]: ...

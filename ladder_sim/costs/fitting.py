@@ -11,7 +11,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
 
-# arguments of `Scenario.of`, and the values with which a model fits
+# arguments of `Scenario`, and the values with which a model fits
 Change = Mapping[str, Any]
 
 
@@ -118,8 +118,7 @@ def _fits(scenario: Scenario, change: Change) -> bool:
     given = dict(change)
     try:
         plan = dataclasses.replace(scenario.plan, tp=given.pop("tp", scenario.plan.tp))
-        changed = dataclasses.replace(
-            scenario,
+        changed = scenario.having(
             plan=plan,
             nodes=max(scenario.nodes, plan.nodes(scenario.cluster.gpus_per_node)),
             stack=catalog.stack(given.pop("stack")) if "stack" in given else scenario.stack,

@@ -26,16 +26,13 @@ from ladder_sim.specs.stack import StackSpec
 class Link:
     """One tier of the interconnect."""
 
+    # as in `LinkTier`
     fabric: str
-    """As `LinkTier.fabric`."""
     bandwidth_Bps: Number
-    """Per GPU and direction, bytes/s."""
     allreduce_floor_s: Number
-    """Floor of a small all-reduce over the full tier, seconds."""
 
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
-        """The figures of a spec."""
         return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, allreduce_floor_s=spec.allreduce_floor_s)
 
     def same_as(self, other: "Link") -> bool:
@@ -50,28 +47,20 @@ class Link:
 class Stack:
     """What the inference engine adds to each op."""
 
+    # as in `StackSpec`
     collective_launch_s: Number
-    """Start-up of each collective, seconds."""
     stream_wait_s: Number
-    """Cost of waiting for the other stream, seconds."""
     eager_launch_s: Number
-    """CPU time to launch one kernel without a CUDA graph, seconds."""
-    kernel_gap_s: Number
-    """Idle time before each kernel beyond what the tables hold, seconds."""
     host_request_s: Number
-    """CPU time that a decode step takes longer for each request in it, seconds."""
     host_rank_s: Number
-    """The same for each tensor-parallel rank."""
     frontend_s: Number
-    """What a server adds to a request's first token, seconds."""
     frontend_steps: Number
-    """What it adds in times per further token."""
     frontend_token_s: Number
-    """What it adds for each token of the prompt, seconds."""
     quantize_s: Number
-    """What quantising a GEMM's input at run time takes beyond one small kernel, seconds."""
     sustained_share: Number
     """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
+    kernel_gap_s: Number = 0.0
+    """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
     graph_launch_s: Number = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
     gemv_factor: Number = 1.0
@@ -93,10 +82,7 @@ _FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))
 # those that a stack's spec states; profiles alone replace the others
 _STATED = tuple(field.name for field in dataclasses.fields(Stack) if hasattr(StackSpec, field.name))
 # overheads of a profile whose times hold all that a stack adds to its kernels
-NOTHING_ADDED = {
-    **{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES},
-    RANK_SKEW: 0.0,
-}
+NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES}, RANK_SKEW: 0.0}
 # prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.
 # Tables of GEMMs are cold runs, which the power limit does not slow; taken over to fp8 and to other GPUs
 SUSTAINED_SHARE = 0.61
@@ -181,19 +167,14 @@ class Hardware:
         return self.gpu.same_as(Gpu.of(cluster.gpu)) and self.intra.same_as(Link.of(cluster.intra))
 
     def figure(self, name: str) -> Number:
-        """One figure by its name."""
         section, _, field = name.partition(".")
         value: Number = getattr(getattr(self, section), field) if field else getattr(self, section)
         return value
 
     def vary(self, figures: Mapping[str, ArrayLike]) -> Self:
-        """Replace figures by arrays, one value per configuration.
+        """Replace figures by arrays of one length, one value per configuration, in SI units.
 
-        Parameters
-        ----------
-        figures
-            Arrays by ``section.field``, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}``; SI units. They must have one
-            length.
+        Arrays go by ``section.field``, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}``.
 
         Raises
         ------
@@ -236,13 +217,7 @@ class Hardware:
 
 
 def one_length(columns: Mapping[str, ArrayLike]) -> int:
-    """How many values each of several columns has; 1 without columns.
-
-    Raises
-    ------
-    UsageError
-        Their lengths differ.
-    """
+    """How many values each of several columns has, the same in all, else a UsageError; 1 without columns."""
     lengths = {np.size(values) for values in columns.values()}
     if len(lengths) > 1:
         raise UsageError(

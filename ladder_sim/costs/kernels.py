@@ -84,14 +84,8 @@ NORM_TRAFFIC = 4.0
 class KernelCosts:
     """Times of every op of one scenario, each alone on its GPU.
 
-    Parameters
-    ----------
-    scenario
-        Whose ops will be priced.
-    profile
-        Measured tables; None for the roofline.
-    hardware
-        Figures that replace the scenario's, for instance arrays of them.
+    Without a profile they are those of the roofline. `hardware` replaces the scenario's figures, for instance by
+    arrays.
     """
 
     def __init__(

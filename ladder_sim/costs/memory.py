@@ -40,12 +40,10 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> float:
-        """Everything together."""
         return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether it all fits the GPU."""
         return self.total_bytes <= self.capacity_bytes
 
     @property
@@ -105,38 +103,20 @@ def memory_use(scenario: Scenario) -> MemoryUse:
 def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) -> float | Floats:
     """Memory of one GPU for requests of other sizes than the scenario's, which may be arrays of one length.
 
-    Parameters
-    ----------
-    scenario
-        Its workload says whether the requests are a static batch or in flight.
-    requests, prompt, gen
-        How many of them, and their tokens.
+    The scenario's workload says whether they are a static batch or in flight.
     """
     return weight_bytes(scenario) + sum(_bytes_next_to_weights(scenario, requests, prompt, gen))
 
 
 def running_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
-    """Requests that the stack runs at a time, at most: as many as the KV cache has room for, and as it admits.
-
-    Parameters
-    ----------
-    scenario, prompt, gen
-        As in `kv_requests`.
-    """
+    """Requests that the stack runs at a time, at most: as many as the KV cache has room for, and as it admits."""
     return np.minimum(kv_requests(scenario, prompt, gen), float(scenario.step_requests))
 
 
 def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
     """Requests whose KV cache the stack has room for under continuous batching; less than 1: it cannot serve them.
 
-    They are those of one group of ranks that share attention.
-
-    Parameters
-    ----------
-    scenario
-        Model, GPUs, stack and precisions.
-    prompt, gen
-        Tokens of one request, which may be arrays of one length.
+    They are those of one group of ranks that share attention. Their tokens may be arrays of one length.
     """
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
     requests: float | Floats = _kv_pool_bytes(scenario) / kv_bytes(scenario, tokens)

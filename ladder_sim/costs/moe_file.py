@@ -5,8 +5,6 @@ roofline in a GPU's file, which holds those of the median engine; of that file's
 """
 
 import dataclasses
-import gzip
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,7 +22,6 @@ from ladder_sim.costs.table_parts import (
     Ranks,
     TablePart,
     curve,
-    entry,
     grid,
     ideal_time_s,
     table,
@@ -33,14 +30,14 @@ from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, 
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs.workload import KvDType
-from ladder_sim.system.files import read_bytes, write_file
+from ladder_sim.system.files import read_bytes
 from ladder_sim.system.schema import Schema
 
 SCHEMA = Schema()
 # a larger document is not such a file: shipped ones unpack to about 0.1 MB
 MAX_DOCUMENT_BYTES = 16 * 2**20
 # entries by kind of table
-_TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
+TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
 
 
 class ExpertsPart(ExpertLayer):
@@ -76,16 +73,7 @@ class MoeDocument(Part):
 
 
 def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
-    """Read a file.
-
-    Parameters
-    ----------
-    path
-        Of the file, gzipped.
-    reference
-        Figures of the GPU that was measured.
-    base
-        What was measured on the GPU in any engine; None if this is it.
+    """Read a gzipped file, of an engine on the `base` of its GPU; None: it is the GPU's, with figures of `reference`.
 
     Raises
     ------
@@ -101,32 +89,6 @@ def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
         raise refused(broken, f"'{path}'", what=what, error=ProfileError) from None
 
 
-def write_moe(own: MoeTables, path: Path, *, name: str, created: str, base: MoeTables | None, reference: Gpu) -> None:
-    """Write a file, the same bytes for the same tables; of an engine's, `own`, what `base` does not say."""
-    entries = SCHEMA.marked(name=name, created=created)
-    if base is None:
-        entries["experts"] = [
-            {**key._asdict(), "axes": entry(dict(zip(each.names, each.axes, strict=True))), "percent": _percent(each)}
-            for key, each in own.experts.items()
-        ]
-    else:
-        entries["shares"] = [
-            {**key._asdict(), "percent": _percent(each, base.experts[key])} for key, each in own.experts.items()
-        ]
-    entries |= {kind: entry(own.tables.get(kind, {})) for kind in _TABLES}
-    entries |= {each: entry(getattr(own, each)) for each in ("sources", "collectives", "left_out")}
-    document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
-    path.parent.mkdir(exist_ok=True)
-    write_file(path, gzip.compress(document, 9, mtime=0), error=ProfileError)
-    read_moe(str(path), reference, base)
-
-
-def _percent(own: RatioTable, base: RatioTable | None = None) -> list[int | None]:
-    ratio = np.exp(own.log_ratio) if base is None else own.seconds / base.seconds
-    percent = np.where(np.isnan(own.seconds), np.nan, 100.0 * ratio).ravel().tolist()
-    return [None if share != share else round(share) for share in percent]
-
-
 def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeTables:
     experts: dict[Experts, RatioTable] = {}
     for number, part in enumerate(parsed.experts):
@@ -134,7 +96,7 @@ def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeT
     shares = {part.key: _share(part, base, f"shares[{number}]") for number, part in enumerate(parsed.shares)}
     tables: dict[Kind, dict[str, RatioTable]] = {
         kind: {str(of): table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
-        for kind in _TABLES
+        for kind in TABLES
     }
     own = MoeTables(
         experts=experts,
@@ -158,7 +120,7 @@ def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeT
         },
         tables={
             kind: {**{of: over(None, each) for of, each in base.tables.get(kind, {}).items()}, **tables[kind]}
-            for kind in _TABLES
+            for kind in TABLES
         },
         left_out={**base.left_out, **own.left_out},
         sources=(*base.sources, *own.sources),

@@ -14,14 +14,7 @@ from pydantic import Field, ValidationError
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.profile import (
-    CalibrationProfile,
-    CollectiveName,
-    MoeTables,
-    Positive,
-    ProfileSource,
-    StackFit,
-)
+from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, MoeTables, Positive, ProfileSource, StackFit
 from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind
 from ladder_sim.costs.table_parts import (
     CurvePart,
@@ -122,14 +115,7 @@ class _Head(Head):
 
 
 def decode(document: bytes, *, origin: str) -> CalibrationProfile:
-    """Turn a profile's JSON text into a profile.
-
-    Parameters
-    ----------
-    document
-        UTF-8 JSON.
-    origin
-        What an error calls it, e.g. "profile 'a.json'".
+    """Turn a profile's JSON text into a profile; `origin` is what an error calls it, e.g. "profile 'a.json'".
 
     Raises
     ------

@@ -29,7 +29,7 @@ from ladder_sim.graph.shapes import (
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
+from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, TensorCores
 
 Kind = Literal[
     "gemm",
@@ -65,9 +65,6 @@ ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
 # kernels of the experts of one layer: tokens sorted by expert, gate and up, activation, down, sum
 MOE_KERNELS = 5
 
-# width of the blocks in which fp8 weights share a scale
-FP8_BLOCK = 128
-
 # formats that tables of GEMMs and experts come in, and types of the KV cache that those of attention come in
 GEMM_FORMATS: Mapping[str, Format] = {each.name: each for each in FORMATS.values() if not each.quantizes}
 
@@ -77,16 +74,13 @@ class Experts(NamedTuple):
 
     format: str
     """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+
+    # as in `MoeShape`
     hidden: int
-    """Width of the residual stream."""
     width: int
-    """Intermediate width of one expert, whole."""
     experts: int
-    """Routed experts of the layer, on all ranks together."""
     top_k: int
-    """Experts that each token takes."""
     imbalance: Imbalance = "power-law-1.01"
-    """How unevenly tokens choose experts."""
 
 
 # what tables of one kind are told apart by: the layer of experts, the format, the type of the KV cache, or how tokens
@@ -99,20 +93,15 @@ TabledShape = GemmShape | AttentionShape | MoeShape | MlaShape | BmmShape | Samp
 class Gpu:
     """The figures of one GPU that its kernels' times depend on; numbers, or arrays of one value per configuration."""
 
+    # as in `GpuSpec`
     bf16_flops: Number
-    """Dense tensor-core peak, FLOP/s."""
     fp8_flops: Number
-    """The same for fp8; equal to bf16 where the GPU has no fp8."""
     fp4_flops: Number
-    """The same for 4-bit floating point, likewise."""
     hbm_bandwidth_Bps: Number
-    """Device memory bandwidth, bytes/s."""
     kernel_s: Number
-    """Floor of one small kernel, seconds."""
 
     @classmethod
     def of(cls, spec: GpuSpec) -> Self:
-        """The figures of a spec."""
         return cls(**{name: getattr(spec, name) for name in GPU_FIGURES})
 
     def same_as(self, other: "Gpu") -> bool:

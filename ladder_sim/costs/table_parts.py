@@ -44,7 +44,6 @@ class ExpertLayer(Part):
 
     @property
     def key(self) -> Experts:
-        """Of its table."""
         return Experts(*(getattr(self, name) for name in Experts._fields))
 
 

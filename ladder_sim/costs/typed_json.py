@@ -47,26 +47,8 @@ def read_head(kind: type[_Head], document: bytes | str, schema: Schema, origin: 
     return head
 
 
-def refused(
-    broken: ValidationError | BrokenRuleError,
-    origin: str,
-    *,
-    what: str,
-    error: type[Error],
-) -> Error:
-    """The first broken rule in this project's words: origin, entry, rule.
-
-    Parameters
-    ----------
-    broken
-        What parsing raised.
-    origin
-        What the message calls the file, e.g. "profile 'a.json'".
-    what
-        What the file should be.
-    error
-        Class of the result.
-    """
+def refused(broken: ValidationError | BrokenRuleError, origin: str, *, what: str, error: type[Error]) -> Error:
+    """The first broken rule in this project's words: origin, entry, rule; `what` the file should be."""
     damaged = "create it again; it was edited or damaged"
     if isinstance(broken, BrokenRuleError):
         return error(f"{origin}: {broken}", hint=damaged)

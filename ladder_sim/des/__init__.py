@@ -1,4 +1,1 @@
-"""Discrete-event simulation of tasks on streams. Knows tasks and resources, not transformers.
-
-May import `ladder_sim.errors` only.
-"""
+"""Discrete-event simulation of tasks on streams. Knows tasks and resources, not transformers."""

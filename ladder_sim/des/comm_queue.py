@@ -7,42 +7,22 @@ numpy operations over all of them. Both give the same times.
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, cast
-
-import numpy as np
+from typing import Any, cast
 
 from ladder_sim.des.program import Cost
-from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum
+from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum, where
 from ladder_sim.des.timeline import TaskTimes
 
 # a task counts as done when less than this share of its work is left: sums round
 SPENT = 1e-12
 
 
-class CommQueue(Protocol):
-    """Collectives in issue order; times are numbers, or arrays of one value per configuration."""
-
-    open: dict[int, Any]
-    """By task, those that are not over for certain."""
-
-    def issue(self, index: int, cost: Cost, own_ready_s: Any) -> None:
-        """Append a collective whose dependencies are met at a time."""
-        ...
-
-    def run_next_to(self, kernel: Cost, front_s: Any, start_s: Any) -> Any:
-        """Run a kernel, none having run after `front_s`, while a collective is open. Returns the kernel's end."""
-        ...
-
-    def close_through(self, index: int, front_s: Any) -> None:
-        """Finish every open collective up to one, no kernel running after `front_s`."""
-        ...
-
-
 class SingleQueue:
-    """That of one configuration: only the first open collective can be running."""
+    """Collectives of one configuration, of which only the first open one can be running."""
 
     def __init__(self, device: Device, times: TaskTimes) -> None:
         self._device, self._times = device, times
+        # by task, those that are not over for certain
         self.open: dict[int, tuple[Cost, float]] = {}
 
         # end of the last one that is over
@@ -58,11 +38,13 @@ class SingleQueue:
         self._pairs: dict[Demand, tuple[float, float]] = {}
 
     def issue(self, index: int, cost: Cost, own_ready_s: float) -> None:
+        """Append a collective whose dependencies are met at a time."""
         self.open[index] = cost, own_ready_s
         if len(self.open) == 1:
             self._begin(index, cost, own_ready_s)
 
     def run_next_to(self, kernel: Cost, front_s: float, start_s: float) -> float:
+        """Run a kernel, none having run after `front_s`, while a collective is open. Returns the kernel's end."""
         if self._start_s < start_s:
             self._run_alone(front_s, start_s)
         duration_s, _, demand = cast(tuple[float, float, Demand], kernel[:3])
@@ -93,6 +75,7 @@ class SingleQueue:
         return now_s + left_s
 
     def close_through(self, index: int, front_s: float) -> None:
+        """Finish every open collective up to one, no kernel running after `front_s`."""
         while index in self.open:
             self._close(max(self._start_s, front_s) + self._left_s)
 
@@ -149,7 +132,7 @@ class _OpenCollective:
 
 
 class VectorQueue:
-    """That of many configurations, in each of which another collective may be running."""
+    """The same of many configurations, in each of which another collective may be running."""
 
     def __init__(self, device: Device, times: TaskTimes) -> None:
         self._device, self._times = device, times
@@ -176,7 +159,7 @@ class VectorQueue:
             own_rate, its_rate = self._pair(kernel.demand, collective.cost.demand)
             both_s = minimum(left_s / own_rate, collective.left_s / its_rate)
             if later:
-                both_s = _where(collective.start_s <= now_s, both_s, 0.0)
+                both_s = where(collective.start_s <= now_s, both_s, 0.0)
             now_s, left_s = now_s + both_s, maximum(0.0, left_s - both_s * own_rate)
             self._progress(collective, both_s * its_rate, now_s, started=not later)
             before_s = collective.end_s
@@ -189,7 +172,7 @@ class VectorQueue:
             if not collective.decided:
                 self._start(collective, collective.start_s == inf, collective.earliest_s(self._closed_s))
             alone_s = maximum(collective.start_s, front_s) + collective.left_s
-            collective.end_s = _where(collective.end_s == inf, alone_s, collective.end_s)
+            collective.end_s = where(collective.end_s == inf, alone_s, collective.end_s)
             self._close()
 
     def _run_alone(self, from_s: Number, to_s: Number) -> None:
@@ -214,11 +197,7 @@ class VectorQueue:
         return rates
 
     def _decide_start(
-        self,
-        collective: _OpenCollective,
-        kernel: Cost,
-        before_s: Number,
-        kernel_times: tuple[Number, Number, Number],
+        self, collective: _OpenCollective, kernel: Cost, before_s: Number, kernel_times: tuple[Number, Number, Number]
     ) -> None:
         """Start `collective` if it is due while the kernel runs; without free SMs it starts at the end of a wave."""
         start_s, now_s, left_s = kernel_times
@@ -230,11 +209,11 @@ class VectorQueue:
         if any_true(drains):
             left_then_s = maximum(0.0, left_s - maximum(0.0, earliest_s - now_s))
             wait_s = self._device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
-            earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
+            earliest_s = earliest_s + where(drains & due & (earliest_s > start_s), wait_s, 0.0)
         self._start(collective, due, earliest_s)
 
     def _start(self, collective: _OpenCollective, due: Any, start_s: Number) -> None:
-        collective.start_s = _where(due, start_s, collective.start_s)
+        collective.start_s = where(due, start_s, collective.start_s)
         collective.decided = not any_true(collective.start_s == inf)
 
     def _progress(self, collective: _OpenCollective, work_s: Number, until_s: Number, *, started: bool = False) -> None:
@@ -242,9 +221,9 @@ class VectorQueue:
         done = left_s <= collective.spent_s
         if not started:
             done = done & (collective.start_s <= until_s)
-        collective.left_s = _where(done, 0.0, left_s)
+        collective.left_s = where(done, 0.0, left_s)
         # configurations in which it was done before keep their earlier end
-        collective.end_s = minimum(collective.end_s, _where(done, until_s, inf))
+        collective.end_s = minimum(collective.end_s, where(done, until_s, inf))
 
     def _drop_done(self) -> None:
         while self.open and not any_true(next(iter(self.open.values())).end_s == inf):
@@ -257,11 +236,3 @@ class VectorQueue:
         starts_s[index], ends_s[index] = collective.start_s, collective.end_s
         self._closed_s = collective.end_s
         del self.open[index]
-
-
-def _where(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Choose, element by element where there are arrays."""
-    if isinstance(condition, np.ndarray):
-        chosen: Number = np.where(condition, if_true, if_false)
-        return chosen
-    return if_true if condition else if_false

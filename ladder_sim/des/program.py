@@ -91,7 +91,6 @@ class Outline:
 
     @cached_property
     def kind_streams(self) -> Sequence[int]:
-        """The stream of each kind."""
         return [stream for _, stream in sorted(set(zip(self.kinds, self.streams, strict=True)))]
 
     @cached_property
@@ -101,7 +100,6 @@ class Outline:
 
     @cached_property
     def members(self) -> Mapping[int, Sequence[int]]:
-        """Tasks of every group."""
         members: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
             if group != NO_GROUP:
@@ -111,15 +109,7 @@ class Outline:
 
 # no slots: rows are made when they are read
 class Tasks(Sequence[Task]):
-    """Tasks as an outline and the cost of each kind: a prediction simulates hundreds, and reads few of them.
-
-    Parameters
-    ----------
-    outline
-        What runs where, and after what.
-    costs
-        Of each kind.
-    """
+    """Tasks as an outline and the cost of each kind: a prediction simulates hundreds, and reads few of them."""
 
     def __init__(self, outline: Outline, costs: Sequence[Cost]) -> None:
         self.outline, self.costs = outline, costs
@@ -172,7 +162,6 @@ class Program:
 
     @property
     def outline(self) -> Outline:
-        """What runs where, and after what."""
         return cast(Tasks, self.tasks).outline
 
     @property

@@ -9,14 +9,13 @@ The results equal those of `engine.run` up to rounding. Sharing is possible in p
 stream and one communication stream. Programs of several ranks must share nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ladder_sim.des.comm_queue import CommQueue, SingleQueue, VectorQueue
-from ladder_sim.des.order import evaluation_order
-from ladder_sim.des.program import NO_GROUP, Program
+from ladder_sim.des.comm_queue import SingleQueue, VectorQueue
+from ladder_sim.des.program import NO_GROUP, Outline, Program
 from ladder_sim.des.shared import Device, Number, maximum
 from ladder_sim.des.timeline import TaskTimes, Timeline
 
@@ -28,17 +27,11 @@ CANNOT_SHARE = (
 
 def run(program: Program) -> Timeline:
     """Simulate `program` from time zero; as `ladder_sim.des.engine.run`."""
-    ready_s, start_s, end_s = (np.array(times, np.float64) for times in scan(program))
-    return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
+    return Timeline.of(program, scan(program))
 
 
 def scan(program: Program) -> TaskTimes:
     """Simulate a program whose durations, leads or memory demands may be arrays of one value per configuration.
-
-    Returns
-    -------
-    tuple
-        Ready, start and end times.
 
     Raises
     ------
@@ -59,7 +52,7 @@ def scan(program: Program) -> TaskTimes:
 
     # of plain numbers, with Python's own functions, which are faster; or of arrays
     latest: Callable[..., Any] = maximum if varies else max
-    queue: CommQueue = (VectorQueue if varies else SingleQueue)(device, times)
+    queue: Any = (VectorQueue if varies else SingleQueue)(device, times)
     is_open = queue.open
     for index in evaluation_order(program, compute, comm):
         stream, kind, awaited = rows[index]
@@ -120,3 +113,63 @@ def _streams(program: Program) -> tuple[bool, int, int]:
     if several_ranks or len(comm) > 1 or len(compute) > 1 or comm & compute:
         raise ValueError(CANNOT_SHARE)
     return varies, min(compute), min(comm)
+
+
+def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]:
+    """Task indices in an order in which dependencies come first, and collectives as early as possible.
+
+    Members of a collective group are adjacent. A program that was issued in such an order keeps it. `compute` and
+    `comm` are the streams of kernels and of collectives that share a GPU; -1 where nothing is shared.
+
+    Raises
+    ------
+    DeadlockError
+        There is no such order.
+    """
+    # the same for any durations: a prediction asks several times for each of few outlines
+    known = program.outline.in_order
+    if (compute, comm) not in known:
+        known[compute, comm] = _issued_in_order(program.outline, compute, comm)
+    return range(len(program.tasks)) if known[compute, comm] else _topological(program, compute, comm)
+
+
+def _issued_in_order(outline: Outline, compute: int, comm: int) -> bool:
+    if outline.members:
+        return False
+    # the last kernel issued so far, and the last that the collectives so far wait for, one behind the other
+    kernel = waited = -1
+    for index, (stream, after) in enumerate(zip(outline.streams, outline.after, strict=True)):
+        if after and max(after) >= index:
+            return False
+        if stream == comm:
+            # it may overlap a kernel that it does not wait for, so it must come before that kernel
+            waited = max(waited, *(before for before in after if outline.streams[before] == compute), -1)
+            if waited < kernel:
+                return False
+        elif stream == compute:
+            kernel = index
+    return True
+
+
+def _topological(program: Program, compute: int, comm: int) -> list[int]:
+    # programs in order need none of it
+    import networkx as nx
+
+    unit_of = [task.group if task.group != NO_GROUP else -2 - index for index, task in enumerate(program.tasks)]
+    members: dict[int, list[int]] = {}
+    for index, unit in enumerate(unit_of):
+        members.setdefault(unit, []).append(index)
+    units: nx.DiGraph[int] = nx.DiGraph()
+    units.add_nodes_from(members)
+    units.add_edges_from((unit_of[before], unit_of[after]) for before, after in program.precedence().edges)
+
+    def early(unit: int) -> tuple[bool, bool, int]:
+        """Collectives first, then tasks that share nothing, kernels last."""
+        first = members[unit][0]
+        stream = program.tasks[first].stream
+        return (stream != comm, stream == compute, first)
+
+    try:
+        return [index for unit in nx.lexicographical_topological_sort(units, key=early) for index in members[unit]]
+    except nx.NetworkXUnfeasible:
+        raise program.explain_deadlock(range(len(program.tasks))) from None

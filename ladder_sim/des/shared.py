@@ -42,6 +42,13 @@ def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
     return bool(value.any()) if isinstance(value, np.ndarray) else bool(value)
 
 
+def where(condition: Any, value: Any, other: Any) -> Any:
+    """One of two values, element by element if the condition is an array."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, value, other)
+    return value if condition else other
+
+
 def values_of(value: Number, chosen: NDArray[np.int_]) -> Number:
     """A number, or the values of some configurations from an array of one for each."""
     return value[chosen] if isinstance(value, np.ndarray) else value
@@ -96,9 +103,7 @@ class Traits(NamedTuple):
 # a point closer to the end of a wave than this share of a wave counts as the end
 ROUNDING = 1e-9
 
-# avoids a division by zero for tasks without length; far below the time of any kernel
-TINY_S = 1e-18
-# avoids a division by zero for tasks without memory traffic
+# avoids a division by zero for tasks without length, seconds, or without memory traffic: far below any kernel's
 TINY = 1e-18
 
 # uses nothing that is shared
@@ -190,7 +195,7 @@ class Device:
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
         """Work left in the current wave of `kernel`, seconds at rate 1; 0 between two waves."""
-        wave_s = maximum(duration_s, TINY_S) / self.waves(kernel.tiles)
+        wave_s = maximum(duration_s, TINY) / self.waves(kernel.tiles)
         waves_left = left_s / wave_s
         return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,14 @@ class Timeline:
     end_s: NDArray[np.float64]
     """Last instruction."""
 
+    @classmethod
+    def of(cls, program: Program, times: TaskTimes) -> Self:
+        """That of one configuration."""
+        ready_s, start_s, end_s = (np.array(column, np.float64) for column in times)
+        return cls(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
+
     @property
     def makespan_s(self) -> float:
-        """End of the last task."""
         return float(self.end_s.max(initial=0.0))
 
     def busy(self, streams: Iterable[int]) -> Spans:

@@ -1,13 +1,13 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.checks import ServingCheck
-from ladder_sim.confidence import Confidence
+from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
 from ladder_sim.costs.profile import NO_PROFILE, run_sizes
 from ladder_sim.simulate.collectives import Collective
@@ -132,6 +132,17 @@ def field_text(name: str, value: Any, typed: str = "") -> str:
     if unit != "count":
         return format_quantity(float(value), unit, typed)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def interval_text(interval: Interval, write: Callable[[float], str]) -> str:
+    """A value with the ends of its interval.
+
+    Examples
+    --------
+    >>> interval_text(Interval(value=1.5, low=1.0, high=2.0), "{:.1f}".format)
+    '1.5 (1.0-2.0)'
+    """
+    return f"{write(interval.value)} ({write(interval.low)}-{write(interval.high)})"
 
 
 def axis_values(name: str, values: Sequence[Any] | NDArray[Any], typed: str = "") -> tuple[str, NDArray[Any]]:

@@ -31,17 +31,21 @@ class Notes:
         """Each once, with the names of the parts that it is about, unless it is about all."""
         names: dict[str, list[str]] = {}
         for name, confidence in self.confidences.items():
-            for text in confidence.warnings:
-                if not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used):
+            for text in filter(self._applies, confidence.warnings):
+                if text not in self.about:
                     names.setdefault(text, []).append(name)
         everywhere = len(self.confidences)
         return [
-            *self.about,
+            *filter(self._applies, self.about),
             *(
                 text if len(each) == everywhere or _names(text, each) else f"{_listed(each)}: {text}"
                 for text, each in names.items()
             ),
         ]
+
+    def _applies(self, text: str) -> bool:
+        """Whether a warning still holds next to what else depends on its setting."""
+        return not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used)
 
     def fields(self) -> dict[str, Any]:
         """As in JSON."""

@@ -37,13 +37,7 @@ class Allowlist:
 
     @classmethod
     def of(cls, *, cluster: str = "", stack: str = "", profile: str | None = None) -> Self:
-        """The catalog, and what these name if they are files.
-
-        Raises
-        ------
-        UsageError
-            There is no such name and no such file, or the file cannot be read.
-        """
+        """The catalog, and what these name if they are files; raises UsageError if one cannot be read."""
         clusters = {name: catalog.cluster(name) for name in catalog.cluster_names()}
         stacks = {name: catalog.stack(name) for name in catalog.stack_names()}
         profiles = {name: name for name in (NO_PROFILE, *shipped_profiles())}
@@ -77,13 +71,7 @@ class Allowlist:
         )
 
     def check_unchanged(self) -> None:
-        """Require that files are as they were when they were read: clusters, stacks and answers are kept.
-
-        Raises
-        ------
-        UsageError
-            One was changed.
-        """
+        """Raise UsageError if a file was changed after it was read: clusters, stacks and answers are kept."""
         for path, written in self.written.items():
             if _stamp(path) != written:
                 raise UsageError(f"{shown_path(path)} was changed after it was read", hint="start the explorer again")

@@ -5,6 +5,7 @@ A new one is an entry of `VIEWS`: the page's panel, the callback, the files and 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
 from ladder_sim.explorer import plans, validation, versus
 from ladder_sim.explorer.allowlist import Allowlist
@@ -22,51 +23,24 @@ class View:
     question: Callable[[State], State]
     """What of a page's state it depends on."""
     panel: Callable[[State, Allowlist], Panel]
-    """Of a question."""
+    """Of a question; raises LadderSimError if it has no answer."""
     command: Callable[[State, Allowlist], str]
     """That gives the same in a terminal."""
 
 
+def _view(module: ModuleType, title: str, details: str = "") -> View:
+    return View(title=title, details=details, question=module.question, panel=module.panel, command=module.command)
+
+
 # by the name of their figure and files, in the order of the page
 VIEWS: Mapping[str, View] = {
-    "versus": View(
-        title="Wirings and techniques",
-        details="What they need, engines and quality",
-        question=versus.question,
-        panel=versus.panel,
-        command=versus.command,
-    ),
-    "plans": View(
-        title="Plans on these GPUs",
-        details="The best of each variant, the Pareto front, and why not the others",
-        question=plans.question,
-        panel=plans.panel,
-        command=plans.command,
-    ),
-    "validation": View(
-        title="How well setups like this are predicted",
-        details="",
-        question=validation.question,
-        panel=validation.panel,
-        command=validation.command,
-    ),
+    "versus": _view(versus, "Wirings and techniques", "What they need, engines and quality"),
+    "plans": _view(plans, "Plans on these GPUs", "The best of each variant, the Pareto front, and why not the others"),
+    "validation": _view(validation, "How well setups like this are predicted"),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
-    """Answers questions, each the name of a view and a query of its `View.question`."""
-
-    allowlist: Allowlist
-    """What queries may name."""
-
-    def __call__(self, question: tuple[str, str], tell: Callable[[Panel], object]) -> None:
-        """Answer one.
-
-        Raises
-        ------
-        LadderSimError
-            It has no answer.
-        """
-        name, query = question
-        tell(VIEWS[name].panel(State.parse(query, self.allowlist), self.allowlist))
+def answer(allowlist: Allowlist, question: tuple[str, str], tell: Callable[[Panel], object]) -> None:
+    """Answer a question: the name of a view, and a query of its `View.question`; raises LadderSimError."""
+    name, query = question
+    tell(VIEWS[name].panel(State.parse(query, allowlist), allowlist))

@@ -164,8 +164,8 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
             job = queries.worker.ask(page, queries.load_query(state.query()))
             # once, and first: the worker may end while its last result is put on the page
             done = job.done
-            if job.error is not None:
-                return None, _banner(_in_page_words(job.error)), *nothing[2:]
+            if done:
+                job.future.result()
             ahead = queries.worker.ahead(job)
             now = [job.question, job.updates, done, ahead, dark]
             if now == shown:

@@ -7,11 +7,8 @@ from dash import html
 from dash.development.base_component import Component
 
 from ladder_sim.explorer.controls import extra
-from ladder_sim.explorer.glossary import GLOSSARY
-from ladder_sim.explorer.headline import warnings
+from ladder_sim.explorer.headline import card, warnings
 from ladder_sim.explorer.serving import ServingResult
-from ladder_sim.graph.variants import parse
-from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.serve.requests.promise import METRICS
 from ladder_sim.units import format_seconds
 
@@ -85,18 +82,7 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
         below, lines = "no number of GPUs keeps it", {"broken when idle": breaks}
     if row.get("usd_per_Mtoken"):
         lines["$/Mtok"] = _figure(row, "usd_per_Mtoken", "{:.2f}".format)
-    name = row["variant"]
-    return html.Article(
-        [
-            html.H3(name, title=parse(name).sentence),
-            html.Div(f"{gpus} GPUs" if gpus else "none", className="gain"),
-            html.Div(below, className="interval"),
-            html.Dl([html.Div([html.Dt(title, **_meaning(title)), html.Dd(text)]) for title, text in lines.items()]),
-        ],
-        className="card",
-        style={"--variant": variant_colour(name)},
-        **extra("data-variant", name),
-    )
+    return card(row["variant"], f"{gpus} GPUs" if gpus else "none", below, lines)
 
 
 def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
@@ -112,10 +98,6 @@ def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> s
 def _rate(per_s: float) -> str:
     """Three digits, or a whole number."""
     return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:.0f}"
-
-
-def _meaning(title: str) -> dict[str, Any]:
-    return {"title": GLOSSARY[title]} if title in GLOSSARY else {}
 
 
 def _rows(result: ServingResult) -> dict[str, Mapping[str, Any]]:

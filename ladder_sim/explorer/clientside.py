@@ -1,5 +1,7 @@
 """What the page's script (``assets/explorer.js``) does in the browser when a control moves."""
 
+from collections.abc import Iterable
+
 from dash import ClientsideFunction, Dash, Input, Output, State
 
 from ladder_sim.explorer.background import VIEWS
@@ -21,85 +23,43 @@ CONTROLS = (
 
 def register(app: Dash) -> None:
     """Put all of them on the app."""
-    values = [Output(control_id(key), "value") for key in CONTROLS]
-    app.clientside_callback(
-        _script("spread"),
-        *values,
-        Output("pins", "data"),
-        Output("shape", "data"),
-        Input("visit", "data"),
-        State("start", "data"),
-        State("defaults", "data"),
-    )
-    app.clientside_callback(
-        _script("gather"),
+
+    def call(script: str, *wires: Output | Input | State, first: bool = False) -> None:
+        """Have a function of the script answer inputs; `first`: when the page is loaded, too."""
+        function = ClientsideFunction(namespace="explorer", function_name=script)
+        app.clientside_callback(function, *wires, prevent_initial_call=not first)
+
+    def again(keys: Iterable[str]) -> list[Output]:
+        """Values of controls that another callback writes, too."""
+        return [Output(control_id(key), "value", allow_duplicate=True) for key in keys]
+
+    pins, shape, query = Input("pins", "data"), Input("shape", "data"), Input("query", "data")
+    written = (*(Output(control_id(key), "value") for key in CONTROLS), Output("pins", "data"), Output("shape", "data"))
+    call("spread", *written, Input("visit", "data"), State("start", "data"), State("defaults", "data"), first=True)
+    call(
+        "gather",
         Output("query", "data"),
         *(Input(control_id(key), "value") for key in CONTROLS),
-        Input("pins", "data"),
-        Input("shape", "data"),
+        pins,
+        shape,
+        first=True,
     )
-    app.clientside_callback(
-        _script("own_model"), Output(control_id("model"), "empty"), Input("shape", "data"), prevent_initial_call=True
-    )
-    app.clientside_callback(_script("settle"), Output("settled", "data"), Input("query", "data"))
-    for key in SLIDER_KEYS:
-        own = control_id(key)
-        app.clientside_callback(
-            _script("slide"),
-            Output(own, "value", allow_duplicate=True),
-            Input(f"{own}-slider", "value"),
-            State(f"{own}-slider", "id"),
-            prevent_initial_call=True,
-        )
-    app.clientside_callback(
-        _script("show"),
-        *(Output(f"{control_id(key)}-slider", "value") for key in SLIDER_KEYS),
-        *(Output(control_id(key), "placeholder") for key in SLIDER_KEYS),
-        Input("answer", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        _script("reset"),
-        *(Output(control_id(key), "value", allow_duplicate=True) for key in (*SCENARIO_KEYS, "settings")),
-        Input("reset", "n_clicks"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        _script("serve"),
-        Output(control_id("rate"), "value", allow_duplicate=True),
-        Input("serve", "n_clicks"),
-        State(control_id("rate"), "value"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        _script("guide"),
-        Output("guide-show", "title"),
-        Input("guide-show", "n_clicks"),
-        *(State(f"guide-{part}", "value") for part in ("model", "cluster", "nodes", "aim")),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        _script("pin"),
-        Output("pins", "data", allow_duplicate=True),
-        Input("pin", "n_clicks"),
-        Input("unpin", "n_clicks"),
-        State("pins", "data"),
-        State("query", "data"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        _script("theme"), Output("theme", "data"), Output("theme-switch", "children"), Input("theme-switch", "n_clicks")
-    )
+    call("own_model", Output(control_id("model"), "empty"), shape)
+    call("settle", Output("settled", "data"), query, first=True)
+    sliders = [f"{control_id(key)}-slider" for key in SLIDER_KEYS]
+    for key, slider in zip(SLIDER_KEYS, sliders, strict=True):
+        call("slide", *again([key]), Input(slider, "value"), State(slider, "id"))
+    placeholders = (Output(control_id(key), "placeholder") for key in SLIDER_KEYS)
+    call("show", *(Output(slider, "value") for slider in sliders), *placeholders, Input("answer", "data"))
+    call("reset", *again((*SCENARIO_KEYS, "settings")), Input("reset", "n_clicks"))
+    call("serve", *again(["rate"]), Input("serve", "n_clicks"), State(control_id("rate"), "value"))
+    answers = (State(f"guide-{part}", "value") for part in ("model", "cluster", "nodes", "aim"))
+    call("guide", Output("guide-show", "title"), Input("guide-show", "n_clicks"), *answers)
+    pinned = Output("pins", "data", allow_duplicate=True)
+    clicks = Input("pin", "n_clicks"), Input("unpin", "n_clicks")
+    call("pin", pinned, *clicks, State("pins", "data"), State("query", "data"))
+    switch = Output("theme-switch", "children"), Input("theme-switch", "n_clicks")
+    call("theme", Output("theme", "data"), *switch, first=True)
     for action, names in (("copy", TEXTS_TO_COPY), ("png", FIGURES)):
         for button in (f"{action}-{name}" for name in names):
-            app.clientside_callback(
-                _script(action),
-                Output(button, "title"),
-                Input(button, "n_clicks"),
-                State(button, "id"),
-                prevent_initial_call=True,
-            )
-
-
-def _script(name: str) -> ClientsideFunction:
-    return ClientsideFunction(namespace="explorer", function_name=name)
+            call(action, Output(button, "title"), Input(button, "n_clicks"), State(button, "id"))

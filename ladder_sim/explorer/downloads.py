@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from ladder_sim.analysis.sensitivity import STEP
@@ -32,13 +31,7 @@ class File(NamedTuple):
 
 
 def download(queries: Queries, name: str, query: str) -> File:
-    """A file of the page for a query.
-
-    Raises
-    ------
-    LadderSimError
-        There is no such file, or the query has no answer.
-    """
+    """A file of the page for a query; raises LadderSimError if there is no such file, or no answer."""
     figure, _, ending = name.partition(".")
     if name in _FILES:
         content = _FILES[name](queries, queries.state(query).query(pins=False))
@@ -54,7 +47,7 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
         answer = queries.answer(query)
         how = answer.state.how(queries.allowlist)
         return perfetto.to_json(
-            {name: predicted_run(replace(answer.scenario, variant=name), phase, **how) for name in answer.predictions}
+            {name: predicted_run(answer.scenario.having(variant=name), phase, **how) for name in answer.predictions}
         )
 
     return trace

@@ -1,6 +1,7 @@
 """The top of the page: what each variant does, whether it fits, and the sources of the numbers."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
@@ -14,6 +15,7 @@ from ladder_sim.display.labels import (
     field_text,
     field_title,
     hardware_label,
+    interval_text,
     kind_label,
     next_to_label,
     stack_label,
@@ -159,7 +161,7 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
     standard = prediction.variant == "standard"
     gain, rate, limit, parts = prediction.speedup, prediction.tokens_per_s, prediction.limited_by, prediction.breakdown
     lines = {
-        "tok/s": f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
+        "tok/s": interval_text(rate, format_rate),
         "TTFT": _bounded(prediction.ttft_s, answer.state.max_ttft_s),
         "TPOT": "-" if prediction.tpot_s is None else _bounded(prediction.tpot_s, answer.state.max_tpot_s),
         "hidden": f"{parts.hidden_share:.0%} of {format_seconds(parts.comm_s)}" if parts.comm_s else "-",
@@ -167,17 +169,28 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
     }
     if answer.state.price is not None:
         lines["$/Mtok"] = f"{token_price(answer.state.price, answer.scenario.plan.gpus, rate.value):.2f}"
-    chosen = prediction is answer.chosen and not standard
+    return card(
+        prediction.variant,
+        "1.00x" if standard else f"{gain.value:.2f}x",
+        "baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}",
+        lines,
+        chosen=prediction is answer.chosen and not standard,
+    )
+
+
+def card(variant: str, gain: str, below: str, lines: Mapping[str, Any], *, chosen: bool = False) -> html.Article:
+    """A variant: what it gains, a line below that, and further figures by name."""
+    terms = {name: html.Dt(name, **(extra("title", GLOSSARY[name]) if name in GLOSSARY else {})) for name in lines}
     return html.Article(
         [
-            html.H3(prediction.variant, title=parse(prediction.variant).sentence),
-            html.Div("1.00x" if standard else f"{gain.value:.2f}x", className="gain"),
-            html.Div("baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}", className="interval"),
-            html.Dl([html.Div([html.Dt(name, title=GLOSSARY[name]), html.Dd(text)]) for name, text in lines.items()]),
+            html.H3(variant, title=parse(variant).sentence),
+            html.Div(gain, className="gain"),
+            html.Div(below, className="interval"),
+            html.Dl([html.Div([terms[name], html.Dd(text)]) for name, text in lines.items()]),
         ],
         className="card chosen" if chosen else "card",
-        style={"--variant": variant_colour(prediction.variant)},
-        **extra("data-variant", prediction.variant),
+        style={"--variant": variant_colour(variant)},
+        **extra("data-variant", variant),
     )
 
 

@@ -1,6 +1,5 @@
 """The view of all plans on the page's GPUs: which serves its requests best."""
 
-import shlex
 from dataclasses import asdict
 
 from ladder_sim.analysis.advise import CANDIDATES, advise
@@ -8,7 +7,7 @@ from ladder_sim.analysis.plans import DEGREES
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
-from ladder_sim.explorer.snippets import flags
+from ladder_sim.explorer.snippets import written
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.analysis import advice_document
 from ladder_sim.report.figures.analysis import pareto_figure
@@ -23,7 +22,7 @@ from ladder_sim.report.tables.analysis import (
     objective_title,
     plan_cells,
 )
-from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64
@@ -50,13 +49,7 @@ def trained(state: State) -> tuple[str, ...]:
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """Every plan with the page's requests, as of `ladder-sim advise`.
-
-    Raises
-    ------
-    LadderSimError
-        There are too many GPUs to search here, or nothing fits.
-    """
+    """Every plan with the page's requests, as of `ladder-sim advise`."""
     load = state.arguments["concurrency"]
     requests = {"batch": state.arguments["batch"]} if load is None else {"concurrency": load}
     point = state.point(allowlist, *DEGREES, "batch", "concurrency") | requests
@@ -66,12 +59,12 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
             f"{gpus} GPUs: the page searches plans on at most {MAX_GPUS}", hint="ladder-sim advise searches more"
         )
     advice = advise(
-        point,
         variants=trained(state),
         max_ttft_s=state.max_ttft_s,
         max_tpot_s=state.max_tpot_s,
         usd_per_gpu_hour=state.price,
         profile=state.how(allowlist)["profile"],
+        **keywords_of(point),
     )
     plans = plan_cells(advice)
     return Panel(
@@ -93,17 +86,17 @@ def command(state: State, allowlist: Allowlist) -> str:
     >>> command(State.parse("model=405b&nodes=2&pp=2&batch=8&max_tpot=30ms", Allowlist.of()), Allowlist.of())
     'ladder-sim advise --model 405b --nodes 2 --batches 8 --max-tpot 30ms'
     """
-    words = ["ladder-sim", "advise", *flags(state, allowlist, *DEGREES, "batch")]
-    if state.arguments["concurrency"] is None:
-        words += ["--batches", str(state.arguments["batch"])]
-    if state.variants:
-        words += ["--variant", ",".join(trained(state))]
-    for name in ("max_tpot", "max_ttft"):
-        if bound := getattr(state, name):
-            words += [f"--{name.replace('_', '-')}", bound]
-    if state.price is not None:
-        words += ["--price", f"{state.price:g}"]
-    return shlex.join(words)
+    return written(
+        "advise",
+        state,
+        allowlist,
+        *(*DEGREES, "batch"),
+        batches=state.arguments["batch"] if state.arguments["concurrency"] is None else None,
+        variant=",".join(trained(state)) if state.variants else None,
+        max_tpot=state.max_tpot,
+        max_ttft=state.max_ttft,
+        price=state.price,
+    )
 
 
 def _table(cells: Cells) -> Table:

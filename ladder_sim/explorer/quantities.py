@@ -27,13 +27,7 @@ def busiest_link(scenario: Scenario) -> str:
 
 
 def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
-    """A field's value.
-
-    Raises
-    ------
-    UsageError
-        It is not given.
-    """
+    """A field's value; raises UsageError if it is not given."""
     value = used_value(scenario, name, profile)
     if value is None:
         raise UsageError(f"{field_title(name)} is empty here", hint="enter a number first, or choose another field")
@@ -41,13 +35,7 @@ def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -
 
 
 def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
-    """Values of a field to scan, ascending.
-
-    Raises
-    ------
-    UsageError
-        The field is 0, which has no multiples.
-    """
+    """Values of a field to scan, ascending; raises UsageError if the field is 0, which has no multiples."""
     if name == "tp":
         return list(scenario.tp_degrees())
     if name in _DOUBLED:

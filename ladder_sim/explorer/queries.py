@@ -1,9 +1,8 @@
 """What the page's queries ask of the simulator; results are kept for the views that share them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial, wraps
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache, partial
 
 from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
@@ -13,14 +12,15 @@ from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer import quantities
+from ladder_sim.explorer import background, quantities
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.background import VIEWS, Background
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.panel import Panel
 from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs.arguments import keywords_of
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import used_settings
 from ladder_sim.sweeps.evaluate import How
@@ -30,12 +30,10 @@ from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.validation.compare import Comparison, ErrorStats, error_stats, unseen, validate
 
-# results of each kind
+# results of each kind that are kept
 KEPT = 256
 # tensor-parallel degrees of a Pareto front: more cannot be told apart
 MAX_DEGREES = 8
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,44 +85,25 @@ class Answer(Setup):
         return Notes(confidences={"": self.predictions.confidence}, used=self.used)
 
 
-def _cached(method: "Callable[[Queries, str], _Result]") -> "Callable[[Queries, str], _Result]":
-    """Keep a method's results for the latest `KEPT` queries, in the object itself."""
-
-    @wraps(method)
-    def lookup(self: "Queries", query: str) -> _Result:
-        if method.__name__ not in self._caches:
-            self._caches.setdefault(method.__name__, lru_cache(maxsize=KEPT)(partial(method, self)))
-        result: _Result = self._caches[method.__name__](query)
-        return result
-
-    return lookup
-
-
 class Queries:
-    """Results of queries, for one explorer.
-
-    Parameters
-    ----------
-    allowlist
-        What queries may name.
-    """
+    """Results of queries, for one explorer; `allowlist` is what they may name."""
 
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
         self.worker: Worker[ServingResult] = Worker(ServingView(allowlist))
 
         # another process: its answers take seconds, those under load half a minute
-        self.background: Worker[Panel] = Worker(Background(allowlist=allowlist))
+        self.background: Worker[Panel] = Worker(partial(background.answer, allowlist))
 
-        # by method
-        self._caches: dict[str, Callable[[str], Any]] = {}
+        # of each object, so that one explorer's results are not another's
+        for name in ("setup", "answer", "curve", "map", "advice", "sensitivity"):
+            setattr(self, name, lru_cache(maxsize=KEPT)(getattr(self, name)))
 
     def state(self, query: object) -> State:
         """A query, read and checked."""
         self.allowlist.check_unchanged()
         return State.parse(query, self.allowlist)
 
-    @_cached
     def setup(self, query: str) -> Setup:
         """The scenario of a query, and the profile for it."""
         state = self.state(query)
@@ -132,7 +111,6 @@ class Queries:
         profile = resolve_profile(scenario, state.how(self.allowlist)["profile"])
         return Setup(state=state, scenario=scenario, profile=profile, used=self._used(state))
 
-    @_cached
     def answer(self, query: str) -> Answer:
         """Its predictions."""
         setup = self.setup(query)
@@ -140,12 +118,10 @@ class Queries:
         predictions = predict(scenario, state.names(scenario), **state.how(self.allowlist))
         return Answer(state=state, scenario=scenario, profile=setup.profile, used=setup.used, predictions=predictions)
 
-    @_cached
     def curve(self, query: str) -> SweepTable:
         """Every variant along one field."""
         return self._run(query, *self.curve_grid(query))
 
-    @_cached
     def map(self, query: str) -> SweepTable:
         """Two variants over two fields; the upward one varies slowest."""
         grid, how = self.map_grid(query)
@@ -158,7 +134,6 @@ class Queries:
         columns = {name: values.reshape(shape).T.ravel() for name, values in table.columns.items()}
         return replace(table, columns=columns, varied=varied)
 
-    @_cached
     def advice(self, query: str) -> Advice:
         """Every degree that fits, with every batch or number of requests in flight, and the Pareto front."""
         answer = self.answer(query)
@@ -168,28 +143,21 @@ class Queries:
         profile = answer.state.how(self.allowlist)["profile"]
         trained = [name for name in answer.predictions if name != "upper-bound"]
         return advise(
-            {**point, "tp": degrees, load: BATCHES},
             variants=trained or CANDIDATES,
             max_ttft_s=answer.state.max_ttft_s,
             max_tpot_s=answer.state.max_tpot_s,
             usd_per_gpu_hour=answer.state.price,
             profile=profile,
+            **keywords_of({**point, "tp": degrees, load: BATCHES}),
         )
 
-    @_cached
     def sensitivity(self, query: str) -> list[Sensitivity]:
         """What each figure does to the chosen variant's request time."""
         answer = self.answer(query)
         return sensitivity(answer.scenario, [answer.chosen.variant], profile=answer.profile or NO_PROFILE, step=STEP)
 
     def load_query(self, query: str) -> str:
-        """What requests under load depend on.
-
-        Raises
-        ------
-        UsageError
-            There is no rate.
-        """
+        """What requests under load depend on; raises UsageError if there is no rate."""
         state = self.state(query)
         if state.rate is None:
             raise UsageError("no requests arrive", hint="set 'Requests per second'")
@@ -200,13 +168,7 @@ class Queries:
         return self.worker.answer(self.load_query(query))
 
     def panel(self, name: str, query: str, page: str | None = None) -> Panel:
-        """The answer of a view in the background (`VIEWS`).
-
-        Raises
-        ------
-        StaleError
-            The page has asked for another scenario since.
-        """
+        """The answer of one of `VIEWS`; raises StaleError if the page has asked for another scenario since."""
         question = VIEWS[name].question(self.state(query)).query()
         # a page waits for one answer of each view
         return self.background.answer((name, question), None if page is None else (page, name))
@@ -218,13 +180,7 @@ class Queries:
         return self._grid(answer, tuple(answer.predictions), {answer.along: values})
 
     def map_grid(self, query: str) -> tuple[Grid, How]:
-        """The sweep of the map.
-
-        Raises
-        ------
-        UsageError
-            Its axes are the same, or one has a single value.
-        """
+        """The sweep of the map; raises UsageError if its axes are the same, or one has a single value."""
         answer = self.answer(query)
         across = answer.across
         if across == answer.up:

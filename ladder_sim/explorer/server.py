@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterable
+from multiprocessing import active_children
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -75,10 +76,7 @@ def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | No
 def serving(app: Dash, host: str, port: int) -> BaseWSGIServer:
     """A server that is bound to its port; ``serve_forever`` answers, each request on a thread of its own.
 
-    Raises
-    ------
-    UsageError
-        The port is taken, or this machine does not have the address.
+    Raises UsageError if the port is taken, or this machine does not have the address.
     """
     try:
         return make_server(host, port, app.server, threaded=True, request_handler=_RequestHandler)
@@ -91,7 +89,12 @@ def serve(server: BaseWSGIServer) -> None:
     # everything loaded by now stays: looking through it again and again took a quarter of the time
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-    server.serve_forever()
+    try:
+        server.serve_forever()
+    finally:
+        # what they compute is for nobody now
+        for process in active_children():
+            process.kill()
 
 
 class _RequestHandler(WSGIRequestHandler):

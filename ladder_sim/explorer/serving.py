@@ -85,13 +85,7 @@ class _CachedService(Service):
 
 
 class ServingView:
-    """Answers queries of the page.
-
-    Parameters
-    ----------
-    allowlist
-        What queries may name.
-    """
+    """Answers queries of the page; `allowlist` is what they may name."""
 
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
@@ -99,13 +93,7 @@ class ServingView:
         self._services: OrderedDict[str, _CachedService] = OrderedDict()
 
     def __call__(self, query: str, tell: Callable[[ServingResult], object]) -> None:
-        """Answer a query of `State.under_load`, piece by piece.
-
-        Raises
-        ------
-        LadderSimError
-            It has no answer.
-        """
+        """Answer a query of `State.under_load`, piece by piece; raises LadderSimError if it has no answer."""
         _Answer(self, State.parse(query, self.allowlist), tell).give()
 
     def service(self, state: State, scenario: Scenario, traffic: Traffic) -> Service:

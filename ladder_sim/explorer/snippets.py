@@ -11,7 +11,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.sweeps.axes import resolve
 
 # how a command predicts what does not fit
-IGNORE_MEMORY = ("--set", "ignore_memory=true")
+IGNORE_MEMORY = "ignore_memory=true"
 # arguments that arrivals, the promise and the search for replicas replace, and the settings of the same
 _REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
 _OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
@@ -26,12 +26,8 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     >>> command_line(state, Allowlist.of())
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
-    words = ["ladder-sim", "predict", *flags(state, allowlist)]
-    if state.variants:
-        words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
-    if state.ignore_memory:
-        words += IGNORE_MEMORY
-    return shlex.join(words)
+    variants = ",".join(dict.fromkeys(("standard", *state.variants))) if state.variants else None
+    return written("predict", state, allowlist, variant=variants, set=state.ignore_memory and IGNORE_MEMORY)
 
 
 def capacity_command(state: State, allowlist: Allowlist) -> str:
@@ -44,20 +40,24 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     ladder-sim capacity --model 8b --prompt 1024 --gen 512 --rate 4 --requests 500 ...
     --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder
     """
-    words = ["ladder-sim", "capacity", *flags(state, allowlist, *_OF_REQUESTS)]
     served = state.under_load()
-    traffic = traffic_of(served, served.scenario(allowlist))
-    for name in ("prompt", "gen", "rate", "requests"):
-        words += [f"--{name}", f"{getattr(traffic, name)}".removesuffix(".0")]
-    words += ["--slo", str(state.promise), "--variant", ",".join(state.names(served.scenario(allowlist)))]
-    if state.price is not None:
-        words += ["--price", f"{state.price:g}"]
-    return shlex.join(words)
+    scenario = served.scenario(allowlist)
+    traffic = traffic_of(served, scenario)
+    return written(
+        "capacity",
+        state,
+        allowlist,
+        *_OF_REQUESTS,
+        **{name: getattr(traffic, name) for name in ("prompt", "gen", "rate", "requests")},
+        slo=state.promise,
+        variant=",".join(state.names(scenario)),
+        price=state.price,
+    )
 
 
-def flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
-    """Those of the page's scenario, without some arguments and settings."""
-    words = []
+def written(command: str, state: State, allowlist: Allowlist, *left_out: str, **options: object) -> str:
+    """Write a command with the page's scenario, without some arguments and settings, and with options that are set."""
+    words = ["ladder-sim", command]
     if state.shape is not None:
         words += ["--model", "config.json"]
     for argument, value in state.changed():
@@ -70,7 +70,11 @@ def flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
     for key, text in state.settings.items():
         if resolve(key)[0] not in left_out:
             words += ["--set", f"{key}={text}"]
-    return words
+    for name, value in options.items():
+        if value:
+            # a whole number of a float as one would type it
+            words += [f"--{name.replace('_', '-')}", str(value).removesuffix(".0")]
+    return shlex.join(words)
 
 
 def python_code(state: State, allowlist: Allowlist) -> str:
@@ -88,7 +92,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     shown = state.variant if not state.variants or state.variant in state.variants else state.variants[-1]
     lines += [
         "",
-        f"scenario = Scenario.of({_arguments(state, allowlist)})",
+        f"scenario = Scenario({_arguments(state, allowlist)})",
         f"predictions = predict({', '.join(inputs)})",
         f'print(predictions["{shown}"].speedup)',
     ]
@@ -112,7 +116,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
         lines.append("from ladder_sim.specs.model import ModelSpec")
     lines += [
         "",
-        f"scenario = Scenario.of({_arguments(served, allowlist)})",
+        f"scenario = Scenario({_arguments(served, allowlist)})",
         f"traffic = Traffic({lengths}, rate={traffic.rate:g}, requests={traffic.requests})",
         f'promise = Promise.parse("{state.promise}")',
         f"fleets = smallest_fleets({', '.join(inputs)})",
@@ -122,7 +126,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
 
 
 def _arguments(state: State, allowlist: Allowlist) -> str:
-    """Of `Scenario.of`."""
+    """Of `Scenario`."""
     given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape

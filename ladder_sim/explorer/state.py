@@ -51,7 +51,7 @@ class State:
     """
 
     arguments: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
-    """Value of each argument of `Scenario.of`; specs by their names on the page."""
+    """Value of each argument of `Scenario`; specs by their names on the page."""
     shape: ModelSpec | None = None
     """A model that was uploaded on the page; the argument "model" holds its name."""
     profile: str | None = None
@@ -90,13 +90,7 @@ class State:
 
     @classmethod
     def parse(cls, query: object, allowlist: Allowlist) -> Self:
-        """Read a query string.
-
-        Raises
-        ------
-        UsageError
-            It is too long, a field is unknown or given twice, or a value breaks a rule.
-        """
+        """Read a query string; raises UsageError if it is too long, or a field is unknown, given twice or wrong."""
         arguments, settings, values, pins = dict(DEFAULTS), {}, {}, []
         seen = set()
         for key, text in _pairs(query):
@@ -133,14 +127,8 @@ class State:
         return [(ARGUMENTS[name], value) for name, value in self.arguments.items() if value != DEFAULTS[name]]
 
     def scenario(self, allowlist: Allowlist) -> Scenario:
-        """What to simulate.
-
-        Raises
-        ------
-        LadderSimError
-            The arguments do not fit each other.
-        """
-        return Scenario.of(**self._resolved(allowlist), overrides=self.settings)
+        """What to simulate; raises LadderSimError if the arguments do not fit each other."""
+        return Scenario(**self._resolved(allowlist), overrides=self.settings)
 
     @property
     def promise(self) -> Promise:
@@ -189,7 +177,7 @@ class State:
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `Scenario.of`, names of the page replaced by their specs."""
+        """Arguments of `Scenario`, names of the page replaced by their specs."""
         return {
             **self.arguments,
             "model": self.shape or self.arguments["model"],
@@ -275,14 +263,6 @@ def _switch(key: str, text: str) -> bool:
     if text != "1":
         raise UsageError(f"{key} is {text[:40]!r}: must be 1", hint="leave it out to say no")
     return True
-
-
-def _variants(key: str, text: str) -> tuple[str, ...]:
-    return canonical_names(text.split(","))
-
-
-def _variant(key: str, text: str) -> str:
-    return canonical(text)
 
 
 def _axis(key: str, text: str) -> str:
@@ -380,13 +360,13 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "shape": _shape,
     "profile": _text,
     "ignore_memory": _switch,
-    "variants": _variants,
+    "variants": lambda _, text: canonical_names(text.split(",")),
     "phase": _text,
     "along": _axis,
     "across": _axis,
     "up": _axis,
-    "variant": _variant,
-    "over": _variant,
+    "variant": lambda _, text: canonical(text),
+    "over": lambda _, text: canonical(text),
     "price": _price,
     "max_ttft": _duration,
     "max_tpot": _duration,

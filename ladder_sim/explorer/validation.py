@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ladder_sim.confidence.runs import most_alike
-from ladder_sim.display.labels import errors_label, load_label, scenario_label
+from ladder_sim.display.labels import errors_label, interval_text, load_label, scenario_label
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table
 from ladder_sim.explorer.state import State
@@ -31,13 +31,7 @@ def question(state: State) -> State:
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """The nearest runs.
-
-    Raises
-    ------
-    LadderSimError
-        The arguments do not fit each other.
-    """
+    """The nearest runs."""
     scenario = state.scenario(allowlist)
     runs = nearest(scenario)
     near = runs[:SHOWN]
@@ -101,11 +95,10 @@ def _cells(each: Likeness) -> list[str]:
     scenario, quantity, workload = each.run.scenario, each.run.quantity, each.run.scenario.workload
     requests = f"{load_label(workload)}, {workload.prompt} + {workload.gen}"
     show = format_seconds if each.run.figure == "tpot" else "{:.2f}".format
-    predicted = quantity.predicted
     return [
         f"{scenario.model.name}, {_place(scenario)}, {requests}{'*' if each.run.seen else ''}",
         show(quantity.measured),
-        f"{show(predicted.value)} ({show(predicted.low)}-{show(predicted.high)})",
+        interval_text(quantity.predicted, show),
         _error(quantity),
     ]
 

@@ -1,12 +1,10 @@
 """The view of every wiring and technique side by side."""
 
-import shlex
-
 from ladder_sim.analysis.versus import versus
 from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
-from ladder_sim.explorer.snippets import IGNORE_MEMORY, flags
+from ladder_sim.explorer.snippets import IGNORE_MEMORY, written
 from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.figures.versus import versus_figure
@@ -25,13 +23,7 @@ def question(state: State) -> State:
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """What each option gains, as of `ladder-sim versus`.
-
-    Raises
-    ------
-    LadderSimError
-        The scenario has no answer, or nothing to compare.
-    """
+    """What each option gains, as of `ladder-sim versus`."""
     result = versus(state.scenario(allowlist), **state.how(allowlist))
     document = versus_document(result)
     left_out = [f"left out: {name}: {reason}" for name, reason in document.content["left_out"].items()]
@@ -54,8 +46,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     >>> command(State.parse("model=405b&technique=fused-norm&variants=ladder", Allowlist.of()), Allowlist.of())
     'ladder-sim versus --model 405b'
     """
-    words = ["ladder-sim", "versus", *flags(state, allowlist, "technique")]
-    return shlex.join([*words, *(IGNORE_MEMORY if state.ignore_memory else [])])
+    return written("versus", state, allowlist, "technique", set=state.ignore_memory and IGNORE_MEMORY)
 
 
 def _needs(document: Document) -> tuple[Table, ...]:

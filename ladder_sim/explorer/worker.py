@@ -3,16 +3,18 @@
 One question at a time, in the order in which pages asked them. What no page waits for any more is given up.
 """
 
-import contextlib
 import multiprocessing
+import os
+import signal
 import threading
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer.scheduler import StaleError
@@ -20,9 +22,6 @@ from ladder_sim.sweeps.executors import settle
 
 # answers that are kept
 _KEPT = 32
-_GIVE_UP = None
-# for a process that has closed its end to be gone, seconds
-_EXIT_S = 5.0
 # for a process to start, or to report something new: far more than answers take on a busy machine
 SILENCE_S = 120.0
 
@@ -31,28 +30,12 @@ Result = TypeVar("Result")
 Compute = Callable[[Any, Callable[[Result], object]], object]
 
 
+class LostError(LadderSimError):
+    """The process did not start, died, or was ended because it reported nothing."""
+
+
 class _GivenUpError(Exception):
     """No page waits for the answer."""
-
-
-class _NotStartedError(Exception):
-    """There is no process."""
-
-
-class _SilentError(Exception):
-    """Nothing came from the process for `SILENCE_S`."""
-
-    def __init__(self) -> None:
-        super().__init__(f"nothing came from it for {SILENCE_S:g} seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The worker is done with a question."""
-
-    error: LadderSimError | None = None
-    lost: bool = False
-    """It did not start, died, or was ended because nothing came from it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -60,224 +43,182 @@ class Job(Generic[Result]):
     """A question and what is known of its answer."""
 
     question: Hashable
-    pages: set[Hashable] = field(default_factory=set)
-    """That wait for it."""
+    future: "Future[None]" = field(default_factory=Future)
+    """Done when the whole answer is there, or with the error that says why there is none."""
+    pages: "dict[Hashable, Future[None]]" = field(default_factory=dict)
+    """Pages that wait for the answer. The future of a page is done when the page waits for it no more."""
     updates: int = 0
-    """How often something new was reported."""
+    """Number of results that were reported."""
     result: Result | None = None
-    """The latest."""
-    error: LadderSimError | None = None
-    """Why there is no answer."""
-    lost: bool = False
-    """As `_End.lost`: who asks again has it tried again."""
-    done: bool = False
+    """Latest result that was reported."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will be reported."""
+        return self.future.done()
+
+    @property
+    def lost(self) -> bool:
+        """Whether there is no answer because of the process: who asks again has it tried again."""
+        return self.done and isinstance(self.future.exception(), LostError)
 
 
 class Worker(Generic[Result]):
-    """A process that computes answers; it starts with the first question.
+    """A process that computes answers; it starts with the first question, and again when it has died.
 
-    Parameters
-    ----------
-    compute
-        A function of a module, or a value with ``__call__`` that can be pickled.
+    `compute` is a function of a module, or a value with ``__call__`` that can be pickled.
     """
 
     def __init__(self, compute: Compute[Result]) -> None:
         self._compute = compute
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         # by question, oldest first
-        self._jobs: OrderedDict[Hashable, Job[Result]] = OrderedDict()
+        self._jobs: dict[Hashable, Job[Result]] = {}
         self._running: Job[Result] | None = None
-        self._process: BaseProcess | None = None
-        self._connection: Connection[Any, Any] | None = None
-        self._thread: threading.Thread | None = None
+
+        # hands one question after the other to the process
+        self._thread = ThreadPoolExecutor(1)
+        self._process: _Process | None = None
+
+        # shared with the process: whether it is to give its question up
+        self._given_up = multiprocessing.get_context("spawn").Value("b", lock=False)
 
     def ask(self, page: Hashable, question: Hashable) -> Job[Result]:
         """What is known of an answer by now; a page waits for the last question that it asked."""
-        with self._changed:
+        with self._lock:
             self._forget(page, question)
             job = self._jobs.get(question)
             if job is None or (job.lost and page not in job.pages):
                 self._jobs.pop(question, None)
+                for each in [each for each in self._jobs.values() if each.done][:-_KEPT]:
+                    del self._jobs[each.question]
                 job = self._jobs[question] = Job(question=question)
-            if job.lost:
-                # once
-                job.pages.discard(page)
-            elif not job.done:
-                job.pages.add(page)
-                self._start()
-            self._changed.notify_all()
+                job.future = self._thread.submit(self._answer, job)
+            if job.done:
+                # an error of the process is shown once, then the question is tried again
+                job.pages.pop(page, None)
+            else:
+                job.pages.setdefault(page, Future())
             return job
 
     def answer(self, question: Hashable, page: Hashable = None) -> Result:
         """The whole answer, once it is there; of a page, unless that asks another question meanwhile.
 
-        Raises
-        ------
-        LadderSimError
-            The question has none.
-        StaleError
-            The page has asked another one since.
+        Raises LadderSimError if the question has no answer, StaleError if the page has asked another one since.
         """
         page = object() if page is None else page
         job = self.ask(page, question)
-        with self._changed:
-            self._changed.wait_for(lambda: job.done or page not in job.pages)
-            if job.done:
-                job.pages.discard(page)
-        if not job.done:
-            raise StaleError
-        if job.error is not None or job.result is None:
-            raise job.error or LadderSimError("the worker reported nothing", hint="a bug: the terminal shows where")
+        if left := job.pages.get(page):
+            wait([job.future, left], return_when=FIRST_COMPLETED)
+            if left.done():
+                raise StaleError
+        with self._lock:
+            job.pages.pop(page, None)
+        job.future.result()
+        if job.result is None:
+            raise LadderSimError("the worker reported nothing", hint="a bug: the terminal shows where")
         return job.result
 
     def ahead(self, job: Job[Result]) -> int:
         """Questions that are answered before this one."""
-        with self._changed:
-            waiting = self._waiting()
-            return waiting.index(job) + (self._running is not None) if job in waiting else 0
+        with self._lock:
+            return sum(not each.done for each in takewhile(lambda each: each is not job, self._jobs.values()))
 
     def leave(self, page: Hashable) -> None:
         """A page waits for nothing."""
-        with self._changed:
+        with self._lock:
             self._forget(page, None)
 
     def _forget(self, page: Hashable, but: Hashable) -> None:
-        for question, job in list(self._jobs.items()):
-            if question == but or page not in job.pages:
-                continue
-            job.pages.discard(page)
+        for job in [each for each in self._jobs.values() if each.question != but and page in each.pages]:
+            job.pages.pop(page).set_result(None)
             if not job.pages and not job.done:
-                del self._jobs[question]
-                if job is self._running and self._connection is not None:
-                    # the process may have died, which `_hand_out` will notice
-                    with contextlib.suppress(OSError):
-                        self._connection.send(_GIVE_UP)
+                del self._jobs[job.question]
+                if job is self._running:
+                    self._given_up.value = True
 
-    def _waiting(self) -> list[Job[Result]]:
-        return [job for job in self._jobs.values() if not job.done and job is not self._running]
-
-    def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._hand_out, daemon=True)
-            thread.start()
-            self._thread = thread
-
-    def _hand_out(self) -> None:
-        """On a thread of its own: give the process one question after the other."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._waiting)
-                job = self._running = self._waiting()[0]
-            try:
-                end = self._listen(job)
-            except Exception as fault:
-                # whatever it is: a page must not wait for ever
-                end = _End(self._lose(fault), lost=True)
-            with self._changed:
-                self._running = None
-                # one that was given up has no answer, whoever looks at it late
-                job.error, job.lost, job.done = end.error, end.lost, self._jobs.get(job.question) is job
-                if not job.lost:
-                    job.pages.clear()
-                done = [question for question, each in self._jobs.items() if each.done]
-                for question in done[:-_KEPT]:
-                    del self._jobs[question]
-                self._changed.notify_all()
-
-    def _lose(self, fault: Exception) -> LadderSimError:
-        """End the process, if it is there still; the next question starts another."""
-        if self._process is not None:
-            self._process.kill()
+    def _answer(self, job: Job[Result]) -> None:
+        """Have the process answer a question, and take what it reports."""
+        with self._lock:
+            self._check_wanted(job)
+            self._running, self._given_up.value = job, False
+        try:
+            process = self._process = self._process or _Process.start(self._compute, self._given_up)
+            answered = process.pool.submit(_answer, job.question)
+            with suppress(EOFError):
+                while (result := process.report()) is not None:
+                    job.result = result
+                    job.updates += 1
+            answered.result()
+        except (OSError, RuntimeError) as fault:
+            # the latter is how a pool says that its process has died
             self._process = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        again = "change a control or reload the page to try again"
-        if isinstance(fault, _NotStartedError):
-            return LadderSimError(
-                f"the process that computes this did not start: {fault}", hint=f"the terminal may show why; {again}"
-            )
-        if isinstance(fault, _SilentError):
-            return LadderSimError(
-                f"the process that computes this was ended: {fault}", hint=f"ask for less, or {again}"
-            )
-        if not isinstance(fault, EOFError | OSError):
-            traceback.print_exception(fault)
-        return LadderSimError("the worker process died, possibly out of memory", hint=f"ask for less, or {again}")
+            raise LostError(
+                f"the process that computes this did not start or was ended, possibly out of memory: {fault}",
+                hint="ask for less, or change a control or reload the page to try again",
+            ) from fault
+        with self._lock:
+            self._check_wanted(job)
 
-    def _listen(self, job: Job[Result]) -> _End:
-        if self._connection is None:
-            self._connection = self._spawn()
-        connection = self._connection
-        with self._changed:
-            connection.send(job.question)
-            if self._jobs.get(job.question) is not job:
-                connection.send(_GIVE_UP)
-        while True:
-            message = _receive(connection)
-            if isinstance(message, _End):
-                return message
-            with self._changed:
-                job.result = message
-                job.updates += 1
-                self._changed.notify_all()
+    def _check_wanted(self, job: Job[Result]) -> None:
+        if self._jobs.get(job.question) is not job:
+            raise StaleError
 
-    def _spawn(self) -> "Connection[Any, Any]":
-        """Start the process, and wait until it has imported what it needs."""
+
+class _Process(NamedTuple):
+    """A process, as the process that asks it sees it."""
+
+    pool: ProcessPoolExecutor
+    pid: int
+    reports: "Connection[Any, Any]"
+
+    @classmethod
+    def start(cls, compute: Compute[Any], given_up: Any) -> Self:
         # spawned: forking a process that has threads is not safe
         context = multiprocessing.get_context("spawn")
-        try:
-            ours, theirs = context.Pipe()
-            with theirs:
-                process = context.Process(target=_work, args=(theirs, self._compute), daemon=True)
-                process.start()
-        except Exception as fault:
-            raise _NotStartedError(str(fault) or type(fault).__name__) from fault
-        self._process = process
-        try:
-            _receive(ours)
-        except _SilentError as fault:
-            raise _NotStartedError(str(fault)) from fault
-        except (EOFError, OSError) as fault:
-            process.join(_EXIT_S)
-            raise _NotStartedError(f"it ended with exit code {process.exitcode}") from fault
-        return ours
+        reports, told = context.Pipe(duplex=False)
+        pool = ProcessPoolExecutor(1, context, _begin, (compute, told, given_up))
+        # without another end outside the process, its death ends what it reports
+        with told:
+            started = pool.submit(os.getpid)
+        return cls(pool, started.result(SILENCE_S), reports)
+
+    def report(self) -> Any:
+        """What it reports next; None: it is done with its question."""
+        if not self.reports.poll(SILENCE_S):
+            os.kill(self.pid, signal.SIGKILL)
+            raise TimeoutError(f"it reported nothing for {SILENCE_S:g} seconds")
+        return self.reports.recv()
 
 
-def _receive(connection: "Connection[Any, Any]") -> Any:
-    """What comes next."""
-    if not connection.poll(SILENCE_S):
-        raise _SilentError
-    return connection.recv()
+_task: tuple[Compute[Any], "Connection[Any, Any]", Any]
 
 
-def _work(connection: "Connection[Any, Any]", compute: Compute[Any]) -> None:
-    """The process: answer one question after the other."""
+def _begin(*task: Any) -> None:
+    """In the process: keep what every question needs."""
+    global _task
     settle()
-    # it has started
-    connection.send(None)
+    _task = task
+
+
+def _answer(question: Any) -> None:
+    """In the process: answer a question, and report results and then None."""
+    compute, told, given_up = _task
 
     def tell(result: object) -> None:
-        connection.send(result)
-        if connection.poll():
-            connection.recv()
+        told.send(result)
+        if given_up.value:
             raise _GivenUpError
 
-    while True:
-        question = connection.recv()
-        # it came when the answer was on its way
-        if question is _GIVE_UP:
-            continue
-        error = None
-        try:
-            compute(question, tell)
-        except _GivenUpError:
-            pass
-        except LadderSimError as refused:
-            # the message and the hint: not all errors can be pickled
-            error = LadderSimError(refused.message, hint=refused.hint)
-        except Exception:
-            traceback.print_exc()
-            error = LadderSimError("the simulator failed", hint="a bug: the terminal shows where")
-        connection.send(_End(error))
+    try:
+        compute(question, tell)
+    except _GivenUpError:
+        pass
+    except LadderSimError as refused:
+        # the message and the hint: not all errors can be pickled
+        raise LadderSimError(refused.message, hint=refused.hint) from None
+    except Exception:
+        traceback.print_exc()
+        raise LadderSimError("the simulator failed", hint="a bug: the terminal shows where") from None
+    finally:
+        told.send(None)

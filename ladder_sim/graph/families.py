@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ladder_sim.specs.support import Support
+from ladder_sim.specs.techniques import Support
 
 Part = Literal["attention", "mlp", "both"]
 # what a sum has besides the output: residual / ranks, so that it is the new residual, or own parts of earlier outputs
@@ -277,10 +277,7 @@ FAMILIES: Mapping[str, Family] = {
             rule=partial,
             paper="arXiv 2506.19645",
             parameter=Parameter(
-                letter="P",
-                meaning="P percent of the channels are all-reduced",
-                counts="percent",
-                example=50,
+                letter="P", meaning="P percent of the channels are all-reduced", counts="percent", example=50
             ),
         ),
         Family(
@@ -296,9 +293,7 @@ FAMILIES: Mapping[str, Family] = {
             paper="arXiv 2511.11505",
         ),
         Family(
-            name="upper-bound",
-            summary="no block is all-reduced: no communication, standard GEMMs",
-            rule=upper_bound,
+            name="upper-bound", summary="no block is all-reduced: no communication, standard GEMMs", rule=upper_bound
         ),
     )
 }

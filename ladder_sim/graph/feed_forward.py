@@ -45,7 +45,6 @@ def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
 
 
 def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> int:
-    """Router, routed experts of this rank, and shared experts."""
     rank, gathers = block.rank, block.rank.plan.attention_dp > 1 and reduces
     needed = _router(block, kind, prefix)
     if gathers:

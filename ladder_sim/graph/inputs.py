@@ -43,7 +43,6 @@ class PassInputs(NamedTuple):
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
-        """The inputs of a scenario's passes."""
         workload = scenario.workload
         if workload.concurrency is None:
             workload = replace(workload, batch=scenario.plan.micro_batch(workload.batch))

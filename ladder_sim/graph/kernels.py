@@ -88,13 +88,7 @@ class BlockKernels:
     ) -> int:
         """A linear layer of all tokens, or of so many; its input is quantised first where the format wants it."""
         rank = self.rank
-        shape = GemmShape(
-            m=rank.tokens if tokens is None else tokens,
-            n=n,
-            k=k,
-            duty=rank.duty,
-            **operands(format),
-        )
+        shape = GemmShape(m=rank.tokens if tokens is None else tokens, n=n, k=k, duty=rank.duty, **operands(format))
         if format.quantizes:
             moved = float(rank.tokens) * k * rank.stack.quantize_element_bytes
             after = [self.elementwise(f"{name}_quantize", "quantize", moved, after)]

@@ -71,7 +71,6 @@ class Structure(NamedTuple):
 
     @property
     def block_keys(self) -> list[BlockKey]:
-        """Keys of all blocks that differ."""
         blocks = self.wiring.distinct_blocks
         return list(dict.fromkeys(BlockKey.of(self.kinds[kind], part, reduces) for kind, part, reduces in blocks))
 
@@ -102,15 +101,7 @@ class Layout:
 
 @lru_cache(maxsize=1024)
 def lay_out(structure: Structure, keep: int | None = None) -> Layout:
-    """Put the ops of a pass in issue order.
-
-    Parameters
-    ----------
-    structure
-        Of the pass.
-    keep
-        Periods left of each run of identical layers; all by default.
-    """
+    """Put the ops of a pass in issue order, with `keep` periods of each run of identical layers; all by default."""
     whole = structure.wiring
     return _Builder(structure).build(whole if keep is None else whole.condense(keep))
 

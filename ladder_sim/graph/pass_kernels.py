@@ -14,11 +14,13 @@ from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
-from ladder_sim.graph.ops import Op, OpKind, Phase, Portion
+from ladder_sim.graph.ops import WHOLE, Op, OpKind, Phase, Portion
 from ladder_sim.graph.roles import BlockKey, InChunks, PortionOf, ResidualOp, Role
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
-from ladder_sim.graph.techniques.forms import rewritten
+from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
 from ladder_sim.specs.layers import Dense, Gqa
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS
 
@@ -35,15 +37,7 @@ def kernels_of(inputs: PassInputs, phase: Phase) -> "PassKernels":
 
 
 class PassKernels:
-    """The kernels of a forward pass on one rank, each once, whichever wiring strings them together.
-
-    Parameters
-    ----------
-    inputs
-        What the pass depends on, but for the variant.
-    phase, kv_len
-        As in `ladder_sim.graph.build.build`.
-    """
+    """The kernels of a forward pass on one rank, each once, whichever wiring strings them together."""
 
     def __init__(self, inputs: PassInputs, phase: Phase, kv_len: int = 1) -> None:
         self.rank = RankPass(inputs, phase, kv_len)
@@ -56,17 +50,7 @@ class PassKernels:
         self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
-        """Their order in a variant.
-
-        Parameters
-        ----------
-        variant
-            Residual wiring.
-        rewrites
-            Names of what is done to it (`ladder_sim.graph.techniques.forms`).
-        keep
-            As in `ladder_sim.graph.layout.lay_out`.
-        """
+        """Their order in a variant, after `rewrites` (`ladder_sim.graph.techniques.forms`); `keep` as in `lay_out`."""
         rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1
@@ -187,13 +171,7 @@ class PassKernels:
         rows = rank.tokens if stack.prefill_logits == "all" else sequences
         vocab = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
         if name == "lm_head":
-            shape = GemmShape(
-                m=rows,
-                n=vocab,
-                k=model.hidden,
-                duty=rank.duty,
-                **operands(FORMATS["bf16"]),
-            )
+            shape = GemmShape(m=rows, n=vocab, k=model.hidden, duty=rank.duty, **operands(FORMATS["bf16"]))
             # the first stage's, unless that is another
             held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
             return _op(role, name, shape, held)
@@ -206,6 +184,32 @@ class PassKernels:
             return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True, own_type=True))
         sample = SampleShape(batch=sequences, vocab=model.vocab, element_bytes=STATE_BYTES, sampling=stack.sampling)
         return _op(role, "sample", sample)
+
+
+def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list[Op]:
+    """Every op of a rank's forward pass at its size, in issue order.
+
+    Parameters
+    ----------
+    scenario
+        Model, workload, stack, plan and variant.
+    phase
+        ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence, ``"mixed"`` that and a prompt.
+    kv_len
+        Tokens of context the step attends to, its own included. A static-cache (``math``) attention reads
+        ``prompt + gen`` whatever the context.
+    """
+    inputs = scenario if isinstance(scenario, PassInputs) else PassInputs.of(scenario)
+    stack, workload, kernels = inputs.stack, inputs.workload, PassKernels(inputs, phase, kv_len)
+    layout = kernels.layout(inputs.variant, rewrites_of(inputs, form(inputs, phase, kernels.rank.tokens)))
+    given = {"batch": workload.batch, "prompt": workload.prompt, "gen": workload.gen}
+    if phase == "mixed":
+        sizes = Sizes.mixed(stack, kv_len, **given, prompts=1, chunk=workload.prompt, duty=0.0)
+    else:
+        sizes = Sizes.of(stack, phase, kv_len, **given)
+    # those of a part of the tokens, grown from one token's
+    small = PassKernels(inputs.of_one_token(), phase).ops(layout)
+    return [op if op.portion == WHOLE else sizes.op(one) for op, one in zip(kernels.ops(layout), small, strict=True)]
 
 
 def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:

@@ -146,7 +146,6 @@ class AttentionShape(CachedAttention):
 
     @property
     def flops(self) -> float:
-        """Multiply-adds counted as two."""
         pairs = self.q_len * self.attended
         flops: float = 4.0 * self.batch * self.heads * self.head_dim * pairs
         return flops
@@ -275,12 +274,10 @@ class BmmShape(Multiplication):
 
     @property
     def flops(self) -> float:
-        """Multiply-adds counted as two."""
         return 2.0 * self.heads * self.m * self.n * self.k
 
     @property
     def stored_bytes(self) -> float:
-        """Weights."""
         return 1.0 * self.heads * self.n * self.k * self.weight_element_bytes
 
     @property

@@ -1,5 +1,6 @@
 """Variants by name: a family of residual wirings, its parameter, and maybe how many of the last layers have it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,8 +12,6 @@ DEFAULT_VARIANTS = ("standard", "parallel", "ladder", "upper-bound")
 HYBRID = "hybrid-"
 # of hybrids
 _LAST = Parameter(letter="K", meaning="the last K layers are {name}", counts="layers", example=16)
-# more than any model has layers
-_MAX_NUMBER = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +107,16 @@ def parse(variant: str) -> Variant:
 
 def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hybrid: bool) -> int:
     """The value of a parameter of `variant`, a name as it was given."""
-    most = 100 if parameter.counts == "percent" else _MAX_NUMBER
+    percent = parameter.counts == "percent"
+    most = 100 if percent else math.inf
     digits = text.lstrip("0") or text[:1]
     # int() reads no more than some thousand digits
     if digits.isascii() and digits.isdigit() and len(digits) < 10 and parameter.smallest <= int(digits) <= most:
         return int(digits)
     wanted = "whole number" if parameter.smallest == 0 else "positive whole number"
-    wanted += f" {parameter.letter}" + (f" up to {most}" if most == 100 else "")
+    wanted += f" {parameter.letter}" + (" up to 100" if percent else "")
     example = Variant(
-        family=family,
-        number=family.parameter.example if family.parameter else 0,
-        last=_LAST.example if hybrid else 0,
+        family=family, number=family.parameter.example if family.parameter else 0, last=_LAST.example if hybrid else 0
     )
     prefix = HYBRID if hybrid else ""
     raise UsageError(
@@ -128,20 +126,7 @@ def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hy
 
 
 def canonical(variant: str) -> str:
-    """Check a variant's name and parameters.
-
-    Raises
-    ------
-    UsageError
-        As `parse` does.
-
-    Examples
-    --------
-    >>> canonical("Ladder")
-    'ladder'
-    >>> canonical("hybrid-ladder:016")
-    'hybrid-ladder:16'
-    """
+    """The canonical name of a variant; errors as `parse`."""
     return parse(variant).name
 
 
@@ -155,12 +140,7 @@ def is_variant(text: str) -> bool:
 
 
 def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Check one name or several, and leave out what is repeated.
-
-    Raises
-    ------
-    UsageError
-        As `parse` does, and if there is no name.
+    """Check one name or several, of which there must be one, and leave out what is repeated.
 
     Examples
     --------

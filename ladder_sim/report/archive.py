@@ -1,6 +1,6 @@
-"""An archive of measured runs: one table, one figure, one document; and the table of all archives of the repository."""
+"""An archive of measured runs: one table, one figure, one document."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -43,20 +43,6 @@ def missing(archive: Archive) -> list[str]:
     done = {row.run for row in archive.measured}
     left = [name for name in runs if name not in done]
     return [f"Not measured: {', '.join(left)}."] if left else []
-
-
-def archives_table(archives: Sequence[Archive]) -> str:
-    """Return the table of `evidence/README.md`, a line for each archive; rehearsals do not count."""
-    counted = [archive for archive in archives if not archive.rehearsal]
-    if not counted:
-        return "No archive has come in yet: nothing here is counted as evidence.\n"
-    head = ("archive", "GPU", "predicted at", "rows", *(f"{label}: mean, largest" for label in FIGURES.values()))
-    lines = [_line(head), _line(["---"] * len(head))]
-    for archive in counted:
-        spreads = (_mean_and_most(archive.errors(name)) for name in FIGURES)
-        rows = f"{len(archive.measured)} of {len(archive.rows)}"
-        lines.append(_line((archive.name, archive.gpu, archive.commit[:12], rows, *spreads)))
-    return "\n".join([*lines, ""])
 
 
 def archive_document(archive: Archive) -> Document:
@@ -129,10 +115,6 @@ def _cells(row: Row) -> Iterator[str]:
         yield NOT_MEASURED if measured is None else figure_text(name, measured) + (f" ({ends})" if ends else "")
         yield NOT_MEASURED if predicted is None else figure_text(name, predicted)
         yield NOT_MEASURED if error is None else f"{error:+.1%}"
-
-
-def _mean_and_most(errors: Sequence[float]) -> str:
-    return f"{sum(errors) / len(errors):.1%}, {max(errors):.1%}" if errors else NOT_MEASURED
 
 
 def _line(cells: Iterable[str]) -> str:

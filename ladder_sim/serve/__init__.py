@@ -12,10 +12,6 @@
     what becomes of a load; how sure that is; the same with intervals
 ``sizing``
     the fewest replicas, and GPUs, that keep a promise
-``digest``
-    a hash of values, which says whether times and searches on disk are of the same
-
-Who may import whom is stated in ``pyproject.toml``.
 """
 
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
@@ -27,7 +23,7 @@ from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.requests.traces import Trace
 from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.capacity import Capacity, capacity
+from ladder_sim.serve.sizing.capacity import Capacity
 from ladder_sim.serve.sizing.fleet import Fleet, Fleets, smallest_fleets
 from ladder_sim.serve.steps.mix import StepLimits
 from ladder_sim.serve.steps.times import StepTimes
@@ -48,7 +44,6 @@ __all__ = [
     "StepTimes",
     "Trace",
     "Traffic",
-    "capacity",
     "estimate",
     "serve",
     "smallest_fleets",

@@ -27,17 +27,7 @@ MEASURED_STEPS_WIDTH = math.log(1.4)
 def confidence_of(
     scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | CalibrationProfile | None
 ) -> Confidence:
-    """That of the steady load that comes closest: as many requests in flight, of the same mean lengths.
-
-    Parameters
-    ----------
-    scenario
-        What serves them.
-    outcomes
-        Of each variant; the first says how many are in flight.
-    profile
-        As in `ladder_sim.prediction.predict`.
-    """
+    """That of the steady load closest to the first variant's: as many requests in flight, of the same mean lengths."""
     outcome = next(iter(outcomes.values()))
     each = outcome.in_flight / outcome.serving
     prompt, gen = (
@@ -46,7 +36,7 @@ def confidence_of(
     )
     requests = scenario.plan.dp * scenario.plan.steps_at_once * max(1, round(each))
     load = replace(scenario.workload, batch=1, concurrency=requests, prompt=max(1, prompt), gen=max(1, gen))
-    return predict(replace(scenario, workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
+    return predict(scenario.having(workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
 
 
 def in_step_note(
@@ -73,7 +63,7 @@ def in_step_note(
         prompt=round(requests.prompt.mean),
         gen=round(requests.gen.mean),
     )
-    alike = predict(replace(scenario, workload=load), variant, profile=profile, ignore_memory=True)
+    alike = predict(scenario.having(workload=load), variant, profile=profile, ignore_memory=True)
     further = "" if alike.tpot_s is None else f", TPOT of {format_seconds(alike.tpot_s)}"
     return (
         f"requests of one length stay in step with one another: with lengths {SPREAD:.0%} either way, which predict "

@@ -153,7 +153,7 @@ def estimate(
     >>> from ladder_sim.serve import Lengths, Traffic, estimate
     >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
     >>> load = Traffic(rate=4.0, requests=200, **lengths)
-    >>> ladder = estimate(Scenario.of(model="70b", stack="vllm"), load).variants["ladder"]
+    >>> ladder = estimate(Scenario(model="70b", stack="vllm"), load).variants["ladder"]
     >>> tpot, gain = ladder.figures["tpot_p95_s"], ladder.gains["tpot_p95_s"]
     >>> f"{1e3 * tpot.low:.0f} to {1e3 * tpot.high:.0f} ms, {gain.low:.2f} to {gain.high:.2f} times as fast"
     '9 to 15 ms, 1.09 to 1.53 times as fast'

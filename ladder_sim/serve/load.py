@@ -15,8 +15,7 @@ from ladder_sim.serve.engine.real import check_engine, replica_of
 from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill, Sizes
-from ladder_sim.serve.replicas.routers import ROUTERS, Router
-from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.replicas.simulation import ROUTERS, Router, simulate
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.requests.traffic import Traffic
@@ -29,13 +28,7 @@ DEFAULT_VARIANTS = ("standard", "ladder")
 
 
 def check_options(function: Callable[..., object], how: Mapping[str, object], *, without: Sequence[str] = ()) -> None:
-    """Require that what a function passes on names fields of `Service`, but some of them.
-
-    Raises
-    ------
-    UnknownNameError
-        It does not; the nearest is named, of the fields and of the function's own parameters.
-    """
+    """Require that what a function passes on names fields of `Service`, but some of them."""
     given = {"scenario", "context", "requests", "_times", *without}
     options = [each.name for each in fields(Service) if each.name not in given]
     for name in how:
@@ -148,20 +141,10 @@ class Service:
         slower: float = 1.0,
         **how: Any,
     ) -> Outcome:
-        """Serve requests with one variant.
+        """Serve requests, in order of arrival, with one variant.
 
-        Parameters
-        ----------
-        variant
-            Residual wiring.
-        requests
-            In order of arrival.
-        replicas, prefill_replicas
-            How many; by default those of the plans.
-        slower
-            How many times as long all steps take.
-        **how
-            As in `ladder_sim.serve.replicas.simulation.simulate`.
+        The plans say how many replicas there are, unless it is given. All steps take `slower` times as long. The rest
+        is passed to `ladder_sim.serve.replicas.simulation.simulate`.
         """
         # another seed or rate draws others than those that the service was made for
         longest = max(each.prompt + each.gen for each in requests) if isinstance(requests, Traffic) else 0
@@ -229,7 +212,7 @@ def serve(
     >>> from ladder_sim import Scenario
     >>> from ladder_sim.serve import Lengths, Traffic, serve
     >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
-    >>> outcomes = serve(Scenario.of(model="70b", stack="vllm"), Traffic(rate=4.0, requests=200, **lengths))
+    >>> outcomes = serve(Scenario(model="70b", stack="vllm"), Traffic(rate=4.0, requests=200, **lengths))
     >>> {name: f"{1e3 * outcome.seconds('tpot', 95):.0f} ms" for name, outcome in outcomes.items()}
     {'standard': '15 ms', 'ladder': '12 ms'}
     """

@@ -41,16 +41,8 @@ def simulated_ops(
 ) -> list[SimulatedOp]:
     """Every op of a simulated pass, in issue order.
 
-    Parameters
-    ----------
-    schedule
-        The simulated layers.
-    distinct, estimates
-        Of each role in ``schedule.layout``: the op at the size of the pass, and its cost.
-    timeline
-        When its tasks ran: launches, then ops.
-    critical
-        Tasks on the critical path.
+    `distinct` and `estimates` are of each role in the layout: the op at the size of the pass, and its cost. `timeline`
+    has launches first, then ops; `critical` are the tasks on its critical path.
     """
     launches = len(timeline.end_s) - len(schedule.ops)
     span_s = (timeline.end_s - timeline.start_s).tolist()
@@ -165,7 +157,6 @@ class Breakdown:
 
 
 def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, float]:
-    """Key by key."""
     sums: dict[_Key, float] = defaultdict(float)
     for values, times in parts:
         for key, value in values.items():

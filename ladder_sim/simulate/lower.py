@@ -100,7 +100,6 @@ class Schedule:
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """Its ops, of one token, in issue order."""
         return self.kernels.ops(self.layout)
 
     @property
@@ -115,19 +114,7 @@ class Schedule:
 
 @lru_cache(maxsize=1024)
 def schedule_pass(kernels: PassKernels, variant: str, keep: int, rewrites: tuple[str, ...] = ()) -> Schedule:
-    """Put the ops of a pass on streams, in issue order.
-
-    Parameters
-    ----------
-    kernels
-        What runs, for one token.
-    variant
-        Residual wiring.
-    keep
-        Periods left of each run of identical layers.
-    rewrites
-        As in `PassKernels.layout`.
-    """
+    """Put the ops of a pass over one token on streams, in issue order; the rest as in `PassKernels.layout`."""
     stack, phase = kernels.rank.stack, kernels.rank.phase
     layout = kernels.layout(variant, rewrites, keep=keep)
     return Schedule(
@@ -208,20 +195,11 @@ def _periods(layout: Layout) -> tuple[Period, ...]:
 def op_times(
     schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
-    """How long a schedule's ops take alone, and what comes before them.
+    """How long a schedule's ops take alone, and what comes before them, given the cost of each of the layout's roles.
 
     An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
     result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``),
     and across nodes in a CUDA graph a wait for its host node.
-
-    Parameters
-    ----------
-    schedule
-        Ops and their order.
-    estimates
-        Of each of the layout's roles.
-    hardware
-        Launch and wait costs, and the slowest rank's skew.
 
     Returns
     -------
@@ -264,17 +242,10 @@ def op_times(
 
 
 def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, device: Device) -> Program:
-    """One rank's tasks: first every CPU launch, then every op, each in issue order.
+    """One rank's tasks: first every CPU launch, then every op, each in issue order; `op_times` says what they take.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
     there is a single launch. A launch that takes no time is no task.
-
-    Parameters
-    ----------
-    schedule, estimates, hardware
-        As in `op_times`.
-    device
-        The GPU.
     """
     layout = schedule.layout
     durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)

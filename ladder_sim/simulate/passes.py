@@ -11,7 +11,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import cache, cached_property, reduce
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import WHOLE, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import CachedAttention, Multiplication
 from ladder_sim.graph.sizes import Sizes
@@ -33,7 +33,6 @@ from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
-from ladder_sim.simulate.prices import Prices, price
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -46,6 +45,9 @@ def _events(program: Program) -> TaskTimes:
 Engine = Literal["fast", "des"]
 # one vectorised pass, or event by event on simpy: the same times
 ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "des": _events}
+
+# ops at the size of a pass and what each costs, by their numbers in `PassKernels.distinct`
+Prices = Mapping[int, tuple[Op, Estimate]]
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
@@ -65,16 +67,10 @@ class ForwardPass:
 
     Parameters
     ----------
-    schedule
-        What it runs, some of its layers left out.
-    prices
-        Of its ops.
-    hardware
-        What the stack adds to them.
-    gpu
-        They run on it.
-    engine
-        ``"fast"`` or ``"des"``.
+    schedule, prices, hardware
+        What it runs, some of its layers left out; what its ops cost, and what the stack adds to them.
+    gpu, engine
+        What runs it, and simulates it: ``"fast"`` or ``"des"``.
     like
         A pass of the same schedule: if it was simulated before, this one starts with as many periods.
     device
@@ -198,7 +194,7 @@ class ForwardPass:
     def simulated(self) -> tuple[Schedule, Timeline]:
         """The simulated layers, and when their tasks ran."""
         schedule, program, times = self._ran or self._run()[:-1]
-        return schedule, timeline_of(program, times)
+        return schedule, Timeline.of(program, times)
 
     @property
     def timeline(self) -> Timeline:
@@ -260,12 +256,8 @@ def forward_passes(
 
     Parameters
     ----------
-    scenario
-        Everything but the variant.
-    variants
-        Residual wirings.
-    costs
-        Times of their ops.
+    scenario, variants, costs
+        Everything but the variant; residual wirings; times of their ops.
     passes
         Phase and sizes of each; sizes of one pass are all of one form (`ladder_sim.graph.techniques.forms`).
     engine
@@ -298,6 +290,53 @@ def forward_passes(
     return simulated
 
 
+def price(
+    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[int, Op]]
+) -> list[Prices]:
+    """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
+
+    Parts of a pass that are as large as each other have the same prices.
+
+    Parameters
+    ----------
+    costs
+        Prices ops of any size.
+    passes
+        Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
+        attention.
+    distinct
+        Of each pass: the ops of one token that may run in it, by number.
+    """
+    places: list[tuple[int, int, int]] = []
+    sized: list[Op] = []
+    first: dict[tuple[Phase, Hashable], int] = {}
+    alike = []
+    for number, ((phase, sizes), ops) in enumerate(zip(passes, distinct, strict=True)):
+        start = first.setdefault((phase, sizes.apart_from_context), number)
+        alike.append(start)
+        # of each part: what its ops are priced by
+        parts = {portion: sizes.part(portion) for portion in {op.portion for op in ops.values()}}
+        priced_by = {portion: (part.apart_from_context, part.context) for portion, part in parts.items()}
+        in_parts: dict[Hashable, int] = {}
+        for key, op in ops.items():
+            if number != start and op.kind != "attention":
+                continue
+            place = len(sized)
+            if op.portion is not WHOLE:
+                others, context = priced_by[op.portion]
+                # the parts of one op share its shape
+                like = op.kind, id(op.shape), others, context if op.kind == "attention" else None
+                place = in_parts.setdefault(like, place)
+            places.append((number, key, place))
+            if place == len(sized):
+                sized.append(sizes.op(op))
+    prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
+    estimates = costs.estimates(sized)
+    for number, key, place in places:
+        prices[number][key] = sized[place], estimates[place]
+    return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
+
+
 def simulate(
     scenario: Scenario,
     phase: Phase,
@@ -307,32 +346,15 @@ def simulate(
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
-    """Simulate one forward pass of `scenario`.
+    """Simulate one forward pass of `scenario`, of its variant; otherwise as `forward_passes`.
 
-    Parameters
-    ----------
-    scenario
-        With the variant to run.
-    phase, kv_len
-        As in `ladder_sim.graph.build.build`.
-    costs
-        Times of its ops.
-    engine
-        ``"fast"`` or ``"des"``.
-    keep
-        Periods of each run of identical layers that are simulated at first.
+    `phase` and `kv_len` are as in `ladder_sim.graph.pass_kernels.pass_ops`.
     """
     workload = scenario.workload
     batch = scenario.plan.micro_batch(workload.batch)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=batch, prompt=workload.prompt, gen=workload.gen)
     passes = forward_passes(scenario, [scenario.variant], costs, [(phase, sizes)], engine=engine, keep=keep)
     return passes[scenario.variant][0]
-
-
-def timeline_of(program: Program, times: TaskTimes) -> Timeline:
-    """Times of a program's tasks in one configuration."""
-    ready_s, start_s, end_s = (np.array(column, np.float64) for column in times)
-    return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
 def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:

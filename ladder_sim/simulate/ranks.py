@@ -84,16 +84,9 @@ class Unevenness:
 
 
 def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
-    """Simulate a forward pass on all ranks, event by event.
+    """Simulate a forward pass on all ranks of a tensor-parallel group, event by event.
 
-    Parameters
-    ----------
-    step
-        The pass, as on the rank that every collective waits for.
-    ranks
-        Of the tensor-parallel group.
-    jitter
-        Random spread. At 0 the pass takes ``step.seconds``.
+    `step` is the pass on the rank that every collective waits for; without jitter it takes ``step.seconds``.
     """
     skew = float(np.max(step.hardware.rank_skew))
     typical = replace(step.hardware, rank_skew=0.0)

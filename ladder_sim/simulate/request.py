@@ -59,7 +59,6 @@ class Request:
 
     @property
     def request_s(self) -> Number:
-        """Prefill and decode."""
         return self.ttft_s + self.decode_s
 
     @property
@@ -75,7 +74,6 @@ class Request:
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """What a single request was made of."""
         even = Breakdown.total([(step.breakdown, float(times)) for step, times in self.passes])
         outside_s = {"host": float(self.host_s), "front end": float(self.front_end_s)}
         even = replace(
@@ -96,23 +94,10 @@ def simulate_request(
     jitter: Jitter = NO_JITTER,
     sizes: Mapping[str, Count] | None = None,
 ) -> dict[str, Request]:
-    """Simulate one request of each of several variants.
+    """Simulate one request of each of several variants; `engine` is ``"fast"`` or ``"des"``.
 
-    Parameters
-    ----------
-    scenario
-        Everything but the variant.
-    variants
-        Residual wirings.
-    costs
-        Times of their ops.
-    engine
-        ``"fast"`` or ``"des"``.
-    jitter
-        Above 0 the steps run on all ranks too.
-    sizes
-        Instead of the workload's ``batch``, ``prompt`` and ``gen``; as arrays, requests of as many contexts each
-        (`context_counts`).
+    With jitter the steps run on all ranks too. `sizes` replace the workload's ``batch``, ``prompt`` and ``gen``; as
+    arrays they are those of requests of as many contexts each (`context_counts`).
     """
     workload, stack = scenario.workload, scenario.stack
     given = sizes or {name: getattr(workload, name) for name in SIZES}
@@ -173,29 +158,12 @@ def _request(
 
 
 def simulate_requests(
-    scenario: Scenario,
-    figures: Mapping[str, ArrayLike],
-    variants: Sequence[str],
-    profile: CalibrationProfile | None,
+    scenario: Scenario, figures: Mapping[str, ArrayLike], variants: Sequence[str], profile: CalibrationProfile | None
 ) -> dict[str, Request]:
     """Simulate requests on many kinds of hardware, of many sizes, at once.
 
-    Parameters
-    ----------
-    scenario
-        Everything that does not vary.
-    figures
-        Arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`); SI units.
-        ``batch``, ``prompt`` and ``gen`` may be among them.
-    variants
-        Residual wirings.
-    profile
-        Measured tables; None for the roofline.
-
-    Returns
-    -------
-    dict
-        Variant -> request, whose times have shape (configurations,).
+    `figures` are arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`), in
+    SI units; ``batch``, ``prompt`` and ``gen`` may be among them. Times have shape (configurations,).
     """
     columns = {key: np.asarray(values).ravel() for key, values in figures.items()}
     count = one_length(columns)
@@ -218,12 +186,8 @@ def simulate_requests(
 def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tuple[Count, Number]]:
     """Context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
 
-    Parameters
-    ----------
-    prompt, gen
-        Tokens of one request, or of many that all take as many contexts (`context_counts`).
-    static_cache
-        Attention costs the same at every step.
+    Requests are one, or many that all take as many contexts (`context_counts`). With a static cache attention costs the
+    same at every step.
 
     Examples
     --------
@@ -255,12 +219,9 @@ def context_counts(prompt: Counts, gen: Counts) -> Counts:
 
 
 def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
-    """Contexts of requests that all take `count` of them, and the decode steps each stands for.
+    """Contexts of requests that all take `count` of them, and the decode steps each stands for, (requests, count).
 
-    Returns
-    -------
-    contexts, weights : ndarray, shape (requests, count)
-        In short answers the same context may come several times.
+    In short answers the same context may come several times.
     """
     first, last = prompt + 1, prompt + gen - 1
     step = (last - first) / (count - 1)

@@ -1,19 +1,22 @@
-"""The arguments of `Scenario.of`, each once.
+"""The arguments of `Scenario`, each once.
 
 Command-line flags, axes of a sweep, the explorer's links and the columns of exports are made from `ARGUMENTS`: a new
-argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
+argument is an entry here, its type in `ScenarioFields` and a field of a spec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_value
-from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
@@ -22,14 +25,14 @@ ASKED, PLAN, LOAD = "Asked", "Plan", "Load"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of `Scenario.of`."""
+    """One argument of `Scenario`."""
 
     name: str
-    """As `Scenario.of` spells it."""
+    """As `Scenario` spells it."""
     kind: Any
     """Type of its values: int, bool or a Literal; or the function of the catalog that looks a name up."""
     default: Any
-    """As in `Scenario.of`; None: decided by the other arguments."""
+    """As in `Scenario`; None: decided by the other arguments."""
     holder: str
     """Attribute of a scenario that holds the value, e.g. "workload.batch"."""
     panel: str
@@ -82,13 +85,7 @@ class Argument:
         return f"{self.help.removesuffix('.')}; ranges double." if self.doubles else self.help
 
     def read(self, raw: Any, *, name: str) -> Any:
-        """Read a value; text becomes a spec, a number or a flag. Errors call it `name`.
-
-        Raises
-        ------
-        UsageError
-            It does not fit the argument.
-        """
+        """Read a value; text becomes a spec, a number or a flag. Errors call it `name`."""
         value = read_value(raw, self.name, self.kind, name=name)
         if self.kind is int and not value:
             raise UsageError(f"{name}: {raw} must be at least 1", hint="start at 1")
@@ -103,44 +100,26 @@ _NAMES = {
     Techniques.of: technique_names,
 }
 
+
+def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
+    """One of the plan's degrees of parallelism."""
+    return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
+
+
+# what is rarely changed has no flag
+_rare = partial(Argument, has_flag=False)
 # name, type or catalog, default, where a scenario holds it, panel, help
 _TABLE = (
     Argument("model", catalog.model, "70b", "model.name", ASKED, "Alias, catalog id or path of a config.json."),
     Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", ASKED, "Catalog id or path of a cluster .toml."),
     Argument("nodes", int, 1, "nodes", ASKED, "Number of nodes.", maximum=1024),
     Argument("gpus_per_node", int, None, "cluster.gpus_per_node", ASKED, "GPUs of one node.", maximum=1024),
-    Argument(
-        "tp",
-        int,
-        None,
-        "plan.tp",
-        PLAN,
-        "Tensor-parallel degree; default: every GPU that the other degrees leave.",
-        doubles=True,
-        maximum=4096,
-    ),
-    Argument("pp", int, 1, "plan.pp", PLAN, "Pipeline stages.", doubles=True, maximum=4096),
-    Argument("ep", int, 1, "plan.ep", PLAN, "Parts into which experts are spread.", doubles=True, maximum=4096),
-    Argument(
-        "attention_dp",
-        int,
-        1,
-        "plan.attention_dp",
-        PLAN,
-        "Groups of --tp ranks with attention of their own.",
-        doubles=True,
-        maximum=4096,
-    ),
-    Argument("dp", int, 1, "plan.dp", PLAN, "Replicas, which share the requests.", doubles=True, maximum=4096),
-    Argument(
-        "sp",
-        bool,
-        False,
-        "plan.sp",
-        PLAN,
-        "Sequence parallel: reduce-scatter, norm of a share, all-gather.",
-        has_flag=False,
-    ),
+    _degree("tp", "Tensor-parallel degree; default: every GPU that the other degrees leave.", default=None),
+    _degree("pp", "Pipeline stages."),
+    _degree("ep", "Parts into which experts are spread."),
+    _degree("attention_dp", "Groups of --tp ranks with attention of their own."),
+    _degree("dp", "Replicas, which share the requests."),
+    _rare("sp", bool, False, "plan.sp", PLAN, "Sequence parallel: reduce-scatter, norm of a share, all-gather."),
     Argument("batch", int, 1, "workload.batch", LOAD, "Requests of a static batch.", doubles=True, maximum=65_536),
     Argument("prompt", int, 1024, "workload.prompt", LOAD, "Tokens of each prompt.", maximum=4_194_304),
     Argument("gen", int, 512, "workload.gen", LOAD, "New tokens of each request.", maximum=4_194_304),
@@ -154,23 +133,16 @@ _TABLE = (
         doubles=True,
         maximum=65_536,
     ),
-    Argument(
-        "arrivals",
-        Arrivals,
-        "steady",
-        "workload.arrivals",
-        LOAD,
-        "How requests in flight arrive: steady or lockstep.",
-        has_flag=False,
+    _rare(
+        "arrivals", Arrivals, "steady", "workload.arrivals", LOAD, "How requests in flight arrive: steady or lockstep."
     ),
-    Argument(
+    _rare(
         "imbalance",
         ExpertLoads.of,
         USUAL.name,
         "workload.imbalance.name",
         LOAD,
         f"Spread of tokens over experts: {', '.join(get_args(Imbalance))}, or a file of tokens per expert.",
-        has_flag=False,
     ),
     Argument(
         "dtype",
@@ -180,14 +152,13 @@ _TABLE = (
         ASKED,
         f"{', '.join(get_args(DType)[:-1])} or {get_args(DType)[-1]}; default: as the model's config says, else bf16.",
     ),
-    Argument(
+    _rare(
         "kv_dtype",
         KvDType,
         None,
         "workload.kv_dtype",
         LOAD,
         "Type of the KV cache: bf16 or fp8; default: the model's or the stack's.",
-        has_flag=False,
     ),
     Argument(
         "stack",
@@ -210,5 +181,47 @@ _TABLE = (
     ),
     Argument("p2p", bool, True, "p2p", ASKED, "GPUs reach each other through host memory."),
 )
+
+
+class ScenarioFields(TypedDict, total=False):
+    """Types of the arguments, for functions that take a scenario or its arguments."""
+
+    model: str | ModelSpec
+    cluster: str | ClusterSpec
+    nodes: int
+    gpus_per_node: int | None
+    tp: int | None
+    pp: int
+    ep: int
+    attention_dp: int
+    dp: int
+    sp: bool
+    batch: int
+    prompt: int
+    gen: int
+    concurrency: int | None
+    arrivals: str
+    imbalance: str | Sequence[float] | ExpertLoads
+    dtype: str | None
+    kv_dtype: str | None
+    stack: str | StackSpec | None
+    allreduce: str | None
+    technique: str | Sequence[str] | Techniques
+    p2p: bool
+
+
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
 DEFAULTS: Mapping[str, Any] = MappingProxyType({argument.name: argument.default for argument in _TABLE})
+
+
+def keywords_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a point's arguments and settings as keywords.
+
+    Examples
+    --------
+    >>> keywords_of({"model": "70b", "inter.bandwidth": "100Gb/s"})
+    {'model': '70b', 'overrides': {'inter.bandwidth': '100Gb/s'}}
+    """
+    arguments = {name: value for name, value in point.items() if name in ARGUMENTS}
+    settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
+    return {**arguments, "overrides": settings} if settings else arguments

@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.specs.answers import answer, same_size
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
 from ladder_sim.specs.former import check_stack_keys
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import AllReduceRule, GpuLimits, OwnAllReduce, StackSpec
+from ladder_sim.specs.values import answer, same_size
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
 from ladder_sim.system.schema import KEY, Schema
@@ -111,12 +111,7 @@ def cluster(name_or_path: str) -> ClusterSpec:
 
 
 def stack(name_or_path: str) -> StackSpec:
-    """Return a stack by catalog id, maybe with a version (``vllm@0.19``), or from the path of a TOML file.
-
-    Raises
-    ------
-    UnknownNameError, SpecError, UnitError
-        As `cluster` does; the version is not known, and the nearest is named.
+    """Return a stack by catalog id, maybe with a version (``vllm@0.19``), or from a TOML file; errors as `cluster`.
 
     Examples
     --------
@@ -131,13 +126,7 @@ def stack(name_or_path: str) -> StackSpec:
 
 
 def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
-    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack does not.
-
-    Raises
-    ------
-    UnknownNameError, SpecError, UnitError
-        As `cluster` does.
-    """
+    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack does not."""
     spec: ClusterSpec | StackSpec = _from_file(Path(file), "cluster or stack")
     return spec
 
@@ -186,13 +175,7 @@ def fabric_names(tier: str) -> tuple[str, ...]:
 
 
 def model_config(name_or_path: str) -> dict[str, Any]:
-    """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources.
-
-    Raises
-    ------
-    UnknownNameError, SpecError
-        As `model` does.
-    """
+    """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources."""
     name = model_id(name_or_path)
     if name in model_names():
         config: dict[str, Any] = json.loads(_data("models", name))

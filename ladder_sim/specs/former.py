@@ -26,6 +26,7 @@ _OF_A_STACK: Mapping[str, str] = {
     **dict.fromkeys(("sharded_lm_head", "sharded_embedding"), _VOCABULARY),
     **dict.fromkeys(("gemv_factor", "gemm_factor", "prompt_factor", "attention_factor"), _MEASURED),
     **dict.fromkeys(("small_kernel_factor", "batched_attention_s", "graph_launch_s", "sustained_share"), _MEASURED),
+    "kernel_gap_s": _MEASURED,
     "expert_launch_s": "models with experts take eager_launch, and at most 5 us unless that is set by hand",
     "fused_allreduce_norm": f"{_OWN}, by fused_norm_rules; --stack vllm@0.16 fuses none",
     **dict.fromkeys(("fused_norm_rules", "allreduce_rules", "allreduce_copies"), _OWN),
@@ -52,13 +53,7 @@ def instead_of(setting: str) -> str:
 
 
 def check_stack_keys(table: Mapping[str, object], where: str) -> None:
-    """Require that a table of a stack's file has no field that went.
-
-    Raises
-    ------
-    SpecError
-        It has; all of them are named, with what to write instead.
-    """
+    """Refuse a table of a stack's file with fields that went: all are named, with what to write instead."""
     ways = {key: way for key in table if (way := instead_of(f"stack.{key}"))}
     if ways:
         raise SpecError(

@@ -30,15 +30,7 @@ _NULLABLE = ("sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank")
 
 
 class ConfigReader:
-    """Fields of one config, with errors that name file and field. JSON null counts as missing.
-
-    Parameters
-    ----------
-    config
-        The file, or the object in it that describes the decoder.
-    source
-        Where the object is.
-    """
+    """Fields of one config, with errors that name file and field. JSON null counts as missing."""
 
     def __init__(self, config: Mapping[str, object], source: str) -> None:
         self.config = config

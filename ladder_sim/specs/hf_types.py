@@ -81,13 +81,7 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "nemotron": {"gated_mlp": False},
     "stablelm": {},
     "cohere": {**_TIED, "parallel_blocks": True},
-    "cohere2": {
-        **_TIED,
-        "head_dim": 128,
-        "parallel_blocks": True,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-    },
+    "cohere2": {**_TIED, "head_dim": 128, "parallel_blocks": True, "sliding_window": 4096, "sliding_window_pattern": 4},
     # mixtures of experts
     "mixtral": {"num_key_value_heads": 8},
     "qwen3_moe": {"num_key_value_heads": 4, "use_qk_norm": True, "use_sliding_window": False},

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Literal, Self, cast, get_args
 
 from ladder_sim.errors import SpecError, UnknownNameError
+from ladder_sim.specs.hf_reader import MAXIMA
 from ladder_sim.specs.values import real
 from ladder_sim.system.files import read_text, shown_path
 
 # all equally often, or the i-th most frequent one in proportion to i to minus this power
 Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
-
-# beyond any model
-_MAX_EXPERTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ class ExpertLoads:
     @classmethod
     def _counted(cls, name: str, given: object, where: str) -> Self:
         hint = "a list of tokens per expert, in the order of the experts, e.g. [120, 80, ...]"
-        if not isinstance(given, Sequence) or not 2 <= len(given) <= _MAX_EXPERTS:
+        if not isinstance(given, Sequence) or not 2 <= len(given) <= MAXIMA["experts"]:
             raise SpecError(f"{where}: must hold a number for each expert", hint=hint)
         try:
             counts = tuple(float(each) for each in given)

@@ -26,20 +26,15 @@ BlockNorms = Literal["before", "behind", "both"]
 class Gqa:
     """Multi-head or grouped-query attention."""
 
+    # as in `ladder_sim.specs.model.ModelSpec`
     hidden: int
-    """Width of the residual stream."""
     heads: int
-    """Query heads."""
     kv_heads: int
-    """Key/value heads."""
     head_dim: int
-    """Width of one head."""
     qkv_bias: bool = False
-    """Bias vectors on the query, key and value projections."""
     out_bias: bool = False
-    """Bias vector on the output projection."""
     qk_norm: QkNorm = "none"
-    """Norm of queries and keys."""
+
     sinks: bool = False
     """A learned logit for each head joins the softmax."""
     window: int = 0
@@ -51,7 +46,6 @@ class Gqa:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = {"heads": 2 * self.head_dim, "all": q_width + kv_width}.get(self.qk_norm, 0)
         biases = (q_width + 2 * kv_width) * self.qkv_bias + self.hidden * self.out_bias
@@ -79,20 +73,15 @@ class Gqa:
 class Mla:
     """Multi-head latent attention: the cache holds one compressed vector for all heads."""
 
+    # as in `ladder_sim.specs.model.ModelSpec`
     hidden: int
-    """Width of the residual stream."""
     heads: int
-    """Query heads."""
     kv_lora_rank: int
-    """Width of the compressed keys and values."""
     q_lora_rank: int
-    """Width of the compressed queries; 0: they are not compressed."""
     nope_head_dim: int
-    """Width of a query or key head that is not rotated."""
     rope_head_dim: int
-    """Width of the rotated part, which all key heads share."""
     value_head_dim: int
-    """Width of a value head."""
+
     unquantized: tuple[LayerPart, ...] = ()
     """Parts that its checkpoint keeps in 16 bits."""
 
@@ -103,7 +92,6 @@ class Mla:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, with the norms of the compressed vectors."""
         q_width = self.heads * self.q_head_dim
         queries = self.q_lora_rank * (self.hidden + 1 + q_width) if self.q_lora_rank else self.hidden * q_width
         down = self.hidden * self.kv_elements + self.kv_lora_rank
@@ -125,7 +113,6 @@ class Mla:
         return 1.0
 
     def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share it; empty if they can."""
         return f"heads is {self.heads}: not divisible by tp {tp}" if self.heads % tp else ""
 
 
@@ -151,11 +138,9 @@ class Dense:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         return (self.up_width + self.width) * self.hidden + (self.up_width + self.hidden) * self.bias
 
     def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share it; empty if they can."""
         return f"intermediate is {self.width}: not divisible by tp {tp}" if self.width % tp else ""
 
 
@@ -178,12 +163,10 @@ class Moe:
 
     @property
     def router_parameters(self) -> int:
-        """Number of the router's weights."""
         return self.experts * (self.expert.hidden + self.router_bias)
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
         shared = self.shared.parameters if self.shared else 0
         return self.experts * self.expert.parameters + self.router_parameters + shared
 

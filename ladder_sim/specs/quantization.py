@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.layers import LayerPart
-from ladder_sim.specs.workload import DType, KvDType
+from ladder_sim.specs.workload import FP8_BLOCK, DType, KvDType
 from ladder_sim.units import quoted
 
 # its name, and an older one of compressed-tensors
@@ -25,8 +25,8 @@ _MODELOPT: Mapping[str, DType] = {
     "W4A16_AWQ": "w4a16",
 }
 
-# what the scales of fp8 blocks belong to
-_BLOCK = [128, 128]
+# weights that share a scale
+_BLOCK = [FP8_BLOCK, FP8_BLOCK]
 # a linear layer of a decoder block, or a block, by the end of its name
 _MODULE = re.compile(
     r"(?:^|[._*])(q_proj|k_proj|v_proj|qkv_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj"
@@ -72,14 +72,8 @@ class Quantization(NamedTuple):
 def read_quantization(config: Mapping[str, object], source: str, *, layers: int) -> Quantization:
     """Return the precision of linear layers, of parts of them and of the KV cache.
 
-    Parameters
-    ----------
-    config
-        A parsed config.json, or the part of it that describes the decoder.
-    source
-        What errors call it.
-    layers
-        Of the decoder; what is said of later ones, which predict further tokens, is left out.
+    `config` is a parsed config.json, or the part of it that describes a decoder of so many `layers`; what is said of
+    later ones, which predict further tokens, is left out. Errors call it `source`.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import isroutine
 from numbers import Real
 from typing import Literal, TypeVar, get_args, get_origin
@@ -19,16 +19,7 @@ _Spec = TypeVar("_Spec")
 def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> str | None:
     """Return the field that `key` names, with or without its unit; None if there is no such field.
 
-    A name of an earlier version is accepted, with a warning.
-
-    Parameters
-    ----------
-    key
-        Name of the field.
-    names
-        Fields that there are.
-    prefix
-        What the warning puts before the name, e.g. ``"inter."``.
+    A name of an earlier version is accepted, with a warning that puts `prefix` before the name, e.g. ``"inter."``.
     """
     if key in names:
         return key
@@ -48,7 +39,7 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     Parameters
     ----------
     raw
-        Text, or a value that already has its type.
+        Text or a list of what its kind is made of, or a value that already has its type.
     field
         Field name; its ending decides the unit.
     kind
@@ -63,7 +54,7 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
         If the value does not fit the field.
     """
     if isroutine(kind):
-        return kind(raw) if isinstance(raw, str) else raw
+        return kind(raw) if isinstance(raw, Sequence) else raw
     if isinstance(raw, str):
         raw = raw.strip()
     if kind is bool:

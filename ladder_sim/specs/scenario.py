@@ -2,17 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack
 
 from ladder_sim.specs import catalog
-from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.plan import MAX_RANKS, Plan
 from ladder_sim.specs.plan_checks import (
     check_experts,
     check_groups,
@@ -24,56 +25,150 @@ from ladder_sim.specs.plan_checks import (
 )
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.stack import AllReduce, AllReduceRule, StackSpec
-from ladder_sim.specs.techniques import NO_TECHNIQUES, Techniques
+from ladder_sim.specs.stack import AllReduceRule, StackSpec
+from ladder_sim.specs.techniques import Techniques
 from ladder_sim.specs.values import flag, nonempty, whole
-from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
+from ladder_sim.specs.workload import FORMATS, KvDType, Workload
 
-# far beyond any cluster one tensor-parallel group spans
-_MAX_NODES = 100_000
 # arguments that the specs check
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}
 # compute capability of the H100
 HOPPER = 9.0
+# arguments that a scenario shows also at their defaults
+_ALWAYS = ("model", "cluster", "nodes", "tp", "batch", "dtype", "stack")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Scenario:
     """A model on a cluster under a stack and a workload, with one residual wiring.
+
+    Parameters
+    ----------
+    model, cluster, stack
+        Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is gpt-fast
+        by default, and vllm with requests in flight.
+    nodes
+        Nodes there are.
+    gpus_per_node
+        GPUs of one node; the cluster's by default.
+    tp
+        Tensor-parallel degree; by default what uses all GPUs of all nodes.
+    pp, ep, attention_dp, dp, sp
+        Further degrees of the plan (`ladder_sim.specs.plan.Plan`).
+    batch, prompt, gen
+        Requests of a static batch, tokens of each prompt, new tokens of each request.
+    concurrency, arrivals
+        Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
+    imbalance
+        How unevenly tokens choose experts: a name (`ladder_sim.specs.imbalance.Imbalance`), a file of tokens per
+        expert, or a list of them.
+    dtype, kv_dtype
+        Precision of linear layers (`ladder_sim.specs.workload.FORMATS`) and of the KV cache; by default what the
+        model's config.json says. Without a word there: bf16, and the stack's habit for the cache.
+    variant
+        Residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4".
+    allreduce
+        Algorithm of the all-reduce; the stack's by default.
+    technique
+        What is done about communication besides the wiring (`ladder_sim.specs.techniques.TECHNIQUES`): a name, several
+        joined by "+", or a list of them.
+    p2p
+        False: GPUs of a node reach each other through host memory.
+    overrides
+        Single figures to change, e.g. ``{"inter.bandwidth": "100Gb/s"}`` or ``{"inter.bandwidth_Bps": 12.5e9}``.
 
     Raises
     ------
     PartitionError
         If the plan does not divide the model.
     UsageError
-        If the plan does not fit the nodes or the requests; as `SpecError`, if a number is out of range.
+        If a name is unknown, or the plan does not fit the nodes or the requests; as `SpecError`, if a number is out of
+        range.
 
     Examples
     --------
-    >>> scenario = Scenario.of(model="405b", nodes=2)
-    >>> scenario.plan.tp, scenario.ranks_per_node, scenario.group_nodes
-    (16, 8, 2)
+    >>> scenario = Scenario(model="405b", nodes=2)
+    >>> scenario
+    Scenario(model='llama-3.1-405b', cluster='h100-sxm', nodes=2, tp=16, batch=1, dtype='bf16', stack='gpt-fast')
+    >>> scenario.replace(nodes=1, dtype="fp8").plan.tp
+    8
     """
 
     model: ModelSpec
     cluster: ClusterSpec
     stack: StackSpec
     workload: Workload
-    nodes: int = 1
+    nodes: int
     """Nodes there are."""
     plan: Plan
     """How the model is spread over GPUs."""
-    variant: str = "standard"
-    """Residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"."""
-    techniques: Techniques = NO_TECHNIQUES
+    variant: str
+    """Residual wiring."""
+    techniques: Techniques
     """What is done about communication besides the wiring."""
-    p2p: bool = True
+    p2p: bool
     """GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)."""
-    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, str] = field(hash=False)
     """Figures changed by hand, e.g. "inter.bandwidth_Bps", and the units they were typed in: no fit replaces them."""
+    given: Mapping[str, Any] = field(hash=False, compare=False)
+    """The arguments that it was made of; all others have their defaults."""
 
-    def __post_init__(self) -> None:
-        whole(self.nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
+    @typed(unless=_CHECKED)
+    def __init__(
+        self, *, variant: str = "standard", overrides: Overrides | None = None, **given: Unpack[ScenarioFields]
+    ) -> None:
+        nodes = _checked_nodes(given.get("nodes", 1))
+        parts = _parts(given, overrides or {})
+        self._hold(
+            **parts._asdict(),
+            nodes=nodes,
+            plan=_plan(given, parts.cluster.gpus_per_node),
+            variant=variant,
+            techniques=Techniques.of(given.get("technique", "none")),
+            p2p=given.get("p2p", True),
+            settings=settings_of(overrides or {}),
+            given={**given, "variant": variant, "overrides": overrides or {}},
+        )
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """Make a scenario, as the class itself does; this name of it goes with the next release."""
+        warnings.warn("Scenario.of(...) is Scenario(...) now", DeprecationWarning, stacklevel=2)
+        return cls(**given)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the same with other arguments: what was not given follows its default anew.
+
+        Examples
+        --------
+        >>> Scenario(model="405b", nodes=2).replace(concurrency=64, dtype="fp8")
+        Scenario(model='llama-3.1-405b', cluster='h100-sxm', nodes=2, tp=16, concurrency=64, dtype='fp8', stack='vllm')
+        """
+        return type(self)(**{**self.given, **changes})
+
+    def having(self, **parts: Any) -> Self:
+        """Return the same with other values of fields, e.g. ``plan`` or ``workload``.
+
+        Raises
+        ------
+        UsageError
+            They do not fit the others.
+        """
+        other = object.__new__(type(self))
+        other._hold(**{each.name: parts.get(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)})
+        held = {
+            name: attrgetter(argument.holder.removesuffix(".name"))(other)
+            for name, argument in ARGUMENTS.items()
+            if argument.holder.partition(".")[0] in parts
+        }
+        object.__setattr__(other, "given", {**self.given, **held, "variant": other.variant})
+        return other
+
+    def _hold(self, **parts: Any) -> None:
+        """Set the fields, and check that they fit each other."""
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
+        _checked_nodes(self.nodes)
         nonempty(self.variant, "variant")
         flag(self.p2p, "p2p")
         check_nodes(self.plan, self.nodes, self.cluster.gpus_per_node)
@@ -83,126 +178,22 @@ class Scenario:
         check_groups(self.plan, self.cluster.gpus_per_node)
         check_techniques(self.techniques, self.plan, self.group_nodes)
 
-    @classmethod
-    @typed(unless=_CHECKED)
-    def of(
-        cls,
-        *,
-        model: str | ModelSpec = "70b",
-        cluster: str | ClusterSpec = "h100-sxm",
-        nodes: int = 1,
-        gpus_per_node: int | None = None,
-        tp: int | None = None,
-        pp: int = 1,
-        ep: int = 1,
-        attention_dp: int = 1,
-        dp: int = 1,
-        sp: bool = False,
-        batch: int = 1,
-        prompt: int = 1024,
-        gen: int = 512,
-        concurrency: int | None = None,
-        arrivals: str = "steady",
-        imbalance: str | Sequence[float] | ExpertLoads = "power-law-1.01",
-        dtype: str | None = None,
-        kv_dtype: str | None = None,
-        stack: str | StackSpec | None = None,
-        variant: str = "standard",
-        allreduce: str | None = None,
-        technique: str | Sequence[str] | Techniques = "none",
-        p2p: bool = True,
-        overrides: Overrides | None = None,
-    ) -> Self:
-        """Make a scenario from names.
-
-        Parameters
-        ----------
-        model, cluster, stack
-            Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is
-            gpt-fast by default, and vllm with requests in flight.
-        nodes
-            Nodes there are.
-        gpus_per_node
-            GPUs of one node; the cluster's by default.
-        tp
-            Tensor-parallel degree; by default what uses all GPUs of all nodes.
-        pp, ep, attention_dp, dp, sp
-            Further degrees of the plan (`ladder_sim.specs.plan.Plan`).
-        batch, prompt, gen
-            Requests of a static batch, tokens of each prompt, new tokens of each request.
-        concurrency, arrivals
-            Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
-        imbalance
-            How unevenly tokens choose experts: a name (`ladder_sim.specs.imbalance.Imbalance`), a file of tokens per
-            expert, or a list of them.
-        dtype, kv_dtype
-            Precision of linear layers (`ladder_sim.specs.workload.FORMATS`) and of the KV cache; by default what the
-            model's config.json says. Without a word there: bf16, and the stack's habit for the cache.
-        variant
-            Residual wiring.
-        allreduce
-            Algorithm of the all-reduce; the stack's by default.
-        technique
-            What is done about communication besides the wiring (`ladder_sim.specs.techniques.TECHNIQUES`): a name,
-            several joined by "+", or a list of them.
-        p2p
-            False: GPUs of a node reach each other through host memory.
-        overrides
-            Single figures to change, e.g. ``{"inter.bandwidth": "100Gb/s"}`` or ``{"inter.bandwidth_Bps": 12.5e9}``.
-
-        Raises
-        ------
-        UsageError
-            If a name is unknown or a value breaks a rule.
-        PartitionError
-            If the plan does not divide the model.
-        """
-        if stack is None:
-            stack = "gpt-fast" if concurrency is None else "vllm"
-        parts = Parts(
-            model=catalog.model(model) if isinstance(model, str) else model,
-            cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
-            stack=catalog.stack(stack) if isinstance(stack, str) else stack,
-            # the spec checks the name
-            workload=Workload(
-                batch=batch,
-                prompt=prompt,
-                gen=gen,
-                concurrency=concurrency,
-                arrivals=cast(Arrivals, arrivals),
-                imbalance=ExpertLoads.of(imbalance),
-                dtype="bf16" if dtype is None else cast(DType, dtype),
-                kv_dtype="bf16" if kv_dtype is None else cast(KvDType, kv_dtype),
-            ),
-        )
-        if dtype is None:
-            dtype = parts.model.weights_dtype
-            parts = parts._replace(workload=dataclasses.replace(parts.workload, dtype=dtype))
-        if gpus_per_node is not None:
-            parts = parts._replace(cluster=dataclasses.replace(parts.cluster, gpus_per_node=gpus_per_node))
-        if allreduce is not None:
-            parts = parts._replace(stack=dataclasses.replace(parts.stack, allreduce=cast(AllReduce, allreduce)))
-        settings = settings_of(overrides or {})
-        parts = override_parts(parts, overrides or {})
-        if kv_dtype is None and "workload.kv_dtype" not in settings:
-            kept = _kv_dtype(parts)
-            parts = parts._replace(workload=dataclasses.replace(parts.workload, kv_dtype=kept))
-        whole(nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
-        plan = Plan(ep=1, pp=pp, attention_dp=attention_dp, dp=dp)
-        degree = max(1, nodes * parts.cluster.gpus_per_node // plan.gpus) if tp is None else tp
-        plan = dataclasses.replace(plan, tp=degree, ep=ep, sp=sp)
-        return cls(
-            **parts._asdict(),
-            nodes=nodes,
-            plan=plan,
-            variant=variant,
-            techniques=Techniques.of(technique),
-            p2p=p2p,
-            settings=settings,
-        )
+    def __repr__(self) -> str:
+        shown = {
+            name: value
+            for name, value in self.fields().items()
+            if name in _ALWAYS or (name in self.given and value != DEFAULTS[name])
+        }
+        if self.workload.concurrency is not None:
+            del shown["batch"]
+        if self.variant != "standard":
+            shown["variant"] = self.variant
+        if self.settings:
+            shown["overrides"] = dict(self.given["overrides"])
+        return f"Scenario({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def fields(self) -> dict[str, Any]:
-        """Return its value for each argument of `of`, specs by name; the variant and settings left out."""
+        """Return its value for each argument, specs by name; the variant and settings left out."""
         return {name: attrgetter(argument.holder)(self) for name, argument in ARGUMENTS.items()}
 
     def setting(self, name: str) -> Any:
@@ -286,6 +277,52 @@ class Scenario:
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
         return tp_degrees(self.model, self.nodes, self.cluster.gpus_per_node)
+
+
+def _checked_nodes(nodes: int) -> int:
+    whole(nodes, "nodes", 1, MAX_RANKS, hint="number of nodes, e.g. --nodes 2")
+    return nodes
+
+
+def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
+    """The specs and the workload, as arguments and settings have them."""
+    asked = {**DEFAULTS, **given}
+    model, cluster, stack = asked["model"], asked["cluster"], asked["stack"]
+    if stack is None:
+        stack = "gpt-fast" if asked["concurrency"] is None else "vllm"
+    parts = Parts(
+        model=catalog.model(model) if isinstance(model, str) else model,
+        cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
+        stack=catalog.stack(stack) if isinstance(stack, str) else stack,
+        # the spec checks the name
+        workload=Workload(
+            **{name: asked[name] for name in ("batch", "prompt", "gen", "concurrency", "arrivals")},
+            imbalance=ExpertLoads.of(asked["imbalance"]),
+            dtype="bf16" if asked["dtype"] is None else asked["dtype"],
+            kv_dtype="bf16" if asked["kv_dtype"] is None else asked["kv_dtype"],
+        ),
+    )
+    if asked["dtype"] is None:
+        dtype = parts.model.weights_dtype
+        parts = parts._replace(workload=dataclasses.replace(parts.workload, dtype=dtype))
+    if asked["gpus_per_node"] is not None:
+        parts = parts._replace(cluster=dataclasses.replace(parts.cluster, gpus_per_node=asked["gpus_per_node"]))
+    if asked["allreduce"] is not None:
+        parts = parts._replace(stack=dataclasses.replace(parts.stack, allreduce=asked["allreduce"]))
+    parts = override_parts(parts, overrides)
+    if asked["kv_dtype"] is None and "workload.kv_dtype" not in settings_of(overrides):
+        parts = parts._replace(workload=dataclasses.replace(parts.workload, kv_dtype=_kv_dtype(parts)))
+    return parts
+
+
+def _plan(given: ScenarioFields, gpus_per_node: int) -> Plan:
+    """The plan; by default ranks of a group are what the other degrees leave of the GPUs."""
+    asked = {**DEFAULTS, **given}
+    plan = Plan(**{name: asked[name] for name in ("pp", "attention_dp", "dp")})
+    tp = asked["tp"]
+    if tp is None:
+        tp = max(1, asked["nodes"] * gpus_per_node // plan.gpus)
+    return dataclasses.replace(plan, tp=tp, ep=asked["ep"], sp=asked["sp"])
 
 
 def _kv_dtype(parts: Parts) -> KvDType:

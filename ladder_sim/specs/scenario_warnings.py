@@ -17,15 +17,7 @@ UNUSED = "unused"
 
 
 class Caution(str):
-    """A warning that names what it is about.
-
-    Parameters
-    ----------
-    text
-        A sentence.
-    kind, name
-        What it names, e.g. "stack" and "vllm".
-    """
+    """A warning, in a sentence, that names what it is about: kind and name, e.g. "stack" and "vllm"."""
 
     kind: str
     name: str
@@ -46,7 +38,7 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> scenario_warnings(Scenario.of(model="405b", nodes=2))
+    >>> scenario_warnings(Scenario(model="405b", nodes=2))
     ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
     """
     subjects = (_model, _precision, _ranks, _techniques, _links, _settings, _idle)

@@ -226,17 +226,7 @@ def _setting(key: str) -> Setting:
 
 
 def unknown_setting(key: str, also: Sequence[str] = (), commands: Sequence[str] = ()) -> UnknownNameError:
-    """Return the error of a name that no setting has.
-
-    Parameters
-    ----------
-    key
-        Name as typed.
-    also
-        Other names that may be meant.
-    commands
-        Other commands that have a setting of this name.
-    """
+    """The error of a name that no setting has: `also` may be meant, and `commands` have a setting of this name."""
     argument = ARGUMENTS.get(key.replace("-", "_"))
     answer = instead_of(key)
     if argument is not None:

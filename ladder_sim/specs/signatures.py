@@ -2,12 +2,12 @@
 
 import inspect
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UsageError, nearest
 from ladder_sim.units import quoted
 
 _Parameters = ParamSpec("_Parameters")
@@ -27,10 +27,7 @@ _WORDS: Mapping[Any, str] = {
 def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Check a function's arguments before a call. Numpy's numbers become Python's, and paths become text.
 
-    Parameters
-    ----------
-    unless
-        Arguments that the function checks itself, by narrower rules.
+    Arguments in `unless` the function checks itself, by narrower rules.
 
     Examples
     --------
@@ -49,15 +46,20 @@ def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Re
 
     def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         signature = inspect.signature(function)
+        keywords = next((each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), "")
         # when they are first needed: they name classes that are imported late
-        hints = cache(lambda: get_type_hints(function))
+        hints = cache(lambda: _hints(function, keywords))
 
         @wraps(function)
         def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            # what takes any keyword checks them itself
+            if keywords not in hints():
+                _check_names(function, kwargs, {*signature.parameters, *hints()} - {"self", keywords, "return"})
             bound = signature.bind(*args, **kwargs)
-            for name, value in bound.arguments.items():
-                if name in hints():
-                    bound.arguments[name] = _read(value, hints()[name], "" if name in unless else name)
+            for given in (bound.arguments, bound.arguments.get(keywords, {})):
+                for name, value in given.items():
+                    if name in hints():
+                        given[name] = checked(value, hints()[name], "" if name in unless else name)
             return function(*bound.args, **bound.kwargs)
 
         return call
@@ -65,8 +67,33 @@ def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Re
     return decorate
 
 
-def _read(value: Any, hint: Any, name: str) -> Any:
-    """A value as its type; with a name, it must fit."""
+def _hints(function: Callable[..., object], keywords: str) -> dict[str, Any]:
+    """Types by parameter; of ``**keywords: Unpack[...]`` those of its keys."""
+    hints = get_type_hints(function)
+    if get_origin(hints.get(keywords)) is Unpack:
+        (of_keys,) = get_args(hints.pop(keywords))
+        hints |= get_type_hints(of_keys)
+    return hints
+
+
+def _check_names(function: Callable[..., object], given: Iterable[str], known: Set[str]) -> None:
+    """Raise TypeError with the nearest name for a keyword that a function does not have."""
+    for name in given:
+        if name not in known:
+            called = function.__qualname__.removesuffix(".__init__")
+            near = nearest(name, known)
+            meant = f"; did you mean '{near}'?" if near else f"; it has {', '.join(sorted(known))}"
+            raise TypeError(f"{called}() has no argument '{name}'{meant}")
+
+
+def checked(value: Any, hint: Any, name: str) -> Any:
+    """Return a value as its type: numbers of numpy as Python's, and paths as text; with a name, it must fit.
+
+    Raises
+    ------
+    UsageError
+        It does not fit.
+    """
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if str in kinds and isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -75,8 +102,7 @@ def _read(value: Any, hint: Any, name: str) -> Any:
         value = value.item()
     if name and not any(_fits(value, kind) for kind in kinds):
         rule = " or ".join(dict.fromkeys(_words(kind) for kind in kinds))
-        maker = next((f"{kind.__name__}.of" for kind in kinds if hasattr(kind, "of")), rule)
-        raise UsageError(f"{name} is {quoted(value)}: must be {rule}", hint=f"give {maker}, not {type(value).__name__}")
+        raise UsageError(f"{name} is {quoted(value)}: must be {rule}", hint=f"give {rule}, not {type(value).__name__}")
     return value
 
 

@@ -64,7 +64,6 @@ class AllReduceRule:
         return f"{group}{capability}{domain}: {sizes}nccl"
 
     def applies(self, gpus: int, compute_capability: float, nvlink_domain: int) -> bool:
-        """Whether the rule is for a group of GPUs."""
         return (
             self.gpus in (0, gpus)
             and self.compute_capability in (0.0, compute_capability)
@@ -73,13 +72,7 @@ class AllReduceRule:
 
     @classmethod
     def read(cls, table: object, where: str) -> Self:
-        """One of a file's ``allreduce_rules``: sizes by algorithm (``multimem = "64 MiB"``; ``"<8 MiB"``: below it).
-
-        Raises
-        ------
-        SpecError, UnitError, UnknownNameError
-            It breaks a rule.
-        """
+        """One of a file's ``allreduce_rules``: sizes by algorithm (``multimem = "64 MiB"``; ``"<8 MiB"``: below it)."""
         if not isinstance(table, dict):
             raise SpecError(f"{where} is {quoted(table)}: must be a table", hint=_RULE_FORM)
         sizes = {name: value for name, value in table.items() if name not in _RULE_KEYS}
@@ -154,7 +147,6 @@ class GpuLimits:
         )
 
     def applies(self, compute_capability: float, memory_bytes: float) -> bool:
-        """Whether the limits are those of a GPU."""
         below_bytes = self.below_memory_bytes or math.inf
         return (
             self.compute_capability in (0.0, compute_capability)
@@ -188,8 +180,6 @@ class StackSpec:
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
-    kernel_gap_s: Seconds = 0.0
-    """Idle time before each kernel beyond what measured kernel times hold, seconds."""
     own_allreduce: OwnAllReduce = OwnAllReduce()
     """What all-reduce ``auto`` takes."""
     rewired_allreduce: Literal["auto", "nccl"] = "auto"

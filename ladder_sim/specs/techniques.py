@@ -6,11 +6,29 @@ What each does to a pass is in `ladder_sim.graph.techniques`.
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.support import Support
 from ladder_sim.units import quoted
+
+
+class Support(NamedTuple):
+    """An engine, or several, that have a technique or a wiring today."""
+
+    engine: str
+    """Its name, and the part of the technique that it has."""
+    source: str
+    """Version and file, change or paper that says so."""
+
+
+def engines(support: Sequence[Support]) -> str:
+    """Their names; "none" if there are none."""
+    return "; ".join(each.engine for each in support) or "none"
+
+
+def with_sources(support: Sequence[Support]) -> str:
+    """The same with the sources."""
+    return "; ".join(f"{each.engine} ({each.source})" for each in support) or "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +70,7 @@ TECHNIQUES: Mapping[str, Technique] = {
         summary="reduce-scatter, norm of a share of the tokens, all-gather",
         splits=True,
         needs="prompts or large batches: two messages in place of one",
-        support=(
-            Support("Megatron-LM", "arXiv 2205.05198"),
-            Support("vLLM", "vllm-project/vllm#39505"),
-        ),
+        support=(Support("Megatron-LM", "arXiv 2205.05198"), Support("vLLM", "vllm-project/vllm#39505")),
     ),
     "gemm-overlap": Technique(
         summary="sequence parallel, with GEMMs and collectives chunk by chunk",

@@ -80,16 +80,11 @@ _RULES = (
 def unused(scenario: Scenario, name: str) -> str:
     """Return why a setting changes nothing in a scenario, and what uses it; empty if it may change something.
 
-    Parameters
-    ----------
-    scenario
-        What is predicted.
-    name
-        Of the setting, with its unit (`ladder_sim.specs.settings.Setting.name`).
+    `name` is the setting's with its unit (`ladder_sim.specs.settings.Setting.name`).
 
     Examples
     --------
-    >>> unused(Scenario.of(model="70b"), "inter.bandwidth_Bps")
+    >>> unused(Scenario(model="70b"), "inter.bandwidth_Bps")
     'the group is within one node; --nodes 2 uses it'
     """
     for rule in _RULES:

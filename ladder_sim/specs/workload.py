@@ -31,6 +31,8 @@ class Format:
     """A kernel of its own finds the scales of each input at run time and quantises it; else the op before it does."""
 
 
+# width of the blocks of weights, and of the runs of inputs, that share a scale in fp8 (DeepSeek-V3, arXiv 2412.19437)
+FP8_BLOCK = 128
 _BF16 = Format(name="bf16", weight_bytes=2, activation_bytes=2, tensor_cores="bf16")
 FORMATS: Mapping[DType, Format] = MappingProxyType(
     {
@@ -41,9 +43,9 @@ FORMATS: Mapping[DType, Format] = MappingProxyType(
         "fp8": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8"),
         # scales of the inputs, for each tensor or token, found at run time; the GEMM is the same
         "fp8-dynamic": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8", quantizes=True),
-        # a 32-bit scale for each 128 x 128 weights and for each 128 inputs of a token (DeepSeek-V3, arXiv 2412.19437)
+        # a 32-bit scale for each block of weights and for each run of inputs of a token
         "fp8-block": Format(
-            name="fp8-block", weight_bytes=1 + 4 / 128**2, activation_bytes=1 + 4 / 128, tensor_cores="fp8"
+            name="fp8-block", weight_bytes=1 + 4 / FP8_BLOCK**2, activation_bytes=1 + 4 / FP8_BLOCK, tensor_cores="fp8"
         ),
         # 4 bits, and an 8-bit scale for each 16 elements (NVIDIA, "Introducing NVFP4", 2025)
         "nvfp4": Format(name="nvfp4", weight_bytes=0.5 + 1 / 16, activation_bytes=0.5 + 1 / 16, tensor_cores="fp4"),
@@ -69,8 +71,8 @@ def batching_of(concurrency: object) -> Batching:
     return STATIC if concurrency is None else "continuous"
 
 
-# beyond any published context, in tokens
-_MAX_CONTEXT = 100_000_000
+# beyond any published context
+MAX_TOKENS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +82,9 @@ class Workload:
     # beyond any served batch
     batch: Annotated[int, Limits(1, 1_000_000, hint="requests served together, e.g. --batch 1")] = 1
     """Requests that start together, in a static batch."""
-    prompt: Annotated[int, Limits(1, _MAX_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")] = 1024
+    prompt: Annotated[int, Limits(1, MAX_TOKENS, hint="tokens of each prompt, e.g. --prompt 1024")] = 1024
     """Tokens of each prompt."""
-    gen: Annotated[int, Limits(1, _MAX_CONTEXT, hint="new tokens of each request, e.g. --gen 512")] = 512
+    gen: Annotated[int, Limits(1, MAX_TOKENS, hint="new tokens of each request, e.g. --gen 512")] = 512
     """New tokens of each request; prefill yields the first."""
     dtype: DType = "bf16"
     """Type of the weights of linear layers, and of what they multiply."""
@@ -107,9 +109,9 @@ class Workload:
                 f"arrivals {self.arrivals} without concurrency: requests of a static batch start together",
                 hint="add --concurrency, the number of requests in flight, or leave out arrivals",
             )
-        if self.context > _MAX_CONTEXT:
+        if self.context > MAX_TOKENS:
             raise SpecError(
-                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",
+                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {MAX_TOKENS}",
                 hint="use a shorter prompt or answer, e.g. --prompt 1024 --gen 512",
             )
 

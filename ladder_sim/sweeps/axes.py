@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
+from ladder_sim.specs.signatures import checked
 from ladder_sim.sweeps.ranges import expand, split
 from ladder_sim.units import missing_unit, typed_unit, unit_of
 
@@ -21,7 +23,7 @@ class Axis:
     """One field and the values it takes."""
 
     name: str
-    """An argument of `Scenario.of`, or a setting with its unit, e.g. "inter.bandwidth_Bps"."""
+    """An argument of `Scenario`, or a setting with its unit, e.g. "inter.bandwidth_Bps"."""
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
     unit: str = ""
@@ -62,7 +64,10 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
         numeric = kind in (int, float)
         raw: Sequence[Any] = expand(given, name=key, factor=factor) if numeric else split(given, name=key)
     else:
-        raw = list(given) if isinstance(given, Iterable) else [given]
+        raw = [
+            each if isinstance(each, str) or name not in ARGUMENTS else checked(each, _types()[name], key)
+            for each in (given if isinstance(given, Iterable) else [given])
+        ]
     if not raw:
         raise UsageError(f"{key}: no values", hint="give it at least one")
     units = {typed_unit(item, unit) for item in raw}
@@ -75,14 +80,14 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
     return Axis(name=name, values=tuple(dict.fromkeys(values)), unit=units.pop() if len(units) == 1 else "")
 
 
-def resolve(key: str) -> tuple[str, Any]:
-    """A field's name, with its unit if it is a setting, and its type or catalog.
+@cache
+def _types() -> dict[str, Any]:
+    """Of the values of arguments."""
+    return get_type_hints(ScenarioFields)
 
-    Raises
-    ------
-    UnknownNameError
-        There is no such field.
-    """
+
+def resolve(key: str) -> tuple[str, Any]:
+    """A field's name, with its unit if it is a setting, and its type or catalog."""
     key = key.strip()
     name = key.replace("-", "_")
     if name in ARGUMENTS:

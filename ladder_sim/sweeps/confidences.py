@@ -21,13 +21,7 @@ def confidences(
     profile: str | None = None,
     ignore_memory: bool = False,
 ) -> dict[str, Confidence]:
-    """Of each value of each axis with the last values of the others, or else the first; what cannot run is left out.
-
-    Parameters
-    ----------
-    axes, variants, profile, ignore_memory
-        As for `ladder_sim.sweeps.run.sweep`.
-    """
+    """Of each value of each axis with the last values of the others, or else the first; what cannot run is left out."""
     grid = Grid(axes, variants)
     bases = [{each.name: each.values[end] for each in grid.axes} for end in (-1, 0)]
     points = {

@@ -70,7 +70,6 @@ class Rows:
 
     @property
     def missing(self) -> set[str]:
-        """Results that no row has."""
         return {name for name, values in self.results.items() if np.isnan(values[0])}
 
     def __len__(self) -> int:

@@ -39,13 +39,7 @@ def serial(function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterato
 
 
 class Processes:
-    """Worker processes, which stay warm from chunk to chunk and end with this one.
-
-    Parameters
-    ----------
-    workers
-        How many.
-    """
+    """Worker processes, which stay warm from chunk to chunk and end with this one."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -78,12 +72,9 @@ def _end_after(sentinel: int) -> None:
 
 
 class Dask:
-    """Workers of a Dask cluster. The scheduler repeats what a lost worker had, and each answer is read once.
+    """Workers of a Dask cluster, at the address of its scheduler, e.g. ``"tcp://host:8786"``.
 
-    Parameters
-    ----------
-    address
-        Of the scheduler, e.g. ``"tcp://host:8786"``.
+    The scheduler repeats what a lost worker had, and each answer is read once.
 
     Raises
     ------
@@ -133,7 +124,6 @@ class Dask:
             self._client.close()
 
     def _notice(self, event: tuple[float, Any]) -> None:
-        """Take one of the scheduler's events."""
         _, message = event
         if isinstance(message, dict) and message.get("action") == "remove-worker":
             loss, self._loss = self._loss, Future()
@@ -158,10 +148,7 @@ class Dask:
 
 
 def _in_order(
-    submit: Callable[[Task], Any],
-    tasks: Iterable[Task],
-    ahead: int,
-    result: Callable[[Any], Answer] = Future.result,
+    submit: Callable[[Task], Any], tasks: Iterable[Task], ahead: int, result: Callable[[Any], Answer] = Future.result
 ) -> Iterator[Answer]:
     remaining = iter(tasks)
     flying = deque(submit(task) for task in itertools.islice(remaining, ahead))

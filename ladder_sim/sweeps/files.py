@@ -26,13 +26,7 @@ _ROW_GROUP_CHUNKS = 64
 
 
 def require(form: str) -> None:
-    """Refuse a format whose package is not installed.
-
-    Raises
-    ------
-    MissingPackageError
-        Parquet needs pyarrow.
-    """
+    """Refuse a format whose package is not installed."""
     if form == "parquet" and find_spec("pyarrow") is None:
         raise MissingPackageError("a .parquet file needs pyarrow", extra="parquet", otherwise="write .csv or .jsonl")
 

@@ -59,17 +59,10 @@ Chunk = tuple[SweepBlock, ...]
 
 
 class Grid:
-    """Every combination of the axes' values.
+    """Every combination of the axes' values, by field (`axes.axis`), for some variants (`variant_names`).
 
     What changes the graph comes first: arguments of the scenario in the order of `ARGUMENTS`, then settings as given.
     Batch, prompt and answer follow, and hardware figures as given; the last axis varies fastest.
-
-    Parameters
-    ----------
-    axes
-        Values by field, see `axes.axis`.
-    variants
-        Residual wirings; ``"hybrid-ladder:8:32:x2"`` stands for several.
 
     Raises
     ------
@@ -114,11 +107,9 @@ class Grid:
 
     @property
     def varied(self) -> list[Axis]:
-        """The axes with several values."""
         return [each for each in self.axes if len(each.values) > 1]
 
     def chunk(self, number: int) -> Chunk:
-        """The points of one chunk."""
         blocks, rows = self._ranges(number)
         columns = self._at(self._columns, np.arange(rows.start, rows.stop))
         return tuple(
@@ -126,7 +117,6 @@ class Grid:
         )
 
     def points(self, number: int) -> int:
-        """Number of points of a chunk."""
         blocks, rows = self._ranges(number)
         return len(blocks) * len(rows)
 
@@ -150,12 +140,12 @@ class Grid:
     def _default_variants(self) -> tuple[str, ...]:
         """The usual four, or the wiring in the config of the only model."""
         models = next((each.values for each in self.structure if each.name == "model"), ())
-        return default_variants(Scenario.of(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
+        return default_variants(Scenario(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
 
     def _check_figures(self) -> None:
         """Check the ends of each array by the specs' rules, all of which are ranges."""
         for each, end in itertools.product(self.figures, (min, max)):
-            Scenario.of(overrides={each.name: end(each.values)})
+            Scenario(overrides={each.name: end(each.values)})
 
     def _check_options(self, axes: Mapping[str, Any]) -> None:
         """Check that the stacks, by default the one that serves, have the engine of each option among the axes."""
@@ -213,22 +203,16 @@ def scenario_at(point: Mapping[str, Any]) -> Scenario:
     if "tp" in fields and "nodes" not in fields:
         degrees = {each.name: fields[each.name] for each in dataclasses.fields(Plan) if each.name in fields}
         # any plan will do to look up the cluster: that of one GPU breaks no rule
-        alone = Scenario.of(**{**fields, **dataclasses.asdict(Plan())}, overrides=settings)
+        alone = Scenario(**{**fields, **dataclasses.asdict(Plan())}, overrides=settings)
         fields["nodes"] = Plan(**degrees).nodes(alone.cluster.gpus_per_node)
-    scenario = Scenario.of(**fields, overrides=settings)
+    scenario = Scenario(**fields, overrides=settings)
     if scenario.workload.concurrency is not None:
         check_context(scenario.stack, scenario.workload.context)
     return scenario
 
 
 def check_size(grid: Grid, *, confirmed: bool) -> None:
-    """Refuse a grid of more than `MAX_POINTS` points, unless it is confirmed.
-
-    Raises
-    ------
-    UsageError
-        It is too large.
-    """
+    """Refuse a grid of more than `MAX_POINTS` points, unless it is confirmed."""
     if grid.size > MAX_POINTS and not confirmed:
         factors = " x ".join(str(len(each.values)) for each in grid.varied)
         raise UsageError(
@@ -238,13 +222,7 @@ def check_size(grid: Grid, *, confirmed: bool) -> None:
 
 
 def check_used(grid: Grid) -> None:
-    """Refuse a range of a setting that no point of the grid uses.
-
-    Raises
-    ------
-    UsageError
-        It changes nothing; the error says what would use it.
-    """
+    """Refuse a range of a setting that no point of the grid uses; the error says what would use it."""
     for each in grid.varied:
         reason = _unused(grid, each.name) if each.name not in ARGUMENTS else ""
         if reason:

@@ -10,6 +10,8 @@ from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.asked import formerly_a_dict, point_asked
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
@@ -26,9 +28,11 @@ Progress = Callable[[int], None]
 Answer = TypeVar("Answer")
 
 
+@formerly_a_dict
 @typed()
 def sweep(
-    axes: Mapping[str, Any],
+    scenario: Scenario | None = None,
+    axes: Mapping[str, Any] | None = None,
     variants: str | Sequence[str] | None = None,
     *,
     profile: str | None = None,
@@ -36,14 +40,17 @@ def sweep(
     usd_per_gpu_hour: float | None = None,
     workers: int | Executor = 1,
     progress: Progress | None = None,
+    **fields: Any,
 ) -> SweepTable:
     """Predict every combination of some fields' values.
 
     Parameters
     ----------
+    scenario
+        What all points share; or its arguments as keywords.
     axes
-        Values by field of `Scenario.of` or by setting: a range as text, e.g. ``"50:800:x2Gb/s"``, values separated by
-        commas, one value, or a sequence. Fields that are left out have the defaults of `Scenario.of`.
+        Values by argument of `Scenario` or by setting: a range as text, e.g. ``"50:800:x2Gb/s"``, values separated by
+        commas, one value, or a sequence.
     variants
         Residual wirings, one or several, ``"hybrid-ladder:8:32:x2"`` for a range; by default those of `predict`.
     profile, ignore_memory
@@ -67,11 +74,11 @@ def sweep(
 
     Examples
     --------
-    >>> table = sweep({"model": "70b", "batch": "1:64:x4"}, ["ladder"])
+    >>> table = sweep(Scenario(model="70b"), {"batch": "1:64:x4"}, ["ladder"])
     >>> dict(zip(table["batch"].tolist(), table["ladder.speedup"].round(2).tolist()))
     {1: 1.31, 4: 1.25, 16: 1.21, 64: 1.13}
     """
-    grid = Grid(axes, variants)
+    grid = Grid({**point_asked(scenario, fields), **(axes or {})}, variants)
     if isinstance(workers, int):
         count = whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
         workers = serial if count == 1 else Processes(count)
@@ -79,15 +86,7 @@ def sweep(
 
 
 def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hour: float | None = None) -> How:
-    """What all points of a grid share, other than its axes.
-
-    Raises
-    ------
-    ProfileError
-        There is no such profile, or it cannot be read.
-    UsageError
-        The price is not above 0.
-    """
+    """What all points of a grid share, other than its axes."""
     if usd_per_gpu_hour is not None:
         check_price(usd_per_gpu_hour)
     if profile not in (None, "", NO_PROFILE):
@@ -122,7 +121,7 @@ def run_to_file(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Predict every point of a grid, and write each chunk as it comes.
+    """Predict every point of a grid, and write each chunk as it comes; returns how many points have figures.
 
     Parameters
     ----------
@@ -136,11 +135,6 @@ def run_to_file(
         Keep what an interrupted run of the same sweep has left.
     progress
         Called after each chunk.
-
-    Returns
-    -------
-    int
-        Points that have figures.
 
     Raises
     ------
@@ -184,7 +178,6 @@ def _reporting(answers: Iterator[Answer], grid: Grid, first: int, progress: Prog
 
 
 def _names(grid: Grid, how: How) -> list[str]:
-    """All columns, in order."""
     settings = [axis.name for axis in grid.structure if axis.name not in ARGUMENTS]
     figures = [axis.name for axis in grid.figures]
     return [*ARGUMENTS, BATCHING_COLUMN, *settings, *figures, *result_columns(how), PROBLEM]

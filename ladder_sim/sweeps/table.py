@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.errors import UnknownNameError
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.sweeps.axes import Axis
 from ladder_sim.sweeps.evaluate import PROBLEM, Rows
+from ladder_sim.units import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +38,10 @@ class SweepTable:
         return len(self.columns[PROBLEM])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if not isinstance(name, str):
+            raise UsageError(
+                f"column {quoted(name)}: must be text, the name of a column", hint="rows are places in its array"
+            )
         if name not in self.columns:
             raise UnknownNameError("column", name, self.columns)
         return self.columns[name]

@@ -1,17 +1,26 @@
-"""Command lines that argparse reads: those of `python -m runtime` and `ladder-sim calibrate`."""
+"""Command lines that argparse reads: those of `python -m ladder_sim_runtime` and `ladder-sim calibrate`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ladder_sim.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises its errors instead of ending the process, so that they look as all others do."""
+    """Raises its errors instead of ending the process, so that they look as all others do.
 
-    def __init__(self, **arguments: Any) -> None:
+    Parameters
+    ----------
+    gone
+        Commands and options of earlier versions, and what to write instead.
+    **arguments
+        As argparse's.
+    """
+
+    def __init__(self, *, gone: Mapping[str, str] | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self._gone = gone or {}
         # of the command that read the options, which `read` names
         self.set_defaults(prog=self.prog)
 
@@ -33,11 +42,30 @@ class Parser(argparse.ArgumentParser):
         UsageError
             An option is missing, unknown or wrong.
         """
+        if argv and argv[0] in self._gone:
+            raise UsageError(f"'{argv[0]}' is no command any more", hint=self._gone[argv[0]])
         options, unknown = self.parse_known_args(argv)
         command = vars(options).pop("prog")
         if unknown:
+            name = unknown[0].partition("=")[0]
             raise UsageError(
-                f"{unknown[0].partition('=')[0]} is not an option of {command.rpartition(' ')[2]}",
-                hint=f"leave it out; `{command} --help` lists the options",
+                f"{name} is not an option of {command.rpartition(' ')[2]}",
+                hint=self._gone.get(name, f"leave it out; `{command} --help` lists the options"),
             )
         return options
+
+
+def flags(values: Mapping[str, object]) -> Iterator[str]:
+    """Options of a command line; those that are False or None are left out.
+
+    Examples
+    --------
+    >>> list(flags({"tp": 2, "fused_add": True, "trace": None}))
+    ['--tp=2', '--fused-add']
+    """
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            yield flag
+        elif value is not None and value is not False:
+            yield f"{flag}={value}"

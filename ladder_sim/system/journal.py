@@ -43,10 +43,7 @@ class Journal:
     def locked(self) -> Iterator[None]:
         """Keep other processes from writing it, from before `done` to after `write`.
 
-        Raises
-        ------
-        UsageError
-            Another process writes it, or its folder cannot be written.
+        Raises UsageError if another process writes it, or its folder cannot be written.
         """
         with ExitStack() as stack:
             with self._writable():
@@ -54,13 +51,7 @@ class Journal:
             yield
 
     def done(self) -> list[int]:
-        """Feasible points of each chunk that an interrupted run has left.
-
-        Raises
-        ------
-        UsageError
-            It was another sweep.
-        """
+        """Feasible points of each chunk that an interrupted run has left; raises UsageError if it was another sweep."""
         return [mark.feasible for mark in self._marks()[1:]]
 
     def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:

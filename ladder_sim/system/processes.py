@@ -75,12 +75,7 @@ def reserve_stdout() -> None:
 def run(module: Sequence[str], *, capture: bool = False, given: str | None = None) -> tuple[int, str]:
     """Run ``python -m MODULE ...`` to its end; returns its exit code, and its stdout if that is captured.
 
-    Its stdin is `given`, or that of this process.
-
-    Raises
-    ------
-    LadderSimError
-        A signal ended it.
+    Its stdin is `given`, or that of this process. Raises LadderSimError if a signal ended it.
     """
     with ending_children():
         pipe = subprocess.PIPE

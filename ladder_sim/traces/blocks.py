@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.graph import EARLIER, HOST_KINDS, REDUCES, WHOLE_GRAPH, TraceGraph, TraceOp
+from ladder_sim.traces.graph import DRAWN, EARLIER, HOST_KINDS, REDUCES, WHOLE_GRAPH, TraceGraph, TraceOp
 
 # ops that may differ between equal blocks
 _IGNORED = HOST_KINDS | {EARLIER, "sync", "memcpy", "memset"}
@@ -84,19 +84,18 @@ def cover(graph: TraceGraph) -> Cover:
 
 
 def find_passes(graph: TraceGraph) -> list[Pass]:
-    """Every forward pass in the standard wiring, rank by rank.
-
-    Raises
-    ------
-    UsageError
-        There is no such pass.
-    """
+    """Every forward pass in the standard wiring, rank by rank; an error if there is none."""
     passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
         if any(op.kind == WHOLE_GRAPH for op in graph.ops):
             raise UsageError(
                 "no transformer blocks found: the CUDA graphs were recorded without their kernels",
                 hint="record with nsys profile --cuda-graph-trace=node",
+            )
+        if DRAWN in graph.notes:
+            raise UsageError(
+                f"no transformer blocks found: the trace is {DRAWN}",
+                hint="export it with --variant standard, or without --set jitter",
             )
         count = sum(op.kind in REDUCES for op in graph.ops)
         scatters = any(op.kind == "reduce_scatter" for op in graph.ops)

@@ -40,7 +40,7 @@ class Contention:
     @classmethod
     def of_gpu(cls, cluster: str) -> Self:
         """Of the GPUs of a cluster of the catalog."""
-        spec = Scenario.of(cluster=cluster).cluster
+        spec = Scenario(cluster=cluster).cluster
         measured = load_profile(spec.profile).overlap if spec.profile else {}
         return cls(device=Device(sms=spec.gpu.sms), overlap=OverlapParameters.of(measured))
 

@@ -1,6 +1,6 @@
 """A run as a dependency graph: what ran where, when, and after what.
 
-The ops of a `graph.build.StepGraph` have shapes, from which their costs follow, and their kind decides the stream. The
+The ops of a `ladder_sim.graph` have shapes, from which their costs follow, and their kind decides the stream. The
 ops of a trace have neither. They have measured times, and run on any number of streams and CPU threads.
 """
 
@@ -24,6 +24,11 @@ EARLIER = "earlier work"
 # a CUDA graph that was recorded as one op
 WHOLE_GRAPH = "cuda_graph"
 _LAYER = re.compile(r"layers?[._]?\d+")
+# a shorter gap between two kernels is the device's own. Holistic Trace Analysis 0.5,
+# `get_idle_time_breakdown(consecutive_kernel_delay=30)`: documented as nanoseconds, but compared with microseconds
+KERNEL_WAIT_S = 30e-6
+# note of a prediction that holds a draw of jitter: it is rewired like a recording, from standard alone
+DRAWN = "one draw of jitter in another wiring than standard"
 # between the names of a scope
 SCOPE_SEPARATOR = "/"
 # group of an op without peers; step of an op outside all steps
@@ -211,22 +216,11 @@ class TraceGraph:
         return replace(self, ops=(*starts, *moved))
 
     def keep(self, chosen: Iterable[int]) -> "TraceGraph":
-        """Only the ops at these positions. Dependencies on other ops are dropped."""
-        kept = sorted(chosen)
-        position = {old: new for new, old in enumerate(kept)}
-        origin_s = min((self.ops[old].start_s for old in kept), default=0.0)
-        return replace(
-            self,
-            origin=None,
-            ops=tuple(
-                replace(
-                    op,
-                    after=tuple(position[before] for before in op.after if before in position),
-                    start_s=op.start_s - origin_s,
-                    end_s=op.end_s - origin_s,
-                )
-                for op in (self.ops[old] for old in kept)
-            ),
+        """Only the ops at these positions, from time zero. Dependencies on other ops are dropped."""
+        kept = {index: self.ops[index] for index in sorted(chosen)}
+        origin_s = min((op.start_s for op in kept.values()), default=0.0)
+        return self._of(
+            {index: replace(op, start_s=op.start_s - origin_s, end_s=op.end_s - origin_s) for index, op in kept.items()}
         )
 
     def without(self, dropped: Collection[int]) -> "TraceGraph":
@@ -241,22 +235,26 @@ class TraceGraph:
                 else:
                     yield before
 
-        position: dict[int, int] = {}
-        ops: list[TraceOp] = []
+        ops: dict[int, TraceOp] = {}
         for index, op in enumerate(self.ops):
             after = tuple(dict.fromkeys(kept(op.after)))
             if index in dropped:
                 ahead = (before_on_lane[index],) if self.lanes[op.lane].device and index in before_on_lane else ()
                 inherited[index] = tuple(dict.fromkeys(kept((*op.after, *ahead))))
             else:
-                position[index] = len(ops)
-                ops.append(replace(op, after=after))
-        kept_ops = (replace(op, after=tuple(position[before] for before in op.after)) for op in ops)
-        return replace(self, origin=None, ops=tuple(kept_ops))
+                ops[index] = replace(op, after=after)
+        return self._of(ops)
 
     def arranged(self, order: Sequence[int], changed: Mapping[int, TraceOp]) -> "TraceGraph":
         """The ops in another order, some replaced. `changed` and its dependencies use the present positions."""
-        position = {old: new for new, old in enumerate(order)}
-        chosen = (changed.get(old, self.ops[old]) for old in order)
-        ops = (replace(op, after=tuple(sorted(position[before] for before in op.after))) for op in chosen)
-        return replace(self, origin=None, ops=tuple(ops))
+        arranged = self._of({index: changed.get(index, self.ops[index]) for index in order})
+        return replace(arranged, ops=tuple(replace(op, after=tuple(sorted(op.after))) for op in arranged.ops))
+
+    def _of(self, ops: Mapping[int, TraceOp]) -> "TraceGraph":
+        """Ops by their present positions, in a new order. Dependencies on other ops are dropped."""
+        position = {old: new for new, old in enumerate(ops)}
+        placed = (
+            replace(op, after=tuple(position[before] for before in op.after if before in position))
+            for op in ops.values()
+        )
+        return replace(self, origin=None, ops=tuple(placed))

@@ -122,13 +122,7 @@ def step_position(graph: TraceGraph, step: str | None) -> int | None:
 
 
 def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> TraceGraph:
-    """What started in a stretch of time, in seconds since the first op.
-
-    Raises
-    ------
-    UsageError
-        Nothing did.
-    """
+    """What started in a stretch of time, in seconds since the first op; an error if nothing did."""
     low_s, high_s = from_s or 0.0, float("inf") if to_s is None else to_s
     chosen = [index for index, op in enumerate(graph.ops) if low_s <= op.start_s < high_s]
     if not chosen:

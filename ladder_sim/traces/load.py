@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,17 +12,16 @@ from ladder_sim.errors import UsageError
 from ladder_sim.traces import nsys, perfetto
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import mark_repetitions
-from ladder_sim.traces.kineto.cpu import CpuReader, communicates
+from ladder_sim.traces.kineto.annotations import step_marks
+from ladder_sim.traces.kineto.cpu import CpuReader, communicates, read_execution_trace
 from ladder_sim.traces.kineto.cuda import CudaReader
 from ladder_sim.traces.kineto.draft import RankDraft
-from ladder_sim.traces.kineto.execution import read_execution_trace
-from ladder_sim.traces.kineto.marks import step_marks
-from ladder_sim.traces.kineto.processes import split_ranks
 from ladder_sim.traces.kineto.ranks import join
 from ladder_sim.traces.kineto.reader import (
     CALLS,
     GPU_CATEGORIES,
     KNOWN,
+    Event,
     KinetoFile,
     is_trace,
     read_document,
@@ -33,6 +33,9 @@ from ladder_sim.traces.kineto.reader import (
 _EXECUTION = ".execution.json"
 # phases that engines write to files of their own, as in "1763-TP-0-DECODE.trace.json.gz"
 _PHASE = re.compile(r"prefill|extend|decode|mixed", re.IGNORECASE)
+# tools that merge files put a tag before their process ids: "[TP00] 4242"
+_TAGGED = re.compile(r"\[([^\]]+)\]")
+_DIGITS = re.compile(r"\d+")
 
 
 def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
@@ -71,7 +74,7 @@ def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
                     raise UsageError(f"trace '{file}' has no list 'traceEvents': unknown schema", hint=KNOWN)
                 strays.append(file.name)
                 continue
-            for part in nsys.read_database(file) if database else split_ranks(sort_events(document, file.name)):
+            for part in nsys.read_database(file) if database else _split_ranks(sort_events(document, file.name)):
                 part.marks = step_marks(part, marks)
                 if part.rank in ranks:
                     raise _of_one_rank(part.rank, names[part.rank], file)
@@ -83,6 +86,44 @@ def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
         )
     notes = (*graph.notes, *(f"'{name}' is no trace, left out" for name in strays))
     return mark_repetitions(replace(graph, notes=notes))
+
+
+def _split_ranks(file: KinetoFile) -> list[KinetoFile]:
+    """A file for each rank that this one holds: itself, unless it was merged."""
+    parts: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for category, events in file.events.items():
+        for event in events:
+            match = _TAGGED.match(str(event.process))
+            parts[match[1] if match else ""][category].append(event)
+    tags = sorted(tag for tag in parts if tag)
+    if not tags:
+        _check_one_process(file)
+        return [file]
+    return list(_of_tags(file, {tag: parts[tag] for tag in tags}))
+
+
+def _of_tags(file: KinetoFile, parts: dict[str, dict[str, list[Event]]]) -> Iterator[KinetoFile]:
+    numbers = {tag: int("".join(_DIGITS.findall(tag)) or 0) for tag in parts}
+    unique = len(set(numbers.values())) == len(numbers)
+    for position, (tag, events) in enumerate(parts.items()):
+        place = {"rank": numbers[tag] if unique else position, "world_size": len(parts)}
+        yield KinetoFile(
+            metadata={**file.metadata, "distributedInfo": place},
+            events=defaultdict(list, events),
+            name=f"{file.name} [{tag}]",
+            dropped=file.dropped,
+        )
+
+
+def _check_one_process(file: KinetoFile) -> None:
+    """Calls of several processes have the same correlation ids: nobody knows which of them launched a kernel."""
+    calls = {(event.process, event.args.get("correlation")) for event in file.events[CALLS]}
+    processes = Counter(correlation for _, correlation in calls if correlation is not None)
+    if processes and max(processes.values()) > 1:
+        raise UsageError(
+            f"trace '{file.name}' holds {max(processes.values())} processes with the same correlation ids",
+            hint="give the file of each rank",
+        )
 
 
 def _of_one_rank(rank: int, first: str, second: Path) -> UsageError:

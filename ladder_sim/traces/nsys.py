@@ -36,13 +36,7 @@ Row = Mapping[str, Any]
 
 
 def read_database(path: Path) -> list[KinetoFile]:
-    """The events of each process that used a GPU.
-
-    Raises
-    ------
-    UsageError
-        It cannot be read, or is no database of Nsight Systems.
-    """
+    """The events of each process that used a GPU."""
     if path.suffix == ".nsys-rep":
         raise UsageError(f"trace '{path}' is a report", hint=f"nsys export --type sqlite {path}")
     if not path.is_file():

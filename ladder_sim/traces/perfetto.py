@@ -102,13 +102,7 @@ def is_own(document: dict[str, Any]) -> bool:
 
 
 def parse(document: dict[str, Any], path: Path) -> TraceGraph:
-    """The graph in a file that `to_json` wrote.
-
-    Raises
-    ------
-    UsageError
-        The file has another version, holds several runs, or was changed.
-    """
+    """The graph in a file that `to_json` wrote; an error if it holds several runs, or was changed."""
     about = document[_KEY]
     SCHEMA.check(about, f"trace '{path}'", error=UsageError)
     try:

@@ -7,7 +7,7 @@ that the trace's ops take. What no op of the trace runs, because its wiring does
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ladder_sim.closed_loop.loop import ServedRequest
@@ -15,19 +15,19 @@ from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import NOTHING
-from ladder_sim.des.spans import length_s, subtract
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape, Shape
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.lower import LAUNCH
-from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate, timeline_of
+from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate
 from ladder_sim.simulate.ranks import Jitter, replicate_of_every_layer
 from ladder_sim.simulate.request import NO_JITTER, decode_contexts
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.traces.graph import ALONE, REDUCES, Collective, Origin, TraceGraph, TraceOp
+from ladder_sim.traces.graph import ALONE, DRAWN, REDUCES, Collective, Origin, TraceGraph, TraceOp
 from ladder_sim.traces.replay import StepError, from_timeline
-from ladder_sim.traces.summary import RankSummary, spans_of
+from ladder_sim.traces.summary import RankSummary, VariantTime
 
 # steps of requests in flight, in the order of `ServedRequest.token_passes`
 _IN_FLIGHT = (
@@ -58,34 +58,14 @@ class Passes(NamedTuple):
     """Prefill, or time per further token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewired:
-    """A predicted run in one wiring."""
-
-    seconds: float
-    """Prefill, or time per further token."""
-    comm: RankSummary
-    """Communication and computation in that time."""
-    graph: TraceGraph
-    """Its passes."""
-    unrecorded: tuple[str, ...]
-    """Kernels that the run does not hold, by name without their layer: they take what is predicted for them."""
-
-
 def predicted_passes(
     scenario: Scenario, phase: Phase, variants: Sequence[str], costs: CostModel, *, engine: Engine = "fast"
 ) -> dict[str, Passes]:
-    """Simulate the passes of a phase for several wirings.
-
-    Raises
-    ------
-    UsageError
-        The answer has one token, so that no step decodes.
-    """
+    """Simulate the passes of a phase for several wirings."""
     workload = scenario.workload
     if phase == "prefill":
         prefills = {
-            name: simulate(replace(scenario, variant=name), phase, workload.prompt, costs, engine=engine)
+            name: simulate(scenario.having(variant=name), phase, workload.prompt, costs, engine=engine)
             for name in variants
         }
         return {
@@ -140,46 +120,37 @@ def predicted_run(
     passes = predicted_passes(scenario, phase, [scenario.variant], costs, engine=engine)[scenario.variant]
     graph = _joined(_graphs(passes, scenario, engine, uneven), passes)
     if uneven.sigma:
-        return graph
+        return graph if scenario.variant == "standard" else replace(graph, notes=(DRAWN,))
     return replace(graph, origin=Origin(scenario=scenario, phase=phase, weights=passes.weights, profile=profile))
 
 
 def rewired_as_predicted(
     run: TraceGraph, variants: Sequence[str], *, stream_wait_s: float | None = None, contention: bool = True
-) -> dict[str, Rewired]:
+) -> dict[str, VariantTime]:
     """Lay out a predicted run's passes in other wirings, as long as the ops of the run take.
 
-    Parameters
-    ----------
-    run
-        With an origin; its ops may take other times than were predicted.
-    variants
-        Canonical names.
-    stream_wait_s
-        Time that a stream takes to wait for another; None: the stack's.
-    contention
-        Whether ops that overlap slow each other.
-
-    Raises
-    ------
-    UsageError
-        This version predicts other ops for the run's scenario.
+    They may take other times than were predicted. Parameters are those of
+    `ladder_sim.traces.wirings.predict_variants`.
     """
     origin = run.origin
     assert origin is not None
+    own = origin.scenario.variant
     costs, _, _ = simulation_inputs(origin.scenario, origin.profile, ignore_memory=True, jitter=0.0, seed=0)
     recorded = _RecordedCosts(run, origin, costs, stream_wait_s, contention)
-    results = {}
-    for name, every in predicted_passes(origin.scenario, origin.phase, variants, recorded).items():
-        passes = _kept(every, origin)
-        graphs = _graphs(passes, replace(origin.scenario, variant=name), "fast", NO_JITTER)
-        results[name] = Rewired(
+    every = predicted_passes(origin.scenario, origin.phase, list(dict.fromkeys([own, *variants])), recorded)
+    kept = {name: _kept(passes, origin) for name, passes in every.items()}
+    times = {}
+    for name in variants:
+        passes = kept[name]
+        graphs = _graphs(passes, origin.scenario.having(variant=name), "fast", NO_JITTER)
+        times[name] = VariantTime(
             seconds=passes.seconds,
+            speedup=kept[own].seconds / passes.seconds,
             comm=_communication(graphs, passes.weights),
             graph=_joined(graphs, passes),
             unrecorded=recorded.unrecorded(passes),
         )
-    return results
+    return times
 
 
 def recorded_and_replayed(run: TraceGraph) -> StepError:
@@ -298,7 +269,7 @@ def _graphs(
             schedule, timeline = replicate_of_every_layer(each, ranks, uneven)
         else:
             schedule, program = each.lowered(scenario.model.layers)
-            timeline = timeline_of(program, ENGINES[engine](program))
+            timeline = Timeline.of(program, ENGINES[engine](program))
         distinct = each.distinct(schedule)
         ops = tuple(distinct[like] for like in schedule.layout.same_as)
         launches = len(timeline.end_s) // ranks - len(ops)
@@ -359,9 +330,11 @@ def _joined(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], passes: Passes)
 
 def _communication(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], weights: Sequence[float]) -> RankSummary:
     """Weighted sums of the passes' communication and computation."""
-    totals_s = [0.0, 0.0, 0.0]
+    rank = graphs[0][0].ranks[0]
+    comm_s = exposed_s = busy_s = 0.0
     for (graph, _), weight in zip(graphs, weights, strict=True):
-        comm, compute = spans_of(graph, graph.ranks[0])
-        parts = length_s(comm), length_s(subtract(comm, compute)), length_s(compute)
-        totals_s = [total_s + weight * part for total_s, part in zip(totals_s, parts, strict=True)]
-    return RankSummary(rank=graphs[0][0].ranks[0], comm_s=totals_s[0], exposed_s=totals_s[1], busy_s=totals_s[2])
+        each = RankSummary.of(graph, rank)
+        comm_s += weight * each.comm_s
+        exposed_s += weight * each.exposed_s
+        busy_s += weight * each.busy_s
+    return RankSummary(rank=rank, comm_s=comm_s, exposed_s=exposed_s, busy_s=busy_s)

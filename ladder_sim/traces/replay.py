@@ -87,13 +87,7 @@ def to_program(graph: TraceGraph, contention: Contention | None = None) -> Progr
 
 
 def simulate(graph: TraceGraph, contention: Contention | None = None) -> Timeline:
-    """Simulate when each op runs.
-
-    Raises
-    ------
-    DeadlockError
-        Ops wait for each other.
-    """
+    """Simulate when each op runs; an error if ops wait for each other."""
     program = to_program(graph, contention)
     # the other engine knows one stream that computes and one that communicates
     return scan.run(program) if contention is None else engine.run(program)
@@ -120,15 +114,6 @@ def from_timeline(
     """A simulated program as a trace. Each op takes its simulated time, slowed down by the ops it shared a GPU with.
 
     A trace has no wake-ups: the time until the end of another op was noticed blocks the lane before the op that waited.
-
-    Parameters
-    ----------
-    timeline
-        Simulated times.
-    kinds
-        The kind of each task.
-    collectives
-        The properties of each task that is a collective.
     """
     program = timeline.program
     hosts = {task.stream for task, kind in zip(program.tasks, kinds, strict=True) if kind in HOST_KINDS}

@@ -15,17 +15,7 @@ MINUTE_S = 60.0
 def write_steps(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     """Write the middle minute of one replica of each variant, gzipped if the name ends in .gz.
 
-    Parameters
-    ----------
-    path
-        File.
-    outcomes
-        Of simulations that keep their steps.
-
-    Raises
-    ------
-    UsageError
-        It cannot be written.
+    The outcomes are of simulations that keep their steps.
     """
     numbers = count(1)
     write_events([event for name, outcome in outcomes.items() for event in _replica(name, outcome, numbers)], path)

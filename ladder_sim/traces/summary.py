@@ -1,14 +1,17 @@
-"""Sums up a run: time of each op, hidden and exposed communication, idle time, the critical path."""
+"""Sums up a run: time of each op, hidden and exposed communication, idle time, the critical path.
+
+Why a stream was idle is said in the terms of Holistic Trace Analysis: it ran out of work and waited for the host; its
+next kernel was launched, but began later; or the gap was the device's own between two kernels.
+"""
 
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import pstdev
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ladder_sim.des.spans import Spans, length_s, subtract, union
-from ladder_sim.traces.graph import EARLIER, SCOPE_SEPARATOR, TraceGraph
-from ladder_sim.traces.idle import IdleTime, idle_times
+from ladder_sim.traces.graph import EARLIER, KERNEL_WAIT_S, SCOPE_SEPARATOR, TraceGraph
 from ladder_sim.traces.replay import to_timeline
 
 # of a module among those of its class
@@ -62,6 +65,50 @@ class RankSummary:
         """The part of `comm_s` in which something computes."""
         return self.comm_s - self.exposed_s
 
+    @classmethod
+    def of(cls, graph: TraceGraph, rank: int) -> Self:
+        """Communication and computation of a rank of a run."""
+        comm, compute = spans_of(graph, rank)
+        exposed_s = length_s(subtract(comm, compute))
+        return cls(rank=rank, comm_s=length_s(comm), exposed_s=exposed_s, busy_s=length_s(compute))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleTime:
+    """Idle time of a stream between its first and its last op."""
+
+    rank: int
+    stream: str
+    host_s: float
+    """The next op was not launched yet when the stream ran out of work."""
+    kernel_s: float
+    """The next op followed at once."""
+    other_s: float
+    """The next op was launched, but waited: for another stream, or for what the trace does not show."""
+
+    @property
+    def idle_s(self) -> float:
+        """All of it."""
+        return self.host_s + self.kernel_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantTime:
+    """A step in one wiring."""
+
+    seconds: float
+    """Time of the step: of a predicted run a prefill, or a further token."""
+    speedup: float
+    """Time in the run's own wiring, as replayed, divided by `seconds`."""
+    speedup_waits_stay: float | None = None
+    """Speedup if no wiring shortens the waits for ranks without a trace; None if the trace has no such waits."""
+    comm: RankSummary
+    """Communication and computation of the first rank."""
+    graph: TraceGraph
+    """Ops at their simulated times."""
+    unrecorded: tuple[str, ...] = ()
+    """Kernels that a predicted run does not hold, by name without their layer: they take what is predicted for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
@@ -85,14 +132,6 @@ def summarize_run(graph: TraceGraph) -> RunSummary:
     totals: dict[tuple[str, str], list[float]] = defaultdict(list)
     for op in graph.ops:
         totals[op.kind, op.name_in_layer].append(op.end_s - op.start_s)
-    ranks = []
-    for rank in graph.ranks:
-        comm, compute = spans_of(graph, rank)
-        ranks.append(
-            RankSummary(
-                rank=rank, comm_s=length_s(comm), exposed_s=length_s(subtract(comm, compute)), busy_s=length_s(compute)
-            )
-        )
     seconds = max((op.end_s for op in graph.ops), default=0.0) - min((op.start_s for op in graph.ops), default=0.0)
     ordered = sorted(totals.items(), key=lambda item: -sum(item[1]))
     return RunSummary(
@@ -109,11 +148,36 @@ def summarize_run(graph: TraceGraph) -> RunSummary:
             )
             for (kind, name), times in ordered
         ),
-        ranks=tuple(ranks),
+        ranks=tuple(RankSummary.of(graph, rank) for rank in graph.ranks),
         idle=tuple(idle_times(graph)),
         modules=tuple(module_totals(graph)),
         critical_s=_critical(graph, seconds),
     )
+
+
+def idle_times(graph: TraceGraph) -> list[IdleTime]:
+    """Idle time of every stream of every device."""
+    rows = []
+    for number, queue in enumerate(graph.queues()):
+        lane = graph.lanes[number]
+        if not lane.device or not queue:
+            continue
+        host_s = kernel_s = other_s = 0.0
+        done_s = graph.ops[queue[0]].end_s
+        for index in queue[1:]:
+            op = graph.ops[index]
+            gap_s = op.start_s - done_s
+            launches = graph.launches(op)
+            if gap_s > 0.0:
+                if launches and graph.ops[launches[0]].start_s > done_s:
+                    host_s += gap_s
+                elif gap_s < KERNEL_WAIT_S:
+                    kernel_s += gap_s
+                else:
+                    other_s += gap_s
+            done_s = max(done_s, op.end_s)
+        rows.append(IdleTime(rank=lane.rank, stream=lane.name, host_s=host_s, kernel_s=kernel_s, other_s=other_s))
+    return rows
 
 
 def module_totals(graph: TraceGraph) -> list[ModuleTotal]:

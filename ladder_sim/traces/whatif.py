@@ -19,20 +19,8 @@ from ladder_sim.traces.graph import HOST_KINDS, REDUCES, SCOPE_SEPARATOR, TraceG
 def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:
     """Let ops take `factor` times as long.
 
-    Parameters
-    ----------
-    graph
-        The run.
-    what
-        A kind, such as ``"gemm"``, a pattern of names, such as ``"*flash*"``, or of modules and ranges around the
-        launch, such as ``"MLP_*"``.
-    factor
-        0 or more.
-
-    Raises
-    ------
-    UsageError
-        The factor is not valid, or no op has this kind or name.
+    `what` is a kind, such as ``"gemm"``, a pattern of names, such as ``"*flash*"``, or of modules and ranges around the
+    launch, such as ``"MLP_*"``.
     """
     if not 0.0 <= factor < float("inf"):
         raise UsageError(f"scale {what}={factor}: the factor must be 0 or more", hint="for example gemm=0.5")
@@ -57,11 +45,6 @@ def with_all_reduce_times(
     """Let every all-reduce take `seconds(message_bytes)`; `all_reduce_seconds` gives those of another interconnect.
 
     `message_bytes` is the size of those whose size is not recorded.
-
-    Raises
-    ------
-    UsageError
-        The trace has no all-reduces, or not their sizes.
     """
     sizes = {
         index: (op.collective.message_bytes if op.collective is not None else 0.0) or message_bytes
@@ -78,21 +61,14 @@ def with_all_reduce_times(
 
 def with_gaps(graph: TraceGraph) -> TraceGraph:
     """Keep the time between kernels of one launch (a CUDA graph): the device is not ready earlier."""
-    gaps_s = graph_gaps_s(graph)
-    ops = (replace(op, lead_s=op.lead_s + gaps_s.get(index, 0.0)) for index, op in enumerate(graph.ops))
-    return replace(graph, ops=tuple(ops))
-
-
-def graph_gaps_s(graph: TraceGraph) -> dict[int, float]:
-    """Idle time of the stream before each op that the launch of the op before it enqueued, too."""
-    gaps_s = {}
+    ops = list(graph.ops)
     for index, before in graph.before_on_lane().items():
         op, ahead = graph.ops[index], graph.ops[before]
         if graph.lanes[op.lane].device and not set(graph.launches(op)).isdisjoint(ahead.after):
             ready_s = max([ahead.end_s, *(graph.ops[awaited].end_s for awaited in op.after)])
-            if op.start_s - op.lead_s > ready_s:
-                gaps_s[index] = op.start_s - op.lead_s - ready_s
-    return gaps_s
+            gap_s = op.start_s - op.lead_s - ready_s
+            ops[index] = replace(op, lead_s=op.lead_s + max(0.0, gap_s))
+    return replace(graph, ops=tuple(ops))
 
 
 def all_reduce_seconds(scenario: Scenario) -> Callable[[float], float]:

@@ -1,39 +1,23 @@
 """How long a recorded step would take in other wirings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ladder_sim.graph.variants import canonical
+from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.contention import Contention
-from ladder_sim.traces.graph import HOST_KINDS, TraceGraph
+from ladder_sim.traces.graph import ALONE, HOST_KINDS, Collective, TraceGraph, TraceOp
 from ladder_sim.traces.iterations import choose_step, step_position
-from ladder_sim.traces.peers import with_waits_as_work
 from ladder_sim.traces.predicted import recorded_and_replayed, rewired_as_predicted
 from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_times
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
-from ladder_sim.traces.summary import RankSummary, summarize_run
+from ladder_sim.traces.summary import RankSummary, VariantTime, summarize_run
 
 # after which times alone change by less than a percent
 _ROUNDS = 4
+# share of a step: smaller waits for absent ranks move no answer
+_LEAST_WAITS = 0.01
 DEFAULT_VARIANTS = ("standard", "ladder", "upper-bound")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantTime:
-    """A recorded step in one wiring."""
-
-    seconds: float
-    """From the first launch to the last end on a device."""
-    speedup: float
-    """Time of the replayed recording divided by `seconds`."""
-    speedup_waits_stay: float | None
-    """Speedup if no wiring shortens the waits for ranks without a trace; None if the trace has no such waits."""
-    comm: RankSummary
-    """Communication and computation of the first rank."""
-    graph: TraceGraph
-    """The rewired ops at their simulated times."""
-    unrecorded: tuple[str, ...] = ()
-    """Kernels that a predicted run does not hold, by name without their layer: they take what is predicted for them."""
 
 
 def predict_variants(
@@ -61,38 +45,20 @@ def predict_variants(
     """
     names = list(dict.fromkeys(map(canonical, variants)))
     if step.origin is not None:
-        return _as_predicted(step, step.origin.scenario.variant, names, stream_wait_s, contended)
+        return rewired_as_predicted(step, names, stream_wait_s=stream_wait_s, contention=contended)
     stream_wait_s = STREAM_WAIT_S if stream_wait_s is None else stream_wait_s
     baseline_s, simulated = _rewired(step, names, stream_wait_s, contention)
-    apart = with_waits_as_work(step)
+    apart = _with_waits_as_work(step)
     apart_s, staying = (0.0, {}) if apart is step else _rewired(apart, names, stream_wait_s, contention)
     return {
         name: VariantTime(
             seconds=seconds,
             speedup=baseline_s / seconds,
             speedup_waits_stay=apart_s / staying[name][0] if staying else None,
-            comm=summarize_run(graph).ranks[0],
+            comm=RankSummary.of(graph, graph.ranks[0]),
             graph=graph,
         )
         for name, (seconds, graph) in simulated.items()
-    }
-
-
-def _as_predicted(
-    run: TraceGraph, own: str, names: Sequence[str], stream_wait_s: float | None, contended: bool
-) -> dict[str, VariantTime]:
-    asked = list(dict.fromkeys([own, *names]))
-    rewired = rewired_as_predicted(run, asked, stream_wait_s=stream_wait_s, contention=contended)
-    return {
-        name: VariantTime(
-            seconds=rewired[name].seconds,
-            speedup=rewired[own].seconds / rewired[name].seconds,
-            speedup_waits_stay=None,
-            comm=rewired[name].comm,
-            graph=rewired[name].graph,
-            unrecorded=rewired[name].unrecorded,
-        )
-        for name in names
     }
 
 
@@ -148,4 +114,45 @@ def baseline(graph: TraceGraph, step: str | None) -> StepError:
 def _simulated(graph: TraceGraph, contention: Contention | None = None) -> tuple[float, TraceGraph]:
     """How long a graph takes, and its ops at their simulated times."""
     simulated = with_times(graph, simulate(graph, contention))
-    return step_seconds(replace(simulated, steps=()))[0], simulated
+    return _seconds(simulated), simulated
+
+
+def _seconds(step: TraceGraph) -> float:
+    """How long a step takes that is a graph of its own."""
+    return step_seconds(replace(step, steps=()))[0]
+
+
+def _with_waits_as_work(step: TraceGraph) -> TraceGraph:
+    """A step whose waits for absent ranks are work of the blocks ahead of them; the same object if it has hardly any.
+
+    With the traces of all ranks a collective starts when the last of them is ready. A rank alone shows only its own
+    arrival: its collectives last longer by their waits for the slowest rank. What one takes beyond the shortest like it
+    was such a wait, in which the slowest rank still worked: as work of the block ahead it stays in every wiring.
+    """
+    shortest_s: dict[tuple[str, str, Collective | None], float] = {}
+    for op in filter(_is_lone, step.ops):
+        shortest_s[_like(op)] = min(op.duration_s, shortest_s.get(_like(op), op.duration_s))
+    awaited, ops, waited_s = step.awaited(), list(step.ops), 0.0
+    for forward in find_passes(step):
+        for reduce in forward.reduces:
+            op = step.ops[reduce]
+            wait_s = op.duration_s - shortest_s[_like(op)] if _is_lone(op) else 0.0
+            # on CPUs its thread may wake up in between
+            ahead = {*awaited[reduce], *(first for before in awaited[reduce] for first in awaited[before])}
+            block = [before for before in ahead if ops[before].lane == forward.lane and not ops[before].communicates]
+            if wait_s > 0.0 and block:
+                last = max(block)
+                ops[last] = replace(ops[last], duration_s=ops[last].duration_s + wait_s)
+                ops[reduce] = replace(op, duration_s=op.duration_s - wait_s)
+                waited_s += wait_s
+    waits_matter = waited_s > _LEAST_WAITS * _seconds(step)
+    return replace(step, ops=tuple(ops)) if waits_matter else step
+
+
+def _is_lone(op: TraceOp) -> bool:
+    """Whether a collective may have waited for a rank that is not in the trace."""
+    return op.communicates and op.group == ALONE and (op.collective is None or op.collective.ranks != 1)
+
+
+def _like(op: TraceOp) -> tuple[str, str, Collective | None]:
+    return op.kind, op.name_in_layer, op.collective

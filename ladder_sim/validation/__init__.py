@@ -1,4 +1,4 @@
 """Published measurements compared with predictions.
 
-`dataset` reads them, `splits` says which rows a calibration may see, `compare` predicts each row.
+`dataset` reads them and says which rows a calibration may see, `compare` predicts each row.
 """

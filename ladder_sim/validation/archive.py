@@ -10,10 +10,11 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.prediction import predict
@@ -24,11 +25,14 @@ from ladder_sim.specs.values import real, whole
 from ladder_sim.system.files import read_bytes
 from ladder_sim.system.schema import Schema
 from ladder_sim.units import quoted
+from ladder_sim.validation.runs import QUANTITIES, bootstrap
 
 PREDICTED, FAILURES = "predicted.json", "failures.json"
 SCHEMA = Schema()
 # of a run: seconds, and standard's time for a request over the variant's
-FIGURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speedup"}
+FIGURES = {name: text for name, text in QUANTITIES.items() if name != "request_s"}
+# repeats from which a median has a 95 % interval: that of five may lie outside of them all more often than that
+MIN_REPEATS = 6
 # of a file that is read; captures of runs may be larger, and are not
 MOST_BYTES = 64 * 2**20
 # seconds, or a ratio, of a figure that is compared
@@ -44,7 +48,7 @@ class Row:
     variant: str
     """Canonical name of the wiring."""
     scenario: Mapping[str, Any]
-    """Arguments of `Scenario.of`, but for the model and the cluster."""
+    """Arguments of `Scenario`, but for the model and the cluster."""
     model: str
     """Catalog id, or a config.json in the archive."""
     predicted: Mapping[str, float]
@@ -112,13 +116,7 @@ def is_archive(path: Path) -> bool:
 
 
 def read_archive(path: Path) -> Archive:
-    """Read an archive and predict its runs again.
-
-    Raises
-    ------
-    LadderSimError
-        It is no archive, or damaged.
-    """
+    """Read an archive and predict its runs again; an error if it is none, or damaged."""
     with _unpacked(path) as folder:
         if not (folder / PREDICTED).exists():
             raise UsageError(
@@ -136,9 +134,7 @@ def read_archive(path: Path) -> Archive:
 def scenario_of(arguments: Mapping[str, Any], model: str, cluster: str) -> Scenario:
     """Return the scenario that predicts a run, on a node that has as many GPUs as it takes."""
     spec = catalog.cluster(cluster)
-    return Scenario.of(
-        model=model, cluster=spec, gpus_per_node=max(int(arguments["tp"]), spec.gpus_per_node), **arguments
-    )
+    return Scenario(model=model, cluster=spec, gpus_per_node=max(int(arguments["tp"]), spec.gpus_per_node), **arguments)
 
 
 def figures(scenario: Scenario, variants: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -242,27 +238,12 @@ def _of_bench(
         times = {"ttft_s": [real(each["ttft_s"], "ttft_s", MOST) for each in repeats]}
         if steps:
             times["tpot_s"] = [real(each["decode_s"], "decode_s", MOST) / steps for each in repeats]
-        ends = {figure: median_interval(each) for figure, each in times.items()}
+        ends = {figure: bootstrap(np.array(each)) for figure, each in times.items() if len(each) >= MIN_REPEATS}
         if result.get("speedup_95"):
             low, high = result["speedup_95"]
             ends["speedup"] = real(low, "speedup_95", MOST), real(high, "speedup_95", MOST)
-        intervals[name] = {figure: each for figure, each in ends.items() if each is not None}
+        intervals[name] = ends
     return measured, intervals
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a median: the order statistics between which it lies; None below six values.
-
-    Examples
-    --------
-    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
-    (1.0, 6.0)
-    """
-    ordered, count = sorted(values), len(values)
-    outside, cut = 0.0, 0
-    while cut < count // 2 and (outside := outside + 2.0 * comb(count, cut) * 0.5**count) <= 0.05:
-        cut += 1
-    return (ordered[cut - 1], ordered[-cut]) if cut else None
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:

@@ -27,9 +27,9 @@ class Facts:
     kv_dtype: KvDType | None = None
     """Precision of the server's KV cache."""
     arrivals: str = "steady"
-    """How requests arrive, as `ladder_sim.Scenario.of` has it."""
+    """How requests arrive, as `ladder_sim.Scenario` has it."""
     server: Mapping[str, float] = field(default_factory=dict)
-    """Settings of the server, as `Scenario.of` has overrides, that are not the stack's."""
+    """Settings of the server, as `Scenario` has overrides, that are not the stack's."""
     shortest: float = 1.0
     """Of the lengths of prompts and answers, as a share of the longest, which are in the table; all between are as
     likely."""
@@ -46,13 +46,7 @@ class Facts:
 
 
 def facts(cell: Mapping[str, str]) -> Facts:
-    """What is known of a row.
-
-    Parameters
-    ----------
-    cell
-        Its text by column.
-    """
+    """What is known of a row, by its cells."""
     said: dict[str, Any] = {}
     for entry in _entries():
         if _matches(cell, entry["where"]) and not any(_matches(cell, each) for each in entry.get("but", ())):

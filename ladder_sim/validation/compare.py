@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import Literal, overload
 
@@ -13,9 +14,16 @@ from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError,
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
-from ladder_sim.validation.dataset import DEFAULT_DATASET, Configuration, Dataset, Measurement, read_dataset
+from ladder_sim.validation.dataset import (
+    DEFAULT_DATASET,
+    FIT_TPS,
+    PROTOCOLS,
+    Configuration,
+    Dataset,
+    Measurement,
+    read_dataset,
+)
 from ladder_sim.validation.runs import MeasuredRuns, RunCheck, validate_runs
-from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group
 
 Level = Literal["roofline", "microbench", "protocol-a", "protocol-b", "profile"]
 
@@ -42,6 +50,8 @@ FITTED_PROFILES: MappingProxyType[Level, str] = MappingProxyType(
 
 # group of a summary over every tensor-parallel degree
 ALL_TPS = "all"
+# group of the degrees that a fit may see
+_FIT_GROUP = " and ".join(map(str, FIT_TPS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +108,15 @@ class ErrorStats:
     """Errors of one quantity's predictions, as fractions."""
 
     rows: int
-    """Compared."""
+    """Number of measurements that were compared."""
     mean_error: float
     """Mean absolute error."""
+    median_error: float
+    """Median absolute error."""
     max_error: float
     """Largest absolute error."""
+    bias: float
+    """Mean of the errors with their signs: above 0 where predictions are too large."""
     inside: float
     """Share of rows whose 90 % interval holds the measured figure."""
     half_width: float
@@ -152,7 +166,7 @@ def validate(
     ----------
     dataset
         CSV file of runs, or a data set of the package; see `ladder_sim.validation.dataset`. Or requests that ran on
-        this machine, as `runtime.runs.bench` returns them: they need a profile of real passes on it.
+        this machine, as `ladder_sim_runtime.runs.bench` returns them: they need a profile of real passes on it.
     level
         Evidence behind the predictions: one of `LEVELS`, or all of them.
     profile
@@ -270,7 +284,8 @@ def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
     parts: dict[tuple[str, bool, str], list[Comparison]] = {}
     for comparison in comparisons:
         row = comparison.measurement
-        for tps in (tp_group(row.configuration.tp), ALL_TPS):
+        tp = row.configuration.tp
+        for tps in (_FIT_GROUP if tp in FIT_TPS else str(tp), ALL_TPS):
             parts.setdefault((row.variant, row.configuration.p2p, tps), []).append(comparison)
     variants = list(dict.fromkeys(variant for variant, _, _ in parts))
     return tuple(
@@ -300,14 +315,27 @@ def error_stats(quantities: Iterable[Quantity | None]) -> ErrorStats | None:
     given = [quantity for quantity in quantities if quantity is not None]
     if not given:
         return None
-    errors = [abs(quantity.error) for quantity in given]
+    errors = [quantity.error for quantity in given]
+    absolute = list(map(abs, errors))
     return ErrorStats(
         rows=len(given),
-        mean_error=math.fsum(errors) / len(given),
-        max_error=max(errors),
-        inside=sum(quantity.inside for quantity in given) / len(given),
-        half_width=math.fsum(quantity.half_width for quantity in given) / len(given),
+        mean_error=fmean(absolute),
+        median_error=median(absolute),
+        max_error=max(absolute),
+        bias=fmean(errors),
+        inside=fmean(quantity.inside for quantity in given),
+        half_width=fmean(quantity.half_width for quantity in given),
     )
+
+
+def check_error(errors: ErrorStats | None, maximum: float, figure: str, rows: str) -> None:
+    """Refuse errors of a figure over some rows whose mean exceeds `maximum`, a fraction."""
+    if errors and errors.mean_error > maximum:
+        raise LadderSimError(
+            f"mean absolute error of {figure} over {errors.rows} {rows} is {errors.mean_error:.2%}: must be at most "
+            f"{maximum:.2%}",
+            hint="the table shows which rows miss",
+        )
 
 
 def unseen(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
@@ -316,22 +344,7 @@ def unseen(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
 
 
 def gate(comparisons: Iterable[Comparison], maximum: float) -> None:
-    """Refuse predictions of ladder's speedup whose mean error exceeds `maximum`, over unseen rows with P2P on.
-
-    Parameters
-    ----------
-    comparisons
-        Of one level.
-    maximum
-        Largest mean absolute error, as a fraction.
-
-    Raises
-    ------
-    LadderSimError
-        The mean is larger, or a row could not be compared.
-    UsageError
-        There is no such row.
-    """
+    """Refuse predictions of ladder's speedup whose mean error exceeds `maximum`, a fraction, over unseen P2P rows."""
     rows = [
         row for row in unseen(comparisons) if row.measurement.variant == "ladder" and row.measurement.configuration.p2p
     ]
@@ -347,10 +360,4 @@ def gate(comparisons: Iterable[Comparison], maximum: float) -> None:
                 f"--max-error: line {row.measurement.line} has no speedup to compare: {row.note}",
                 hint="leave the row out, or add what it lacks",
             )
-    mean = math.fsum(abs(row.speedup.error) for row in rows if row.speedup) / len(rows)
-    if mean > maximum:
-        raise LadderSimError(
-            f"mean absolute error of ladder's speedup over {len(rows)} unseen rows with P2P on is {mean:.2%}: must be "
-            f"at most {maximum:.2%}",
-            hint="the table shows which rows miss",
-        )
+    check_error(error_stats(row.speedup for row in rows), maximum, "ladder's speedup", "unseen rows with P2P on")

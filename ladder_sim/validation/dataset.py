@@ -30,6 +30,8 @@ REQUIRED = ("model", "cluster", "tp", "variant", "batch", "prompt", "gen")
 DEFAULTS = {"source": "", "nodes": "1", "p2p": "1", "stack": "gpt-fast", "dtype": "bf16"}
 TIMES = ("tokens_per_s", "request_s")
 COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES)
+# degrees that a calibration may see
+FIT_TPS = (2, 4)
 # between tokens_per_s and request_s of one row: more than rounding of published figures explains
 MAX_DISAGREEMENT = 0.01
 Row = TypeVar("Row")
@@ -39,7 +41,7 @@ _MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What was run, but for the variant, as in `Scenario.of`; rows that share it are compared with each other."""
+    """What was run, but for the variant, as in `Scenario`; rows that share it are compared with each other."""
 
     source: str
     """Who measured it."""
@@ -55,14 +57,8 @@ class Configuration:
     gen: int
 
     def scenario(self) -> Scenario:
-        """Resolve names and check everything.
-
-        Raises
-        ------
-        UsageError, PartitionError
-            As `Scenario.of` does.
-        """
-        return Scenario.of(**{name: getattr(self, name) for name in _ARGUMENTS})
+        """Resolve names and check everything, as `Scenario` does."""
+        return Scenario(**{name: getattr(self, name) for name in _ARGUMENTS})
 
 
 # columns that are arguments of a scenario
@@ -93,6 +89,26 @@ class Dataset:
     """At least one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """A rule that parts measurements into those for fitting and those for testing."""
+
+    variants: tuple[str, ...]
+    """Variants of the rows that may be fitted."""
+    tps: tuple[int, ...]
+    """Tensor-parallel degrees of the rows that may be fitted; the others test how a fit carries over."""
+
+    def fits(self, row: Measurement) -> bool:
+        """Whether a calibration may see the row."""
+        return row.variant in self.variants and row.configuration.tp in self.tps
+
+
+PROTOCOLS = {
+    "A": Protocol(variants=("standard", "upper-bound"), tps=FIT_TPS),
+    "B": Protocol(variants=("standard", "upper-bound", "ladder"), tps=FIT_TPS),
+}
+
+
 def dataset_names() -> tuple[str, ...]:
     """Return the names of the data sets that come with the package."""
     files = (resources.files("ladder_sim.validation") / "data").iterdir()
@@ -118,13 +134,7 @@ def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
 
 
 def read_table(name_or_path: str) -> tuple[bytes, str]:
-    """Return the content of a data set that comes with the package or of a file, and what messages call it.
-
-    Raises
-    ------
-    UnknownNameError, UsageError
-        As `read_dataset` does.
-    """
+    """Return the content of a data set that comes with the package or of a file, and what messages call it."""
     if name_or_path in dataset_names():
         shipped = resources.files("ladder_sim.validation") / "data" / f"{name_or_path}.csv"
         return shipped.read_bytes(), name_or_path
@@ -136,13 +146,7 @@ def read_table(name_or_path: str) -> tuple[bytes, str]:
 
 
 def read_runs(content: bytes, name: str) -> Dataset:
-    """Read a table of runs of static batches; `name` is what messages call it.
-
-    Raises
-    ------
-    UsageError
-        A row breaks a rule; the message names the line.
-    """
+    """Read a table of runs of static batches; `name` is what messages call it. They name the line."""
     seen: dict[tuple[Configuration, str], int] = {}
     measurements = []
     for line, row in table_rows(content, name, _check_columns, _measurement):
@@ -165,16 +169,9 @@ def table_rows(
     check_columns: Callable[[list[str], str], None],
     read: Callable[[int, Mapping[str, str]], Row],
 ) -> Iterator[tuple[int, Row]]:
-    """Number of every line below the header of a CSV file, and what it says.
+    """Yield the number of every line below the header of a CSV file, and the row that `read` makes of its cells.
 
-    Parameters
-    ----------
-    content, name
-        Of the file.
-    check_columns
-        Refuses a header, given where it stands.
-    read
-        Makes a row of a line's number and its cells by column; errors are given its place.
+    `check_columns` refuses a header, given where it stands.
     """
     try:
         # a mark at the start is what spreadsheets write

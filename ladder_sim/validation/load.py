@@ -10,9 +10,7 @@ from ladder_sim.serve.intervals import estimate
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.validation.campaigns import Facts
-from ladder_sim.validation.compare import Quantity
-from ladder_sim.validation.serving import ErrorSummary, check_error
+from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
 from ladder_sim.validation.serving_names import cluster_name, format_name, stack_name
 
 # what InferenceX calls engines
@@ -52,10 +50,8 @@ def compare_loads(
     ----------
     results
         As `ladder_sim.serve.requests.results.read_results` returns them.
-    given
-        Arguments of `Scenario.of`; where there is none, what the file says counts.
-    overrides
-        As in `Scenario.of`.
+    given, overrides
+        Arguments of `Scenario`; where there is none, what the file says counts.
     profile
         As in `ladder_sim.predict`.
     watch
@@ -80,25 +76,19 @@ def compare_loads(
     return tuple(compared)
 
 
-def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorSummary]:
+def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorStats]:
     """Errors of each figure that was measured."""
     names = dict.fromkeys(name for each in comparisons for name in each.figures)
-    summaries = {name: ErrorSummary.of(each.figures.get(name) for each in comparisons) for name in names}
+    summaries = {name: error_stats(each.figures.get(name) for each in comparisons) for name in names}
     return {name: errors for name, errors in summaries.items() if errors}
 
 
 def gate_loads(comparisons: Sequence[LoadComparison], maximum: float) -> None:
-    """Refuse predictions whose mean error of the mean TPOT exceeds `maximum`, a fraction.
-
-    Raises
-    ------
-    LadderSimError
-        It does, or a load could not be predicted.
-    """
+    """Refuse predictions whose mean error of the mean TPOT exceeds `maximum`, a fraction, or that could not be made."""
     for each in comparisons:
         if each.note and not each.result.left_out:
             raise LadderSimError(f"--max-error: a load is {each.note}", hint="leave it out, or add what it lacks")
-    check_error(ErrorSummary.of(each.figures.get("tpot_mean_s") for each in comparisons), maximum)
+    check_error(error_stats(each.figures.get("tpot_mean_s") for each in comparisons), maximum, "TPOT", "rows")
 
 
 def _compare(
@@ -142,7 +132,7 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
         )
     # each replica has a request, whatever comes
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
-    return Scenario.of(**arguments, concurrency=replicas, overrides=overrides)
+    return Scenario(**arguments, concurrency=replicas, overrides=overrides)
 
 
 def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +152,7 @@ def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     if "dtype" in server and "dtype" not in given:
         model = str(given.get("model") or said["model"])
         cell = {"moe_quant_mode": "", "gemm_quant_mode": "", "dtype": str(server["dtype"])}
-        said["dtype"] = format_name(cell, model, Facts())
+        said["dtype"] = format_name(cell, model)
     if "tp" in server and not {"tp", "attention_dp"} & given.keys():
         # of attention, if it has not the whole of its groups on each GPU
         said["attention_dp" if server.get("dp_attention") else "tp"] = int(server["tp"])

@@ -84,7 +84,7 @@ def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
 
     Examples
     --------
-    >>> served = Scenario.of(model="qwen3-32b", stack="vllm", tp=4, concurrency=64)
+    >>> served = Scenario(model="qwen3-32b", stack="vllm", tp=4, concurrency=64)
     >>> closest = nearest(served)[0]
     >>> closest.apart, closest.run.scenario.model.name
     ((), 'qwen3-32b')
@@ -107,25 +107,18 @@ def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
 @cache
 def _servings(table: str) -> tuple[MeasuredRun, ...]:
     """Times to first token are not predicted well enough to be shown; figures of engines were fitted to dense ones."""
-    return tuple(
-        _run(
-            each.serving.setup.scenario(each.serving.concurrency, each.serving.prompt, each.serving.gen),
-            each.tpot,
-            seen=table == DENSE,
-        )
-        for each in compare_servings(read_servings(*read_table(table)))
-        if each.tpot
-    )
+    compared = compare_servings(read_servings(*read_table(table)))
+    return tuple(_run(each.serving.scenario(), "tpot", each.tpot, table == DENSE) for each in compared if each.tpot)
 
 
 @cache
 def _batches() -> tuple[MeasuredRun, ...]:
     return tuple(
-        _run(row.measurement.configuration.scenario(), row.speedup, figure="speedup", seen=row.seen)
+        _run(row.measurement.configuration.scenario(), "speedup", row.speedup, row.seen)
         for row in validate(BATCHES, "protocol-b")["protocol-b"]
         if row.speedup and row.measurement.variant == "ladder"
     )
 
 
-def _run(scenario: Scenario, quantity: Quantity, *, figure: Figure = "tpot", seen: bool = False) -> MeasuredRun:
+def _run(scenario: Scenario, figure: Figure, quantity: Quantity, seen: bool) -> MeasuredRun:
     return MeasuredRun(scenario=scenario, figure=figure, quantity=quantity, seen=seen, parts=parts_of(scenario))

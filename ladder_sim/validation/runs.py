@@ -27,7 +27,7 @@ QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request", "speed
 
 @runtime_checkable
 class MeasuredRuns(Protocol):
-    """Requests by wiring, as `runtime.runs.bench` returns them: seconds of prefill and of all decode steps."""
+    """Requests by wiring, as `ladder_sim_runtime.runs.bench` returns them: seconds of prefill and of decode steps."""
 
     scenario: Scenario
     """What ran."""
@@ -72,14 +72,9 @@ class Compared:
 def compare_requests(
     requests: Mapping[str, Sequence[tuple[float, float]]], predicted: Mapping[str, tuple[float, float]], steps: int
 ) -> list[Compared]:
-    """Compare every quantity of every wiring; requests of one round are at the same place in each list.
+    """Compare every quantity of every wiring, by seconds of prefill and of all decode steps.
 
-    Parameters
-    ----------
-    requests, predicted
-        By wiring, seconds of prefill and of all decode steps.
-    steps
-        Decode steps over which their time is averaged; 0: there are none.
+    Requests of one round are at the same place in each list. TPOT is the decode time over `steps`; 0: there are none.
     """
     rows = []
     standard = np.array(requests["standard"]) if "standard" in requests else None
@@ -187,23 +182,9 @@ class RunCheck:
 def validate_runs(
     runs: MeasuredRuns, profile: str | os.PathLike[str] | CalibrationProfile, held_back: Sequence[str] = ()
 ) -> RunCheck:
-    """Predict runs from a profile of their machine, and compare.
+    """Predict runs from a profile of real passes on their machine, of the same model and workload, and compare.
 
-    Parameters
-    ----------
-    runs
-        Requests of each wiring.
-    profile
-        Times of real passes on the same machine, of the same model and workload.
-    held_back
-        Wirings that must have run, and whose passes must not have been timed for the profile.
-
-    Raises
-    ------
-    ProfileError
-        The profile is of another machine, or of other runs.
-    UsageError
-        A wiring that should be held back was timed.
+    Wirings that are held back must have run, and their passes must not have been timed for the profile.
     """
     measured = profile if isinstance(profile, CalibrationProfile) else load_profile(profile)
     name = measured.name if isinstance(profile, CalibrationProfile) else os.fspath(profile)

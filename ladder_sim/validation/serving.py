@@ -1,7 +1,7 @@
 """Measured servings compared with predictions: errors of the time per token and of the time to first token."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import InfeasibleError, LadderSimError
 from ladder_sim.prediction import predict, resolve_profile
-from ladder_sim.validation.compare import Quantity
+from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
 from ladder_sim.validation.serving_table import Serving, Setup
 
 # begins the note of a row that stands in its table before
@@ -31,50 +31,10 @@ class ServingComparison:
     """Why it is not predicted, or a caveat."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorSummary:
-    """Errors of one time over some servings, as fractions."""
-
-    n: int
-    """Servings."""
-    mean_abs_error: float
-    median_abs_error: float
-    bias: float
-    """Mean of the errors with their signs: above 0 where predictions are too long."""
-    inside_90: float
-    """Share of the servings whose 90 % interval holds the measured time."""
-    half_width: float = field(repr=False)
-    """Mean half-width of the intervals."""
-
-    @classmethod
-    def of(cls, quantities: Iterable[Quantity | None]) -> "ErrorSummary | None":
-        """Of those that could be predicted; None without any."""
-        given = [quantity for quantity in quantities if quantity is not None]
-        if not given:
-            return None
-        errors = np.array([quantity.error for quantity in given])
-        return cls(
-            n=len(given),
-            mean_abs_error=float(np.mean(np.abs(errors))),
-            median_abs_error=float(np.median(np.abs(errors))),
-            bias=float(np.mean(errors)),
-            inside_90=sum(quantity.inside for quantity in given) / len(given),
-            half_width=float(np.mean([quantity.half_width for quantity in given])),
-        )
-
-
 def compare_servings(
     servings: Sequence[Serving], *, profile: str | CalibrationProfile | None = None
 ) -> tuple[ServingComparison, ...]:
-    """Predict every serving, in the order given.
-
-    Parameters
-    ----------
-    servings
-        As `read_servings` returns them.
-    profile
-        As in `ladder_sim.predict`.
-    """
+    """Predict every serving, in the order given; `profile` is as in `ladder_sim.predict`."""
     groups: dict[Setup, list[Serving]] = {}
     for row in servings:
         if not row.left_out:
@@ -93,7 +53,7 @@ def compare_servings(
 
 def summarize_servings(
     comparisons: Sequence[ServingComparison],
-) -> Mapping[str, Mapping[str, tuple[ErrorSummary | None, ErrorSummary | None]]]:
+) -> Mapping[str, Mapping[str, tuple[ErrorStats | None, ErrorStats | None]]]:
     """Errors of TPOT and TTFT by engine with precision and GPU, and by other parts, of rows that are not left out."""
     by: dict[str, dict[Any, list[ServingComparison]]] = {}
     for each in comparisons:
@@ -118,38 +78,21 @@ def summarize_servings(
     }
 
 
-def summary(comparisons: Iterable[ServingComparison]) -> tuple[ErrorSummary | None, ErrorSummary | None]:
+def summary(comparisons: Iterable[ServingComparison]) -> tuple[ErrorStats | None, ErrorStats | None]:
     """Errors of TPOT and of TTFT."""
     rows = list(comparisons)
-    return ErrorSummary.of(row.tpot for row in rows), ErrorSummary.of(row.ttft for row in rows)
+    return error_stats(row.tpot for row in rows), error_stats(row.ttft for row in rows)
 
 
 def gate(comparisons: Sequence[ServingComparison], maximum: float) -> None:
-    """Refuse predictions of TPOT whose mean error exceeds `maximum`, a fraction.
-
-    Raises
-    ------
-    LadderSimError
-        It does, or a row could not be predicted.
-    """
+    """Refuse predictions of TPOT whose mean error exceeds `maximum`, a fraction, or some that could not be made."""
     for each in comparisons:
         if each.tpot is None and not each.serving.left_out:
             # a row that cannot be predicted must not make the mean better
             raise LadderSimError(
                 f"--max-error: line {each.serving.line} is {each.note}", hint="leave the row out, or add what it lacks"
             )
-    errors, _ = summary(comparisons)
-    check_error(errors, maximum)
-
-
-def check_error(errors: ErrorSummary | None, maximum: float) -> None:
-    """Refuse errors of TPOT whose mean exceeds `maximum`, a fraction."""
-    if errors and errors.mean_abs_error > maximum:
-        raise LadderSimError(
-            f"mean absolute error of TPOT over {errors.n} rows is {errors.mean_abs_error:.2%}: must be at most "
-            f"{maximum:.2%}",
-            hint="the table shows which rows miss",
-        )
+    check_error(error_stats(each.tpot for each in comparisons), maximum, "TPOT", "rows")
 
 
 def _compare_group(
@@ -159,7 +102,7 @@ def _compare_group(
     # the load in the middle stands for the intervals of all
     middle = sorted(rows, key=lambda row: row.concurrency)[len(rows) // 2]
     try:
-        scenario = setup.scenario(middle.concurrency, middle.prompt, middle.gen)
+        scenario = middle.scenario()
     except InfeasibleError as error:
         note = f"not predicted: {error.message}"
         return [ServingComparison(serving=row, ttft=None, tpot=None, note=note) for row in rows]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.validation.campaigns import Facts
+from ladder_sim.specs.workload import DType
 
 # names of systems that are not those of our clusters with underscores
 _SYSTEMS = MappingProxyType(
@@ -40,18 +40,7 @@ _FORMATS = MappingProxyType(
 
 
 def model_name(path: str) -> str:
-    """The model of a row: its name in the catalog, or the path of its file.
-
-    Parameters
-    ----------
-    path
-        The cell of ``model_path``, or a name of the catalog.
-
-    Raises
-    ------
-    UsageError
-        There is no such model.
-    """
+    """The model of a cell of ``model_path``: its name in the catalog, or the path of its file."""
     # checked here, so that the message names the column
     try:
         catalog.model(path)
@@ -62,18 +51,7 @@ def model_name(path: str) -> str:
 
 
 def cluster_name(system: str) -> str:
-    """The cluster of a row: its name in the catalog, or the path of its file.
-
-    Parameters
-    ----------
-    system
-        The cell of its column.
-
-    Raises
-    ------
-    UsageError
-        There is no such cluster.
-    """
+    """The cluster of a cell of ``system``: its name in the catalog, or the path of its file."""
     key = system.lower()
     name = _SYSTEMS.get(key, key.replace("_", "-"))
     if name in catalog.cluster_names():
@@ -85,18 +63,7 @@ def cluster_name(system: str) -> str:
 
 
 def stack_name(backend: str, version: str) -> str:
-    """The stack of a row with its version, e.g. "vllm@0.12.0".
-
-    Parameters
-    ----------
-    backend, version
-        The cells of ``backend`` and ``backend_version``; without a version the newest is meant.
-
-    Raises
-    ------
-    UsageError
-        There is no such stack, it does not batch continuously, or it has no such version.
-    """
+    """The stack of cells of ``backend`` and ``backend_version``, e.g. "vllm@0.12.0"; without a version the newest."""
     is_file = backend.lower().endswith(".toml")
     name = backend if is_file else backend.lower()
     # made after the newest release
@@ -112,22 +79,10 @@ def stack_name(backend: str, version: str) -> str:
     return stack
 
 
-def format_name(cell: Mapping[str, str], model: str, known: Facts) -> str:
-    """The precision of a row's linear layers, as `ladder_sim.Scenario.of` has it for ``dtype``.
+def format_name(cell: Mapping[str, str], model: str, fp8: DType | None = None) -> str:
+    """The precision of linear layers by a row's cells, as `ladder_sim.Scenario` has it for ``dtype``.
 
-    Parameters
-    ----------
-    cell
-        Its text by column.
-    model
-        As `model_name` has it.
-    known
-        What is known of its campaign.
-
-    Raises
-    ------
-    UsageError
-        There is no such precision.
+    `fp8` is which fp8 the checkpoint has, if its campaign is known; else the model's own.
     """
     # most weights of a model with experts are theirs
     columns = ("moe_quant_mode", "gemm_quant_mode") if catalog.model(model).experts else ("gemm_quant_mode",)
@@ -135,11 +90,11 @@ def format_name(cell: Mapping[str, str], model: str, known: Facts) -> str:
     key = cell[column].lower()
     name = _FORMATS.get(key, key.replace("_", "-"))
     if name == "fp8":
-        checkpoint = known.fp8 or catalog.model(model).weights_dtype
+        checkpoint = fp8 or catalog.model(model).weights_dtype
         name = checkpoint if checkpoint.startswith("fp8") else name
     try:
         # the spec checks it
-        Scenario.of(dtype=name)
+        Scenario(dtype=name)
     except UsageError as error:
         raise UsageError(f"{column}: {error.message}", hint=error.hint) from error
     return name

@@ -6,7 +6,7 @@
 This is the form of the servings in aiconfigurator-core. ``isl`` and ``osl`` are tokens of each prompt and answer,
 ``silicon_ttft_ms`` and ``silicon_tpot_ms`` mean times in milliseconds. dtype may be called precision. Columns that may
 be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype and arrivals
-(as `ladder_sim.Scenario.of` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
+(as `ladder_sim.Scenario` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
 moe_ep_size. concurrency counts the requests of one of attention_dp_size groups. What the columns do not say of known
 campaigns is in `ladder_sim.validation.campaigns`; a row with a source is read as it stands. Lines that start with ``#``
 are comments.
@@ -78,7 +78,7 @@ class Setup:
         if self.unquantized:
             dtype = cast(DType, self.dtype)
             model = dataclasses.replace(model, weights_dtype=dtype, unquantized=self.unquantized)
-        return Scenario.of(
+        return Scenario(
             model=model,
             cluster=self.cluster,
             nodes=plan.nodes(catalog.cluster(self.cluster).gpus_per_node),
@@ -117,6 +117,10 @@ class Serving:
     left_out: str = ""
     """Why it is not predicted, as far as its campaign is known."""
 
+    def scenario(self) -> Scenario:
+        """What was served, with this load."""
+        return self.setup.scenario(self.concurrency, self.prompt, self.gen)
+
     def __str__(self) -> str:
         setup = self.setup
         where = f"{setup.model}, {setup.dtype}, {setup.plan} on {setup.cluster}, {setup.stack}"
@@ -134,20 +138,7 @@ def is_serving_table(content: bytes) -> bool:
 
 
 def read_servings(content: bytes, name: str) -> tuple[Serving, ...]:
-    """Read a table of servings.
-
-    Parameters
-    ----------
-    content
-        Of the file.
-    name
-        What messages call it.
-
-    Raises
-    ------
-    UsageError
-        The file is no such table, or a row breaks a rule; the message names line and column.
-    """
+    """Read a table of servings; messages call it `name`, and say line and column where a row breaks a rule."""
     rows = [row for _, row in table_rows(content, name, _check_columns, _row)]
     if not rows:
         raise UsageError(f"{name}: holds no serving", hint=f"columns: {', '.join(COLUMNS)}; then a row per serving")
@@ -210,7 +201,7 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     # who measured it says so: it is of none of these campaigns
     known = Facts() if cell["source"] else facts(cell)
     model = model_name(known.model or cell["model_path"])
-    dtype = format_name(cell, model, known)
+    dtype = format_name(cell, model, known.fp8)
     plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
     setup = Setup(
         model=model,
@@ -247,7 +238,7 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
     if serving.left_out:
         return
     try:
-        scenario = serving.setup.scenario(serving.concurrency, serving.prompt, serving.gen)
+        scenario = serving.scenario()
     except InfeasibleError:
         # reported by the comparison
         return

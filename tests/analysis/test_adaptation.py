@@ -11,9 +11,9 @@ from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.support.commands import run
 
-SERVED = Scenario.of(model="8b", stack="vllm", concurrency=64)
+SERVED = Scenario(model="8b", stack="vllm", concurrency=64)
 # with the engine's own all-reduces in every wiring, hybrids gain as well
-OWN = Scenario.of(model="8b", stack="vllm", concurrency=64, overrides={"stack.rewired_allreduce": "auto"})
+OWN = Scenario(model="8b", stack="vllm", concurrency=64, overrides={"stack.rewired_allreduce": "auto"})
 
 
 def price(variant: str, tokens: float | None = None, scenario: Scenario = SERVED) -> Adaptation:
@@ -22,7 +22,7 @@ def price(variant: str, tokens: float | None = None, scenario: Scenario = SERVED
 
 def test_the_hours_of_a_published_run_lie_inside() -> None:
     """Llama 3.1 405B: 3.8e25 FLOPs (arXiv 2407.21783), 30.84 M hours of H100s (its model card); from memory."""
-    scenario = Scenario.of(model="405b", nodes=2)
+    scenario = Scenario(model="405b", nodes=2)
     hours = price("ladder", 15.6e12, scenario).gpu_hours
     assert 6 * scenario.model.parameters * 15.6e12 == pytest.approx(3.8e25, rel=0.01)
     assert hours.low < 30.84e6 < hours.high
@@ -53,7 +53,7 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="no prediction of 'ladder'"):
         adaptation(predict(SERVED, ["standard"]), "ladder")
     with pytest.raises(UsageError, match="has experts: must be dense"):
-        price("farskip", scenario=Scenario.of(model="qwen3-30b-a3b", tp=4, stack="vllm"))
+        price("farskip", scenario=Scenario(model="qwen3-30b-a3b", tp=4, stack="vllm"))
 
 
 def test_versus_says_it_of_the_best_wiring() -> None:
@@ -62,7 +62,7 @@ def test_versus_says_it_of_the_best_wiring() -> None:
     alone = price("ladder")
     assert (best.gpu_hours, best.serving.variant) == (alone.gpu_hours, "ladder")
     assert best.break_even_tokens.value == pytest.approx(alone.break_even_tokens.value)
-    experts = Scenario.of(model="qwen3-30b-a3b", tp=4, stack="vllm", concurrency=64)
+    experts = Scenario(model="qwen3-30b-a3b", tp=4, stack="vllm", concurrency=64)
     assert versus(experts, "farskip", "fused-norm").cost is None
 
 

@@ -31,7 +31,7 @@ def _figures(option: Option) -> Mapping[str, float]:
 
 
 def _names(point: Mapping[str, Any], gpus: int, **given: Any) -> set[str]:
-    return {str(plan) for plan in legal_plans(Scenario.of(**point, tp=1, batch=64), gpus, given).legal}
+    return {str(plan) for plan in legal_plans(Scenario(**point, tp=1, batch=64), gpus, given).legal}
 
 
 def test_plans_are_those_that_one_lists_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_plans_are_those_that_one_lists_by_hand() -> None:
 )
 def test_every_option_is_a_prediction(point: dict[str, Any], gpus: int) -> None:
     """Replicas and loads are simulated together, and yet each is what `predict` says of it alone."""
-    advice = advise(point, gpus=gpus)
+    advice = advise(gpus=gpus, **point)
     assert {option.plan.gpus for option in advice.options} > {gpus} or "tp" in point
     for option in advice.options:
         alone = predict(option.scenario, option.variant)
@@ -79,11 +79,11 @@ def test_every_option_is_a_prediction(point: dict[str, Any], gpus: int) -> None:
 
 def test_every_plan_and_load_has_an_outcome() -> None:
     """All that is legal fits and is an option, or cannot run."""
-    advice = advise({"model": "70b", **SERVED, "concurrency": "2,8,64"}, gpus=8)
+    advice = advise(gpus=8, **{"model": "70b", **SERVED, "concurrency": "2,8,64"})
     assert len(advice.options) == len(CANDIDATES) * len({option.scenario for option in advice.options})
     choices = list(dict.fromkeys((option.plan, option.requests) for option in advice.options))
     choices += [(each.scenario.plan, each.scenario.workload.in_flight) for each in advice.unfit]
-    base = Scenario.of(model="70b", stack="vllm", concurrency=64, tp=1)
+    base = Scenario(model="70b", stack="vllm", concurrency=64, tp=1)
     legal = legal_plans(base, 8, {}).legal
     expected = [(plan, load) for plan in legal for load in (2, 8, 64) if load >= plan.groups]
     assert len(choices) == len(set(choices))
@@ -97,12 +97,12 @@ def test_every_plan_and_load_has_an_outcome() -> None:
 @pytest.mark.parametrize("objective", ["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"])
 def test_advice_is_the_best_of_all_that_fit(objective: Any) -> None:
     """Checked against every degree, batch and variant, one by one."""
-    advice = advise({"model": "70b", "batch": "1,16", "tp": "2,4,8", "pp": 1, "dp": 1}, objective)
+    advice = advise(None, objective, model="70b", batch="1,16", tp="2,4,8", pp=1, dp=1)
     better = {"tpot": min, "ttft": min, "tokens_per_s": max, "tokens_per_gpu": max}[objective]
     seen = {}
     for tp in (2, 4, 8):
         for batch in (1, 16):
-            for variant, alone in predict(Scenario.of(model="70b", tp=tp, batch=batch), CANDIDATES).items():
+            for variant, alone in predict(Scenario(model="70b", tp=tp, batch=batch), CANDIDATES).items():
                 figures = {"tpot": alone.tpot_s, "ttft": alone.ttft_s, "tokens_per_s": alone.rate}
                 seen[variant, tp, batch] = {**figures, "tokens_per_gpu": alone.rate / tp}[objective]
     best = advice.best
@@ -116,8 +116,8 @@ def test_advice_is_the_best_of_all_that_fit(objective: Any) -> None:
 @pytest.mark.parametrize(
     "advice",
     [
-        advise({"model": "70b"}, "tpot"),
-        advise({**EXPERTS, "concurrency": "2:32"}, gpus=4),
+        advise(None, "tpot", model="70b"),
+        advise(gpus=4, **{**EXPERTS, "concurrency": "2:32"}),
     ],
     ids=["batches", "in flight"],
 )
@@ -147,8 +147,8 @@ def test_the_front_holds_what_nothing_beats(advice: Advice) -> None:
 def test_a_restriction_never_improves(restricted: dict[str, Any]) -> None:
     """And what is left has the same figures."""
     point = {**EXPERTS, "concurrency": "8,32"}
-    free = advise(point, gpus=4)
-    bound = advise({**point, **restricted}, gpus=4)
+    free = advise(gpus=4, **point)
+    bound = advise(gpus=4, **{**point, **restricted})
     every = {str(option): _figures(option) for option in free.options}
     for option in bound.options:
         assert _figures(option) == every[str(option)]
@@ -161,60 +161,60 @@ def test_a_restriction_never_improves(restricted: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder_sim.analysis.options.FEW_REPLICAS", 1)
-    alone, shared = (advise({**EXPERTS, "concurrency": 8}, gpus=2, workers=workers) for workers in (1, 2))
+    alone, shared = (advise(gpus=2, workers=workers, **{**EXPERTS, "concurrency": 8}) for workers in (1, 2))
     assert list(map(str, shared.options)) == list(map(str, alone.options))
     assert list(map(_figures, shared.options)) == list(map(_figures, alone.options))
     with pytest.raises(UsageError, match="workers is 0"):
-        advise({"model": "8b", **SERVED}, gpus=1, workers=0)
+        advise(gpus=1, workers=0, **{"model": "8b", **SERVED})
 
 
 def test_gpus_are_the_most_that_are_used() -> None:
     for gpus, nodes in ((1, 1), (3, 1), (8, 1), (12, 2), (16, 2)):
-        advice = advise({"model": "8b", **SERVED}, variants="standard", gpus=gpus)
+        advice = advise(variants="standard", gpus=gpus, **{"model": "8b", **SERVED})
         used = {option.plan.gpus for option in advice.options}
         assert max(used) == gpus if gpus != 3 else used == {1, 2, 3}
         assert max(option.scenario.nodes for option in advice.options) == nodes
-    by_nodes = advise({"model": "8b", "nodes": 2, **SERVED}, variants="standard")
+    by_nodes = advise(variants="standard", **{"model": "8b", "nodes": 2, **SERVED})
     assert (by_nodes.gpus, by_nodes.plans) == (advice.gpus, advice.plans)
     # replicas of whole nodes, and nothing between them
-    apart = advise({"model": "8b", "tp": 8, **SERVED}, variants="standard", gpus=16)
+    apart = advise(variants="standard", gpus=16, **{"model": "8b", "tp": 8, **SERVED})
     assert {str(option.plan) for option in apart.options} == {"TP 8", "TP 8, DP 2", "TP 8, PP 2"}
 
 
 def test_requests_in_flight_need_no_stack() -> None:
-    served, static = (advise({"model": "8b", load: 4}, gpus=1) for load in ("concurrency", "batch"))
+    served, static = (advise(gpus=1, model="8b", **{load: 4}) for load in ("concurrency", "batch"))
     assert [advice.best.scenario.stack.name for advice in (served, static)] == ["vllm", "gpt-fast"]
-    assert served.best.ttft_s == advise({"model": "8b", "concurrency": 4, "stack": "vllm"}, gpus=1).best.ttft_s
+    assert served.best.ttft_s == advise(gpus=1, model="8b", concurrency=4, stack="vllm").best.ttft_s
 
 
 def test_the_objective_depends_on_the_load() -> None:
     """GPUs that are there serve a load best together; a batch is best where each GPU does most."""
-    assert advise({"model": "8b", **SERVED}, gpus=2).objective == "tokens_per_s"
-    assert advise({"model": "8b", "batch": 4}, gpus=2).objective == "tokens_per_gpu"
+    assert advise(gpus=2, **{"model": "8b", **SERVED}).objective == "tokens_per_s"
+    assert advise(gpus=2, model="8b", batch=4).objective == "tokens_per_gpu"
 
 
 def test_bounds_are_kept() -> None:
-    free = advise({"model": "70b"})
-    bound = advise({"model": "70b"}, max_tpot_s=0.02, max_ttft_s=1.0)
+    free = advise(model="70b")
+    bound = advise(max_tpot_s=0.02, max_ttft_s=1.0, model="70b")
     assert free.best.tpot_s > 0.02 >= max(option.tpot_s for option in bound.options)
     assert max(option.ttft_s for option in bound.options) <= 1.0
     assert len(bound.options) + len(bound.beyond) == len(free.options)
     assert {bound.outcome(option) for option in bound.beyond} == {"max_tpot", "max_ttft"}
     with pytest.raises(InfeasibleError, match="every option exceeds") as caught:
-        advise({"model": "70b"}, max_tpot_s=1e-4)
+        advise(max_tpot_s=1e-4, model="70b")
     assert "shortest TPOT" in caught.value.hint
     assert "(ladder, TP 8, batch 1)" in caught.value.hint
 
 
 def test_what_does_not_fit_says_what_would() -> None:
     with pytest.raises(MemoryFitError, match=r"no plan on at most 8 GPUs can run: .* needs 105 GB per GPU") as caught:
-        advise({"model": "405b"})
+        advise(model="405b")
     for way in ("--dtype fp8 fits", "--gpus 16 fits", "--cluster h200-sxm fits"):
         assert way in caught.value.hint
     for fitting in ({"dtype": "fp8"}, {"nodes": 2}, {"cluster": "h200-sxm"}):
-        assert advise({"model": "405b", "batch": 1, **fitting}, variants="standard").options
+        assert advise(variants="standard", **{"model": "405b", "batch": 1, **fitting}).options
     with pytest.raises(MemoryFitError, match="no plan on at most 1 GPU can run: with 4 in flight") as caught:
-        advise({"model": "70b", "stack": "vllm", "concurrency": 4}, gpus=1)
+        advise(gpus=1, model="70b", stack="vllm", concurrency=4)
     assert caught.value.hint.startswith("on these GPUs --dtype fp8 fits; on more GPUs --gpus 2 fits; ")
 
 
@@ -242,46 +242,46 @@ def test_what_does_not_fit_says_what_would() -> None:
 )
 def test_what_no_plan_can_do_is_refused(point: dict[str, Any], how: dict[str, Any], message: str, hint: str) -> None:
     with pytest.raises(LadderSimError, match=message) as caught:
-        advise({"model": "8b", "stack": "vllm", **point}, **how)
+        advise(**how, **{"model": "8b", "stack": "vllm", **point})
     assert hint in caught.value.hint
 
 
 def test_a_wiring_of_more_layers_than_there_are_is_refused() -> None:
     with pytest.raises(UsageError, match="200"):
-        advise({"model": "8b", **SERVED}, variants="hybrid-ladder:200", gpus=1)
+        advise(variants="hybrid-ladder:200", gpus=1, **{"model": "8b", **SERVED})
 
 
 def test_an_unknown_objective_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown objective 'tops'"):
-        advise({"model": "8b"}, "tops")  # type: ignore[arg-type]
+        advise(None, "tops", model="8b")  # type: ignore[arg-type]
 
 
 def test_too_many_plans_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "MAX_PLANS", 9)
     with pytest.raises(UsageError, match="4 GPUs allow more than 9 plans"):
-        advise({"model": "8b", **SERVED}, gpus=4)
-    assert advise({"model": "8b", **SERVED, "tp": "1,2"}, gpus=2).plans == 4
+        advise(gpus=4, **{"model": "8b", **SERVED})
+    assert advise(gpus=2, **{"model": "8b", **SERVED, "tp": "1,2"}).plans == 4
 
 
 def test_a_degree_in_no_plan_is_named() -> None:
-    warnings = advise({"model": "8b", "tp": "3,8,16", **SERVED}, gpus=8).notes.warnings
+    warnings = advise(gpus=8, **{"model": "8b", "tp": "3,8,16", **SERVED}).notes.warnings
     assert "no plan has tp 16: needs more than 8 GPUs" in warnings
     assert any(text.startswith("no plan has tp 3: ") and "not divisible by tp 3" in text for text in warnings)
     assert not any("tp 8" in text for text in warnings)
 
 
 def test_only_batches_are_no_recommendation_for_serving() -> None:
-    free, bound = (advise({"model": "8b", "tp": "1:2", "batch": "1:4"}, max_ttft_s=limit) for limit in (np.inf, 60.0))
+    free, bound = (advise(max_ttft_s=limit, model="8b", tp="1:2", batch="1:4") for limit in (np.inf, 60.0))
     assert any("not a recommendation for serving" in text for text in free.notes.warnings)
     assert not any("bound on TTFT" in text for text in free.notes.warnings)
     assert any("the bound on TTFT bounds the prefill of a whole batch" in text for text in bound.notes.warnings)
-    served = advise({"model": "8b", **SERVED}, max_ttft_s=60.0, gpus=2).notes.warnings
+    served = advise(max_ttft_s=60.0, gpus=2, **{"model": "8b", **SERVED}).notes.warnings
     assert not any("serving" in text for text in served)
 
 
 def test_advice_says_what_must_be_trained_and_what_was_not_tried() -> None:
     own, best, wider = (
-        advise({"model": "8b", "tp": 8, "batch": batch}, objective, variants)
+        advise(None, objective, variants, model="8b", tp=8, batch=batch)
         for batch, objective, variants in (
             ("1:4", "tpot", ["standard"]),
             ("1:4", "tpot", ["standard", "ladder"]),
@@ -298,16 +298,16 @@ def test_advice_says_what_must_be_trained_and_what_was_not_tried() -> None:
     assert (best.best_own.variant, best.best_own.requests) == ("standard", 1)
     assert (largest in best.notes.warnings, largest in wider.notes.warnings) == (False, True)
     rewired = dataclasses.replace(catalog.model("8b"), ladder_layers=tuple(range(32)))
-    assert not any("trained" in text for text in advise({"model": rewired, "tp": 8}, "tpot").notes.warnings)
+    assert not any("trained" in text for text in advise(None, "tpot", model=rewired, tp=8).notes.warnings)
 
 
 def test_a_document_has_every_plan_with_its_reason() -> None:
-    advice = advise({"model": "70b", **SERVED}, max_tpot_s=0.03, gpus=8)
+    advice = advise(max_tpot_s=0.03, gpus=8, **{"model": "70b", **SERVED})
     rows = advice_document(advice).rows
     assert len(rows) == len(advice.options) + len(advice.beyond) + len(advice.unfit)
     for row in rows:
         plan = {name: row[name] for name in ("tp", "pp", "ep", "attention_dp", "dp", "sp")}
-        scenario = Scenario.of(model="70b", **SERVED, nodes=row["nodes"], **plan)
+        scenario = Scenario(model="70b", **SERVED, nodes=row["nodes"], **plan)
         if row["outcome"] == "memory":
             assert row["reason"].startswith("needs ")
             assert (row["variant"], row["tpot_s"], memory_use(scenario).fits) == (None, None, False)

@@ -20,14 +20,14 @@ TWO_NODES = {"model": "405b", "nodes": 2}
 
 def _speedup(variant: str, over: str = "standard", **fields: object) -> float:
     overrides = {name: fields.pop(name) for name in list(fields) if "." in name}
-    found = predict(Scenario.of(**fields, overrides=overrides), [variant, over])  # type: ignore[arg-type]
+    found = predict(Scenario(**fields, overrides=overrides), [variant, over])  # type: ignore[arg-type]
     return found[variant].tokens_per_s.value / found[over].tokens_per_s.value
 
 
 def test_breakeven_is_where_single_predictions_cross() -> None:
     """On both sides of the value found, single predictions lie on both sides of the target."""
     gain = _speedup("ladder", model="405b", nodes=2, **{"inter.allreduce_floor": "15us"}) - 1.0
-    found = breakeven(TWO_NODES, "inter.allreduce_floor", "1:40us", gain=gain)
+    found = breakeven(None, "inter.allreduce_floor", "1:40us", gain=gain, **TWO_NODES)
     (crossing,) = found.crossings
     assert crossing.rising
     assert crossing.value == pytest.approx(1.5e-5, rel=1e-4)
@@ -40,7 +40,7 @@ def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.Mon
     """The scan is coarse: the first batch beyond lies between two scanned ones."""
     monkeypatch.setattr(breakevens, "SCANNED", 4)
     point = {"model": "70b"}
-    found = breakeven(point, "batch", "1:64", gain=0.2)
+    found = breakeven(None, "batch", "1:64", gain=0.2, **point)
     assert found.crossings
     for crossing in found.crossings:
         before, after = (_speedup("ladder", model="70b", batch=int(crossing.value) - back) for back in (1, 0))
@@ -55,12 +55,12 @@ def test_breakeven_along_a_degree_is_the_first_that_can_run(
     """Degrees in between cannot run, whether they are scanned or met on the way to the crossing."""
     monkeypatch.setattr(breakevens, "SCANNED", scanned)
     target = (_speedup("ladder", model="70b", tp=2) + _speedup("ladder", model="70b", tp=4)) / 2
-    result = breakeven({"model": "70b"}, "tp", given, gain=target - 1.0)
+    result = breakeven(None, "tp", given, gain=target - 1.0, model="70b")
     assert [(crossing.value, crossing.rising) for crossing in result.crossings] == [(4, True)]
 
 
 def test_no_crossing_is_said_so() -> None:
-    found = breakeven(TWO_NODES, "inter.bandwidth", "50:800Gb/s", gain=5.0)
+    found = breakeven(None, "inter.bandwidth", "50:800Gb/s", gain=5.0, **TWO_NODES)
     assert found.crossings == ()
     (low, low_speedup), (high, high_speedup) = found.ends
     assert (low, high) == (50e9 / 8, 800e9 / 8)
@@ -74,24 +74,24 @@ def test_several_crossings_are_all_found(monkeypatch: pytest.MonkeyPatch) -> Non
         return 1.0 + 0.1 * np.sin(np.log(np.asarray(values, float)))
 
     monkeypatch.setattr(breakevens._Speedup, "at", wave)
-    found = breakeven({"model": "8b"}, "intra.bandwidth", "2:5000B/s")
+    found = breakeven(None, "intra.bandwidth", "2:5000B/s", model="8b")
     assert [crossing.value for crossing in found.crossings] == pytest.approx([np.exp(np.pi), np.exp(2 * np.pi)])
     assert [crossing.rising for crossing in found.crossings] == [False, True]
 
 
 def test_breakeven_goes_around_what_cannot_run() -> None:
-    found = breakeven({"model": "70b", "stack": "vllm", "tp": 2}, "batch", "1:256")
+    found = breakeven(None, "batch", "1:256", model="70b", stack="vllm", tp=2)
     assert np.isnan(found.speedups).any()
     assert found.ends[1][0] < 256
     with pytest.raises(InfeasibleError, match=r"nothing in the range of batch can run: llama-3.1-405b needs"):
-        breakeven({"model": "405b"}, "batch", "1:4")
+        breakeven(None, "batch", "1:4", model="405b")
 
 
 def test_a_range_is_around_the_scenarios_value_by_default() -> None:
-    found = breakeven({"model": "8b", "batch": 4, "nodes": 2}, "inter.allreduce_floor")
-    now = Scenario.of(model="8b").cluster.inter.allreduce_floor_s
+    found = breakeven(None, "inter.allreduce_floor", model="8b", batch=4, nodes=2)
+    now = Scenario(model="8b").cluster.inter.allreduce_floor_s
     assert (found.values[0], found.values[-1]) == pytest.approx((now / 16, now * 16))
-    batches = breakeven({"model": "8b", "batch": 4}, "batch").values.tolist()
+    batches = breakeven(None, "batch", model="8b", batch=4).values.tolist()
     assert (batches[0], batches[-1]) == (1, 64)
 
 
@@ -107,23 +107,23 @@ def test_a_range_is_around_the_scenarios_value_by_default() -> None:
 )
 def test_breakeven_refuses_what_is_no_range(field: str, given: str | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        breakeven({"model": "8b"}, field, given)
+        breakeven(None, field, given, model="8b")
 
 
 def test_breakeven_reaches_beyond_what_an_array_of_whole_numbers_holds() -> None:
     """Regression: a bug, as it was called, of numpy's."""
     with pytest.raises(InfeasibleError, match="nothing in the range"):
-        breakeven({"model": "8b"}, "model.heads", "1e25:1e30")
+        breakeven(None, "model.heads", "1e25:1e30", model="8b")
 
 
 @pytest.mark.parametrize("gain", [math.nan, math.inf, -1.0, 1e300])
 def test_breakeven_refuses_an_impossible_gain(gain: float) -> None:
     with pytest.raises(UsageError, match="must be above -100% and at most"):
-        breakeven({"model": "8b"}, "batch", gain=gain)
+        breakeven(None, "batch", gain=gain, model="8b")
 
 
 def test_sensitivity_is_the_slope_of_single_predictions() -> None:
-    scenario = Scenario.of(**TWO_NODES)  # type: ignore[arg-type]
+    scenario = Scenario(**TWO_NODES)  # type: ignore[arg-type]
     found = {one.figure: one for one in sensitivity(scenario, ["ladder"], step=0.05)}
     base = predict(scenario, ["ladder"])["ladder"]
     for name in ("gpu.hbm_bandwidth_Bps", "inter.allreduce_floor_s", "stack.stream_wait_s"):
@@ -132,7 +132,7 @@ def test_sensitivity_is_the_slope_of_single_predictions() -> None:
             (1 / 1.05, response.request_lower, response.speedup_lower),
             (1.05, response.request_higher, response.speedup_higher),
         ):
-            changed = Scenario.of(**TWO_NODES, overrides={name: found[name].value * factor})  # type: ignore[arg-type]
+            changed = Scenario(**TWO_NODES, overrides={name: found[name].value * factor})  # type: ignore[arg-type]
             there = predict(changed, ["ladder"])["ladder"]
             assert there.request_s / base.request_s - 1 == pytest.approx(time, abs=1e-9)
             assert there.speedup.value / base.speedup.value - 1 == pytest.approx(gain, abs=1e-9)
@@ -142,7 +142,7 @@ def test_sensitivity_is_the_slope_of_single_predictions() -> None:
 
 
 def test_sensitivity_covers_every_figure_that_is_not_zero() -> None:
-    scenario = Scenario.of(model="8b")
+    scenario = Scenario(model="8b")
     hardware = Hardware.of(scenario)
     zero = {"stack.graph_launch_s", "stack.kernel_gap_s"}
     assert hardware.stack.kernel_gap_s == 0.0
@@ -156,24 +156,24 @@ def test_sensitivity_covers_every_figure_that_is_not_zero() -> None:
 def test_prices() -> None:
     """8 GPUs at 3 dollars an hour and 1000 tokens a second: 24 dollars for 3.6 million tokens."""
     assert token_price(3.0, 8, 1000.0) == pytest.approx(24 / 3.6)
-    best = advise({"model": "70b"}, usd_per_gpu_hour=3.0).best
+    best = advise(usd_per_gpu_hour=3.0, model="70b").best
     assert best.usd_per_Mtoken == pytest.approx(token_price(3.0, best.plan.gpus, best.tokens_per_s))
-    priced, free = (advise({"model": "8b"}, usd_per_gpu_hour=price).notes.warnings for price in (3.0, None))
+    priced, free = (advise(usd_per_gpu_hour=price, model="8b").notes.warnings for price in (3.0, None))
     assert (PRICE_CAVEAT in priced, PRICE_CAVEAT in free) == (True, False)
     with pytest.raises(UsageError, match="price 0: must be above 0"):
-        advise({"model": "8b"}, usd_per_gpu_hour=0.0)
+        advise(usd_per_gpu_hour=0.0, model="8b")
 
 
 def test_compare_is_a_prediction_on_each() -> None:
-    found = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"], ["ladder"], usd_per_gpu_hour=[2.0, 3.0])
+    found = compare(None, ["h100-sxm", "h200-sxm"], ["ladder"], usd_per_gpu_hour=[2.0, 3.0], model="70b")
     for one, cluster in zip(found, ("h100-sxm", "h200-sxm"), strict=True):
-        single = predict(Scenario.of(model="70b", cluster=cluster), ["ladder"])["ladder"]
+        single = predict(Scenario(model="70b", cluster=cluster), ["ladder"])["ladder"]
         assert one.predictions["ladder"].tokens_per_s == single.tokens_per_s
     prices = [one.token_price("ladder") for one in found]
     rates = [one.predictions["ladder"].tokens_per_s.value for one in found]
     assert prices == pytest.approx([token_price(2.0, 8, rates[0]), token_price(3.0, 8, rates[1])])
     assert PRICE_CAVEAT in comparison_notes(found).warnings
-    assert [one.scenario.stack.name for one in compare({"model": "8b"}, ["vllm", "trtllm"])] == ["vllm", "trtllm"]
+    assert [one.scenario.stack.name for one in compare(None, ["vllm", "trtllm"], model="8b")] == ["vllm", "trtllm"]
 
 
 @pytest.mark.parametrize(
@@ -187,33 +187,33 @@ def test_compare_is_a_prediction_on_each() -> None:
 )
 def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        compare({"model": "8b"}, names, usd_per_gpu_hour=prices)
+        compare(None, names, usd_per_gpu_hour=prices, model="8b")
 
 
 def test_versions_of_a_stack_can_be_compared() -> None:
     point = {"model": "qwen3-32b", "tp": 2, "concurrency": 32}
-    now, before = compare(point, ["vllm", "vllm@0.12"], ["standard"])
+    now, before = compare(None, ["vllm", "vllm@0.12"], ["standard"], **point)
     assert (now.name, before.name) == ("vllm", "vllm@0.12")
     assert before.scenario.stack.version == "0.12"
     # its CPU's work was not yet done next to steps
     assert before.predictions["standard"].tpot_s > now.predictions["standard"].tpot_s
     with pytest.raises(UsageError, match=r"version 0\.1 of stack 'vllm' is not known"):
-        compare(point, ["vllm", "vllm@0.1"])
+        compare(None, ["vllm", "vllm@0.1"], **point)
 
 
 def test_compare_says_that_stacks_share_kernels() -> None:
-    shared = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"])).warnings
+    shared = comparison_notes(compare(None, ["vllm", "trtllm"], ["ladder"], model="8b")).warnings
     assert any("vllm and trtllm share GEMMs" in text and "each engine's own" in text for text in shared)
-    three = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm", "sglang"], ["ladder"])).warnings
+    three = comparison_notes(compare(None, ["vllm", "trtllm", "sglang"], ["ladder"], model="8b")).warnings
     assert any(text.startswith("vllm, trtllm and sglang share GEMMs") for text in three)
-    fitted = comparison_notes(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"])).warnings
+    fitted = comparison_notes(compare(None, ["gpt-fast", "vllm"], ["ladder"], model="8b")).warnings
     assert not any(" share " in text for text in fitted)
-    alike = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm")).warnings
+    alike = comparison_notes(compare(None, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm", model="8b")).warnings
     assert any("vllm and trtllm share kernels" in text for text in alike)
 
 
 def test_compare_keeps_the_warnings_of_predict() -> None:
-    candidates = compare({"model": "8b", "dtype": "fp16", "stack": "vllm"}, ["h100-sxm", "h100-pcie"], ["ladder"])
+    candidates = compare(None, ["h100-sxm", "h100-pcie"], ["ladder"], model="8b", dtype="fp16", stack="vllm")
     warnings = comparison_notes(candidates).warnings
     for candidate in candidates:
         for text in candidate.predictions["ladder"].confidence.warnings:
@@ -226,13 +226,13 @@ def test_compare_keeps_the_warnings_of_predict() -> None:
 
 
 def test_stacks_are_not_ranked() -> None:
-    stacks = comparison_notes(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"])).warnings
+    stacks = comparison_notes(compare(None, ["gpt-fast", "vllm"], ["ladder"], model="8b")).warnings
     assert any("stacks are not ranked" in text for text in stacks)
-    clusters = comparison_notes(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"], ["ladder"])).warnings
+    clusters = comparison_notes(compare(None, ["h100-sxm", "h200-sxm"], ["ladder"], model="8b")).warnings
     assert PRICE_CAVEAT not in clusters
     assert not any("ranked" in text for text in clusters)
 
 
 def test_compare_fails_where_one_cannot_run() -> None:
     with pytest.raises(PartitionError):
-        compare({"model": "8b", "tp": 12, "nodes": 2}, ["gb200-nvl72", "h100-sxm"])
+        compare(None, ["gb200-nvl72", "h100-sxm"], model="8b", tp=12, nodes=2)

@@ -11,7 +11,7 @@ import pytest
 from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.versus import Versus
 from ladder_sim.analysis.winners import winners
-from ladder_sim.confidence.unchecked import UNCHECKED
+from ladder_sim.confidence.widths import UNCHECKED
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs import catalog
 from tests.support.commands import run
@@ -19,7 +19,7 @@ from tests.support.commands import run
 
 @cache
 def result_of(**fields: Any) -> Versus:
-    return versus(Scenario.of(**{"model": "8b", "tp": 4, "gen": 16, "stack": "vllm", **fields}))
+    return versus(Scenario(**{"model": "8b", "tp": 4, "gen": 16, "stack": "vllm", **fields}))
 
 
 def served() -> Versus:
@@ -29,7 +29,7 @@ def served() -> Versus:
 def test_gains_are_over_standard_without_techniques() -> None:
     result = served()
     plain = predict(result.scenario, ["standard", "ladder"])
-    with_technique = predict(Scenario.of(model="70b", stack="vllm", concurrency=64, technique="fused-norm"), "ladder")
+    with_technique = predict(Scenario(model="70b", stack="vllm", concurrency=64, technique="fused-norm"), "ladder")
     option = result.options["ladder + fused-norm"]
     assert option.gain.value == pytest.approx(plain["standard"].request_s / with_technique.request_s)
     # the same as a prediction says, where there is no technique
@@ -52,7 +52,7 @@ def test_a_ratio_knows_what_both_sides_share() -> None:
 
 
 def test_a_technique_that_was_not_compared_widens_its_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = Scenario.of(model="70b", stack="vllm", concurrency=64)
+    scenario = Scenario(model="70b", stack="vllm", concurrency=64)
     before = versus(scenario, "ladder", "fused-norm").options
     wider = UNCHECKED["technique"].__class__(kernels=0.5, collectives=0.5)
     monkeypatch.setitem(UNCHECKED, "technique", wider)  # type: ignore[arg-type]
@@ -99,9 +99,9 @@ def test_what_does_not_apply_is_left_out_with_the_reason() -> None:
     assert not [name for name in result.options if name.startswith("delayed") and "gemm-overlap" in name]
     assert "farskip" in result_of(model="mixtral-8x7b").options
     # what a plan refuses
-    across = versus(Scenario.of(model="8b", nodes=2), "ladder")
+    across = versus(Scenario(model="8b", nodes=2), "ladder")
     assert "NCCL's, which adds no norm" in across.left_out["fused-norm"]
-    shallow = versus(Scenario.of(model=replace(catalog.model("8b"), layers=2), tp=2))
+    shallow = versus(Scenario(model=replace(catalog.model("8b"), layers=2), tp=2))
     assert "drop:1" in shallow.options
     assert shallow.left_out["track:4"].startswith("the model has 2 layers")
 
@@ -114,7 +114,7 @@ def test_attention_without_tensor_parallelism_has_no_all_reduce_to_split() -> No
         assert "with tp 1: there is no all-reduce to split" in result.left_out[name]
     assert result.options["ladder"].gain.value > 1.0
     with pytest.raises(UsageError, match="technique 'sequence-parallel' with tp 1: there is no all-reduce to split"):
-        Scenario.of(**fields, stack="vllm", technique="sequence-parallel")
+        Scenario(**fields, stack="vllm", technique="sequence-parallel")
 
 
 def test_another_all_reduce_needs_no_retraining() -> None:
@@ -122,7 +122,7 @@ def test_another_all_reduce_needs_no_retraining() -> None:
     assert "all-reduce auto" not in served().options
     result = result_of(stack="gpt-fast")
     option = result.options["all-reduce auto"]
-    auto = predict(Scenario.of(model="8b", tp=4, gen=16, stack="gpt-fast", allreduce="auto"), "standard")
+    auto = predict(Scenario(model="8b", tp=4, gen=16, stack="gpt-fast", allreduce="auto"), "standard")
     assert option.prediction.request_s == pytest.approx(auto.request_s)
     assert option in result.own
     # an all-reduce that no run of the stack had
@@ -133,13 +133,13 @@ def test_another_all_reduce_adds_the_error_of_its_own_time(monkeypatch: pytest.M
     """The interval of a ratio holds only what differs: NCCL's time was compared with runs, an engine's own was not."""
 
     def width(**fields: Any) -> float:
-        gain = versus(Scenario.of(model="70b", gen=64, **fields), "standard").options["all-reduce auto"].gain
+        gain = versus(Scenario(model="70b", gen=64, **fields), "standard").options["all-reduce auto"].gain
         return gain.log_width
 
     # auto is NCCL's there
     assert width(cluster="l40s-pcie") < 0.03
     before = width()
-    result = versus(Scenario.of(model="70b", gen=64), "standard").options["all-reduce auto"].prediction
+    result = versus(Scenario(model="70b", gen=64), "standard").options["all-reduce auto"].prediction
     exposed = result.breakdown.exposed_comm_s / result.request_s
     assert before < math.hypot(math.log1p(UNCHECKED["stack"].collectives * exposed), 0.05)
     monkeypatch.setitem(UNCHECKED, "stack", UNCHECKED["stack"].__class__(collectives=3.0))  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_a_single_rank_has_nothing_to_hide() -> None:
 
 def test_a_wiring_that_a_model_has_needs_no_retraining() -> None:
     model = replace(catalog.model("8b"), wiring="delayed:2")
-    result = versus(Scenario.of(model=model, tp=4, stack="vllm", gen=16), "ladder")
+    result = versus(Scenario(model=model, tp=4, stack="vllm", gen=16), "ladder")
     assert {each.prediction.variant for each in result.own} == {"delayed:2"}
     assert {"standard", "ladder"} <= {each.prediction.variant for each in result.retrained}
 
@@ -193,7 +193,7 @@ def test_the_command_compares_what_it_is_given() -> None:
 def test_the_map_agrees_with_the_table_at_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder_sim.analysis.winners._LATENCIES", (1.0, 64.0))
     monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 8))
-    scenario = Scenario.of(model="8b", tp=4, gen=16, stack="vllm", batch=8)
+    scenario = Scenario(model="8b", tp=4, gen=16, stack="vllm", batch=8)
     result = versus(scenario, "ladder", ["fused-norm", "token-split"])
     best = winners(result)
     assert best.requests == [1, 8]
@@ -205,7 +205,7 @@ def test_the_map_agrees_with_the_table_at_its_point(monkeypatch: pytest.MonkeyPa
     assert retrained.names[1, 0] == result.best_retrained.prediction.variant == "ladder"
     assert not retrained.tied.any()
     slower = replace(scenario.cluster, intra=replace(scenario.cluster.intra, allreduce_floor_s=best.latencies_s[1]))
-    there = versus(replace(scenario, cluster=slower), "ladder", ["fused-norm", "token-split"]).best_retrained
+    there = versus(scenario.having(cluster=slower), "ladder", ["fused-norm", "token-split"]).best_retrained
     assert there is not None
     assert retrained.gains[1, 1] == pytest.approx(there.gain.value, rel=0.01)
 
@@ -213,9 +213,9 @@ def test_the_map_agrees_with_the_table_at_its_point(monkeypatch: pytest.MonkeyPa
 def test_points_that_do_not_fit_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder_sim.analysis.winners._LATENCIES", (1.0,))
     monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 4096))
-    group = winners(versus(Scenario.of(model="8b", tp=2, gen=16), "ladder", "fused-norm")).groups["without retraining"]
+    group = winners(versus(Scenario(model="8b", tp=2, gen=16), "ladder", "fused-norm")).groups["without retraining"]
     assert (group.names[1, 0], math.isnan(group.gains[1, 0]), group.tied[1, 0]) == ("", True, False)
-    large = versus(Scenario.of(model="70b", tp=2, gen=16), "ladder", "fused-norm", ignore_memory=True)
+    large = versus(Scenario(model="70b", tp=2, gen=16), "ladder", "fused-norm", ignore_memory=True)
     monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (4096,))
     with pytest.raises(InfeasibleError, match="no point of the map fits"):
         winners(large)

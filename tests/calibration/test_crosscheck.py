@@ -14,15 +14,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.crosscheck.run import cross_check
+from ladder_sim_calibration.crosscheck.store import read_result
+from ladder_sim_calibration.passes.fit import profile_of, times_of
+from ladder_sim_calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
+from ladder_sim_calibration.passes.observe import Experiment
+from ladder_sim_calibration.passes.timers import OverlapTime
+from ladder_sim_runtime.config import CommConfig, ModelConfig
+from ladder_sim_runtime.runs import Times
 
-from calibration.__main__ import main
-from calibration.crosscheck.run import cross_check
-from calibration.crosscheck.store import read_result
-from calibration.passes.fit import profile_of, times_of
-from calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
-from calibration.passes.observe import Experiment
-from calibration.passes.testbed import model_config
-from calibration.passes.timers import OverlapTime
 from ladder_sim import predict
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve
@@ -30,13 +31,11 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display import console
 from ladder_sim.errors import ProfileError, UsageError, install_command
-from ladder_sim.report.crosscheck_page import crosscheck_page
+from ladder_sim.report.figures.crosscheck import crosscheck_page
 from ladder_sim.report.tables.crosscheck import crosscheck_report
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.runs import Compared, bootstrap
-from runtime.comm.rendezvous import CommConfig
-from runtime.runs import Times
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.schemas import check
@@ -64,7 +63,7 @@ EMULATED = CommConfig(backend="emulate")
 
 
 def own_scenario(model: str, stack: str, **how: Any) -> Scenario:
-    return Scenario.of(model=model, stack=stack, cluster="this-machine", **how)
+    return Scenario(model=model, stack=stack, cluster="this-machine", **how)
 
 
 def small(scenario: Scenario, variants: tuple[str, ...], **how: Any) -> Experiment:
@@ -104,7 +103,7 @@ def profile(both: Any) -> CalibrationProfile:
 
 
 def test_every_variant_is_predicted_and_measured(result: Any) -> None:
-    """`benchmarks/crosscheck.py` judges the errors, on a quiet machine."""
+    """`calibrate check --gate` judges the errors, on a quiet machine (docs/releasing.md)."""
     check("crosscheck", result)
     rows = {(row["link"], row["variant"], row["quantity"]): row for row in result["rows"]}
     assert {variant for link, variant, _ in rows if link == "40%"} == set(VARIANTS)
@@ -184,7 +183,7 @@ def test_norms_behind_blocks_and_over_all_heads_are_predicted_and_measured(stack
     file = tmp_path / "config.json"
     file.write_text(json.dumps(OLMO))
     scenario = own_scenario(str(file), stack, tp=4, batch=1, prompt=8, gen=3, overrides={})
-    assert model_config(scenario.model).norms_behind
+    assert ModelConfig.of(scenario.model).norms_behind
     # squares of queries and keys are 32-bit on every machine
     for phase, tokens in (("prefill", 8), ("decode", 1)):
         messages = [message_bytes(op) for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
@@ -209,14 +208,14 @@ def test_parts_that_the_runtime_has_not_are_refused() -> None:
 
 def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
     for name, normalises, joint in (("qwen3-30b-a3b", True, False), ("minimax-m2.5", True, True), ("8b", False, False)):
-        config = model_config(catalog.model(name))
+        config = ModelConfig.of(catalog.model(name))
         assert (config.qk_norm, config.joint_qk_norm, config.norms_behind) == (normalises, joint, False)
     for name, norms in (
         ("gemma-3-4b", "norms both before and behind its blocks"),
         ("llama-4-scout", "norms without weights"),
     ):
         with pytest.raises(UsageError, match=f"{name} has {norms}, which real passes here do not run"):
-            model_config(catalog.model(name))
+            ModelConfig.of(catalog.model(name))
 
 
 def test_it_is_shown_as_a_table_as_json_and_as_a_page(
@@ -387,7 +386,15 @@ def test_an_answer_of_one_token_has_no_decode(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_that_refuse_keep_their_exit_code() -> None:
-    command = [sys.executable, "-m", "calibration", "crosscheck", "--backend=gloo", "--variant=ladder", "--model=1b"]
+    command = [
+        sys.executable,
+        "-m",
+        "ladder_sim_calibration",
+        "crosscheck",
+        "--backend=gloo",
+        "--variant=ladder",
+        "--model=1b",
+    ]
     for flags, part in ((["--tp=1"], "--tp is 1"), (["--set=model.layers=x"], "layers"), (["--tp=3"], "tp 3")):
         done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
         assert done.returncode in (2, 3)
@@ -500,7 +507,7 @@ def test_an_earlier_result_is_shown_without_torch(
 ) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps(result))
-    code = "import sys; sys.modules['torch'] = None; from calibration.__main__ import main; sys.exit(main())"
+    code = "import sys; sys.modules['torch'] = None; from ladder_sim_calibration.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "crosscheck", "--from", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
     assert done.returncode == 0, done.stderr

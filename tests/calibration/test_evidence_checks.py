@@ -1,16 +1,14 @@
 """What `calibrate evidence` expects of a GPU: it holds in traces as they should be, and not in others."""
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ladder_sim_calibration.evidence import checks
+from ladder_sim_calibration.evidence.checks import kernels_per_layer, of_captures, of_run, of_samples
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
-from calibration.evidence import checks
-from calibration.evidence.checks import kernels_per_layer, of_captures, of_device, of_ranks, of_run, of_samples
-from calibration.evidence.faults import Fault, cause, faults
-from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from tests.conftest import DATA
@@ -85,51 +83,6 @@ def test_captures_that_are_not_there_or_launch_too_much(tmp_path: Path, monkeypa
     assert not judged(tmp_path, tensor_parallel(stream=COMPUTE), ladder())["standard: kernels"]
 
 
-@pytest.mark.torch
-def test_graphs_are_seen_to_end_and_compute_what_eager_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.launches import install
-
-    cuda, launches, _ = install(monkeypatch)
-
-    def synchronize() -> None:
-        cuda.hangs = False
-
-    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
-    cuda.hangs = True
-    with launches:
-        tokens, end = of_device("cpu")
-    assert end.holds
-    # the fake one computes nothing, and its tokens are those of the eager steps before
-    assert not tokens.holds
-    # a graph that has ended before it is looked at, as if it had not been replayed
-    with launches:
-        _, end = of_device("cpu")
-    assert not end.holds
-
-
-@pytest.mark.torch
-def test_ranks_that_do_not_sum_are_seen(tmp_path: Path) -> None:
-    """Two that do compute what one does, in every wiring."""
-    from calibration.measure.graphs import equal_together
-    from runtime.comm.base import Alone
-    from tests.support.ranks import on_ranks
-
-    for equal, tokens in on_ranks(2, tmp_path, equal_together):
-        assert equal == tokens == 2 * 9 * 3
-    equal, tokens = equal_together(Alone(2))
-    assert equal < tokens
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_ranks_are_started_and_judged(capfd: pytest.CaptureFixture[str]) -> None:
-    """On CPUs, which have no memory in common."""
-    backend, one_shot = of_ranks(2, ("backend", "one-shot"))
-    assert backend == ("tokens of 2 ranks, all-reduces by backend", True, "54 of 54 tokens are those of one rank")
-    assert not one_shot.holds
-    assert "the backend is gloo" in capfd.readouterr().err
-
-
 def test_a_run_does_what_its_stack_says_and_ladder_waits_less() -> None:
     figures = {"standard": {"comm_s": 2.0, "exposed_comm_s": 2.0}, "ladder": {"comm_s": 2.0, "exposed_comm_s": 0.5}}
     done: dict[str, Any] = {"decode": "CUDA graphs", "blocks": "compiled", "kernels": "fused", "missing": []}
@@ -158,30 +111,3 @@ def test_clocks_that_fall(tmp_path: Path) -> None:
     assert [check.holds for check in of_samples(store)] == [True]
     store.append(replace(steady, burst=True))
     assert [check.holds for check in of_samples(store)] == [False]
-
-
-def test_faults_are_those_that_the_ranks_can_show() -> None:
-    alone, eight = ([fault.name for fault in faults(ranks, ranks)] for ranks in (1, 8))
-    assert alone == ["memory", "too few GPUs"]
-    assert eight == [*alone, "noise of NCCL", "rank that dies", "rank that stops"]
-    stops = list(faults(8, 8))[-1]
-    assert (stops.words, stops.strikes) == ("rank 7 died or was stopped", signal.SIGSTOP)
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_fault_is_caused_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs."""
-    monkeypatch.setattr("calibration.evidence.faults.BUSY_S", 0.0)
-    short = ("--tp=1", "--repeats=1", "--warmups=0", "--prompt=8", "--gen=2")
-    memory = Fault("memory", (*short, "--batch=100000000"), 3, "needed per rank")
-    check = cause(memory, "1b")
-    assert check.holds
-    assert check.says.startswith("code 3 after ")
-    assert "GB needed per rank" in check.says
-    wrong = cause(memory._replace(code=4), "1b")
-    assert not wrong.holds
-    assert "expected code 4 and 'needed per rank'" in wrong.says
-    # killed before it has ranks
-    dies = Fault("dies", (*short, "--repeats=1000000"), 1, "rank 0", strikes=signal.SIGKILL)
-    assert not cause(dies, "1b").holds

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.fit.overheads import floor_s
+from ladder_sim_calibration.fit.profile import make_profile
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
-from calibration.__main__ import main
-from calibration.fit.overheads import floor_s
-from calibration.fit.profile import make_profile
-from calibration.fit.samples import Sample, SampleStore
 from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import Network
@@ -25,9 +25,9 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
 from ladder_sim.errors import SpecError
-from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
+from tests.support.graphs import build
 
 SIZES = np.logspace(3, 8.5, 24).round()
 
@@ -127,7 +127,7 @@ def test_curves_of_other_all_reduces_stand_under_their_own_names(tmp_path: Path)
         "all_reduce": {"nccl", "multimem"},
         "all_to_all": {"nccl"},
     }
-    scenario = Scenario.of(model="8b", tp=8, overrides={"stack.allreduce": "multimem"})
+    scenario = Scenario(model="8b", tp=8, overrides={"stack.allreduce": "multimem"})
     times = Network(scenario, profile, Hardware.of(scenario, profile)).times("all_reduce", np.array([1e6]))
     assert times.in_range[0]
     assert times.seconds[0] == pytest.approx(5e-6 + 1e6 / 4e11, rel=0.05)
@@ -168,7 +168,7 @@ def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_
 
     def predicted_s(kind: str, overheads: Mapping[str, float] = MappingProxyType({}), **given: Any) -> float:
         whole: dict[str, Any] = {"model": "qwen3-30b-a3b", "tp": 8, "batch": 16, "prompt": 448, "gen": 64, **given}
-        scenario = Scenario.of(**whole)
+        scenario = Scenario(**whole)
         ops = [op for op in build(scenario, "decode", 512).ops() if op.kind == kind]
         (estimate, *_) = KernelCosts(
             scenario, replace(profile, overheads={**profile.overheads, **overheads})
@@ -187,7 +187,7 @@ def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_
     assert predicted_s("experts", ep=8) == pytest.approx(expected[8.0, 16.0])
 
     for stack, model, warned in (("vllm", "qwen3-30b-a3b", 1), ("gpt-fast", "qwen3-30b-a3b", 0), ("vllm", "8b", 0)):
-        predictions = predict(Scenario.of(model=model, stack=stack, tp=4), ["ladder"], profile=profile)
+        predictions = predict(Scenario(model=model, stack=stack, tp=4), ["ladder"], profile=profile)
         assert sum("one after another" in line for line in predictions.confidence.warnings) == warned
 
     assert main(["show", str(path)]) == 0
@@ -201,7 +201,7 @@ def test_what_is_measured_of_attention_sampling_and_experts_is_what_predictions_
 def test_without_measurements_sampling_is_a_small_kernel_however_it_is_done(tmp_path: Path) -> None:
     profile = make_profile(samples(tmp_path / "s.jsonl"), name="p", cluster="h100-sxm", created="2026-01-01").profile
     greedy, drawn = (
-        predict(Scenario.of(model="8b", tp=8, overrides={"stack.sampling": name}), ["ladder"], profile=profile)
+        predict(Scenario(model="8b", tp=8, overrides={"stack.sampling": name}), ["ladder"], profile=profile)
         for name in ("greedy", "top-p")
     )
     assert greedy["ladder"].tpot_s == drawn["ladder"].tpot_s

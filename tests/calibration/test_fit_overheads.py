@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ladder_sim_calibration.fit.command import report
+from ladder_sim_calibration.fit.overlap import error_of, losses
+from ladder_sim_calibration.fit.profile import FittedProfile, make_profile
+from ladder_sim_calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
+from ladder_sim_calibration.measure.points import HELD_ROWS, HELD_SMS
+from ladder_sim_calibration.show import describe
 
-from calibration.fit.command import report
-from calibration.fit.overlap import error_of, losses
-from calibration.fit.profile import FittedProfile, make_profile
-from calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
-from calibration.measure.points import HELD_ROWS, HELD_SMS
-from calibration.show import describe
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.hardware import Hardware
@@ -73,9 +73,9 @@ def test_the_lag_of_the_slowest_rank_is_what_lasts(tmp_path: Path) -> None:
     samples = [replace(sample("gemm", 1e-5, m=float(m), n=64.0, k=64.0), by_rank=row) for m, row in enumerate(rows, 1)]
     profile = fitted(tmp_path, samples).profile
     assert profile.overheads[RANK_SKEW] == pytest.approx(0.03)
-    scenario = Scenario.of(model="8b", tp=8)
+    scenario = Scenario(model="8b", tp=8)
     assert Hardware.stated(scenario, profile).rank_skew == pytest.approx(0.03)
-    by_hand = Scenario.of(model="8b", tp=8, overrides={f"cluster.{RANK_SKEW}": "0.01"})
+    by_hand = Scenario(model="8b", tp=8, overrides={f"cluster.{RANK_SKEW}": "0.01"})
     assert Hardware.stated(by_hand, profile).rank_skew == 0.01
 
 
@@ -111,7 +111,7 @@ def test_planted_contention_is_recovered_from_kernels_next_to_held_sms(tmp_path:
     assert error_of(result.losses, 132, result.profile.overlap) == pytest.approx(0.0, abs=1e-9)
     for name in ("memory_spare", "grid_spare", "gemv_rows"):
         assert result.profile.overlap[name] == pytest.approx(getattr(planted, name))
-    hardware = Hardware.of(Scenario.of(model="8b", tp=8), result.profile)
+    hardware = Hardware.of(Scenario(model="8b", tp=8), result.profile)
     assert hardware.overlap.grid_spare == pytest.approx(0.2)
     assert error_of(result.losses, 132, {}) > 1e-4
 
@@ -132,7 +132,7 @@ def test_the_rate_that_a_gpu_keeps_up_is_that_of_predictions(tmp_path: Path) -> 
     under_load = replace(sample("sustained_gemm", seconds, **shape), clock_MHz=1410.0)
     result = fitted(tmp_path, [sample("gemm", seconds / 1.25, **shape), under_load])
     assert "gemm of 4096 tokens under load: 1.25 times as long as cold, clock 1410 MHz" in report(result)
-    scenario = Scenario.of(model="8b", tp=8, stack="vllm")
+    scenario = Scenario(model="8b", tp=8, stack="vllm")
     assert Hardware.stated(scenario, result.profile).stack.sustained_share == pytest.approx(0.6)
 
 
@@ -147,17 +147,17 @@ def test_show_lists_what_was_measured_besides_tables(tmp_path: Path) -> None:
 
 def test_predictions_take_measured_launches_but_for_what_is_set_by_hand(tmp_path: Path) -> None:
     profile = fitted(tmp_path, [sample("eager_launch", 6e-6), sample("graph_launch", 7e-6)]).profile
-    scenario = Scenario.of(model="8b", tp=8)
+    scenario = Scenario(model="8b", tp=8)
     stack = Hardware.stated(scenario, profile).stack
     assert (stack.eager_launch_s, stack.graph_launch_s) == (6e-6, 7e-6)
-    by_hand = Scenario.of(model="8b", tp=8, overrides={"stack.eager_launch": "2us"})
+    by_hand = Scenario(model="8b", tp=8, overrides={"stack.eager_launch": "2us"})
     assert Hardware.stated(by_hand, profile).stack.eager_launch_s == 2e-6
     assert stack.stream_wait_s == scenario.stack.stream_wait_s
 
 
 def test_predictions_warn_of_a_profile_that_was_measured_elsewhere(tmp_path: Path) -> None:
     profile = fitted(tmp_path, []).profile
-    scenario = Scenario.of(model="8b", tp=8)
+    scenario = Scenario(model="8b", tp=8)
     for device, warned in (("NVIDIA H100 80GB HBM3", False), ("AMD EPYC", True)):
         elsewhere = replace(profile, environment={"device": device})
         warnings = predict(scenario, ["standard"], profile=elsewhere)["standard"].confidence.warnings
@@ -166,7 +166,7 @@ def test_predictions_warn_of_a_profile_that_was_measured_elsewhere(tmp_path: Pat
 
 def test_jitter_is_what_predictions_read(tmp_path: Path) -> None:
     profile = fitted(tmp_path, []).profile
-    scenario = Scenario.of(model="8b", tp=8, prompt=16, gen=2)
+    scenario = Scenario(model="8b", tp=8, prompt=16, gen=2)
     prediction = predict(scenario, ["standard"], profile=profile, jitter="measured")["standard"]
     assert prediction.unevenness is not None
 
@@ -195,7 +195,7 @@ def test_only_memory_bound_kernels_show_how_they_slow_collectives(
     assert result.profile.overlap == expected
     assert [np.median(slowdown.ratios) for slowdown in result.slowdowns] == pytest.approx([1.1, 1.5])
     default = OverlapParameters().collective_slowdown
-    hardware = Hardware.of(Scenario.of(model="8b", tp=8), result.profile)
+    hardware = Hardware.of(Scenario(model="8b", tp=8), result.profile)
     assert hardware.overlap.collective_slowdown == expected.get("collective_slowdown", default)
 
 
@@ -207,7 +207,7 @@ def test_a_profile_of_a_cluster_of_ones_own_is_at_home_there_and_warns_elsewhere
     save_profile(fitted(tmp_path, [], cluster=str(own)).profile, out)
 
     def warned(cluster: str) -> bool:
-        scenario = Scenario.of(model="8b", tp=8, cluster=cluster)
+        scenario = Scenario(model="8b", tp=8, cluster=cluster)
         prediction = predict(scenario, ["standard"], profile=load_profile(out))["standard"]
         return any("was measured on" in warning for warning in prediction.confidence.warnings)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from ladder_sim_calibration.fit.profile import make_profile
+from ladder_sim_calibration.fit.samples import SampleStore
 
-from calibration.fit.profile import make_profile
-from calibration.fit.samples import SampleStore
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
@@ -31,7 +31,7 @@ def rows(profile: CalibrationProfile) -> Iterator[tuple[str, str, dict[str, floa
     for run, variants in RUNS.items():
         stack, batch = run.split("-batch-")
         # every wiring waited for kernels as long as the engine's own all-reduces, where vLLM's plug-in runs NCCL's
-        scenario = Scenario.of(
+        scenario = Scenario(
             model="70b",
             cluster="h100-sxm",
             stack=stack,

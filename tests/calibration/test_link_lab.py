@@ -27,7 +27,9 @@ def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Pa
         with laboratory("200mbit") as lab:
             _is_slow(lab)
             lab.run(
-                "calibration", ["crosscheck", *MODEL, "--variant=standard,ladder,upper-bound", *work], timeout_s=HANG_S
+                "ladder_sim_calibration",
+                ["crosscheck", *MODEL, "--variant=standard,ladder,upper-bound", *work],
+                timeout_s=HANG_S,
             )
     except MissingDependencyError as error:
         if "cannot be set up" not in error.message:

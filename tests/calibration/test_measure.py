@@ -16,34 +16,35 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
+from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
+from ladder_sim_calibration.measure.collectives import UNSUPPORTED, collective
+from ladder_sim_calibration.measure.command import budget_s, undivided
+from ladder_sim_calibration.measure.holder import _held_sms, _hold_kernel
+from ladder_sim_calibration.measure.kernels import DRAWS, WeightPool, _draw, kernel, launches_of
+from ladder_sim_calibration.measure.layouts import Layout, groups, layouts
+from ladder_sim_calibration.measure.numbers import DRAWN, normal
+from ladder_sim_calibration.measure.ops import measure
+from ladder_sim_calibration.measure.overlap import OverlapMeasurement
+from ladder_sim_calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
+from ladder_sim_calibration.measure.ranks import Ranks
+from ladder_sim_calibration.passes.observations import scenario_of
+from ladder_sim_calibration.passes.testbed import Testbed
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.device import DEVICES
+from ladder_sim_runtime.device import Device as RuntimeDevice
+from ladder_sim_runtime.model import kernels
 
-from calibration.__main__ import main
-from calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
-from calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
-from calibration.measure.collectives import UNSUPPORTED, collective
-from calibration.measure.command import budget_s, undivided
-from calibration.measure.holder import _held_sms, _hold_kernel
-from calibration.measure.kernels import DRAWS, WeightPool, _draw, kernel, launches_of
-from calibration.measure.layouts import Layout, groups, layouts
-from calibration.measure.numbers import DRAWN, normal
-from calibration.measure.ops import measure
-from calibration.measure.overlap import OverlapMeasurement
-from calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
-from calibration.measure.ranks import Ranks
-from calibration.passes.observations import scenario_of
-from calibration.passes.testbed import Testbed
 from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.costs.roofline import Experts, coordinates, table_key
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.build import build
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
-from runtime.comm.base import Alone
-from runtime.device import DEVICES, Cpu
-from runtime.model import kernels
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
+from tests.support.graphs import build
 from tests.support.terminal import progress_of
 from tests.support.waiting import until
 
@@ -58,7 +59,7 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "s.jsonl"
     command = [*RUN, "--samples", str(path), "--budget"]
     killed = subprocess.Popen(
-        [sys.executable, "-m", "calibration", *command, "9h"], cwd=REPO, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "ladder_sim_calibration", *command, "9h"], cwd=REPO, stderr=subprocess.DEVNULL
     )
     until(lambda: (path.exists() and path.read_bytes().count(b"\n") > 4) or killed.poll() is not None)
     killed.kill()
@@ -66,9 +67,11 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     before = SampleStore(path).samples
     ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, most=16)}
     # a clock that ticks once per call, twice per sample: how many are taken does not depend on how long they take
-    monkeypatch.setattr("calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(
+        "ladder_sim_calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__)
+    )
     powers_W = iter([90.0, 600.0])
-    monkeypatch.setattr("runtime.environment.gpu_states", lambda: [{"power_W": next(powers_W)}])
+    monkeypatch.setattr("ladder_sim_runtime.environment.gpu_states", lambda: [{"power_W": next(powers_W)}])
     assert main([*command, f"{2 * len(ops)}s"]) == 0
     after = SampleStore(path)
     assert after.samples[: len(before)] == before
@@ -87,7 +90,9 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_ops_are_counted_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(
+        "ladder_sim_calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__)
+    )
     command = [*RUN, "--samples", str(tmp_path / "s.jsonl"), "--budget", "6s"]
     screen = progress_of(monkeypatch)
     assert main(command) == 0
@@ -188,7 +193,7 @@ def test_what_a_prediction_looks_up_is_measured() -> None:
             layer = [op.point[each] for each in LAYER] if op.op == "experts" else []
             measured[op.op, *layer, *(op.point[each] for each in COORDINATES[op.op][len(layer) :])] = op
         for ep in (1, 4) if stack == "vllm" else (1,):
-            scenario = Scenario.of(model=name, stack=stack, tp=4, ep=ep, batch=16, prompt=448, gen=64)
+            scenario = Scenario(model=name, stack=stack, tp=4, ep=ep, batch=16, prompt=448, gen=64)
             graph = build(scenario, "decode", 512)
             kinds = {"attention", "sample", "gemm", *(("router", "experts") if stack == "vllm" else ())}
             wanted = [op for op in graph.ops() if op.kind in kinds]
@@ -225,7 +230,7 @@ def test_experts_compute_what_the_runtime_does_and_wait_for_nothing(monkeypatch:
         calls.append(arguments)
         return run(*arguments)
 
-    monkeypatch.setattr("runtime.model.kernels.run_experts", noted)
+    monkeypatch.setattr("ladder_sim_runtime.model.kernels.run_experts", noted)
     measured = kernel(experts(ep=ep), WeightPool(torch.device("cpu")))
     calls.clear()
     monkeypatch.setattr(torch.Tensor, "tolist", None)
@@ -250,7 +255,7 @@ def experts(ep: int) -> Sample:
 def test_math_attention_is_compiled_for_each_shape_where_blocks_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[bool | None] = []
 
-    class Gpu(Cpu):
+    class Gpu(RuntimeDevice):
         has_graphs, compiler_problem = True, ""
 
         def compiled(self, block: Any, *, dynamic: bool | None = None) -> Any:
@@ -281,7 +286,7 @@ def test_few_experts_take_most_of_the_tokens() -> None:
 def test_what_is_launched_in_many_kernels_runs_fewer_times_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU queues about a thousand launches: then Python would wait while the GPU is held."""
     device = Device()
-    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    monkeypatch.setattr("ladder_sim_calibration.measure.ops.clock_of", lambda _: device)
     op = experts(ep=2)
     each = launches_of(op)
     measure(op, 3, Ranks())
@@ -336,7 +341,7 @@ def test_kernels_run_until_the_message_that_they_slow_has_ended(monkeypatch: pyt
         return [each_s * (1 + number) for number in range(kernels)], min(60.0, 10.0 + kernels * 5.0 / 6.0)
 
     monkeypatch.setattr(Ranks, "group", lambda *_: None)
-    monkeypatch.setattr("calibration.measure.overlap.timed", lambda *_: 1.0)
+    monkeypatch.setattr("ladder_sim_calibration.measure.overlap.timed", lambda *_: 1.0)
     monkeypatch.setattr(OverlapMeasurement, "_ends", ends)
     op = Sample(op="add_beside_all_reduce", point={"bytes": 4096.0, "ranks": 2.0, "nodes": 1.0}, seconds=None)
     times = {"add_beside_all_reduce": (1.0, 0.5), "all_reduce_beside_add": (60.0, 10.0)}
@@ -380,7 +385,7 @@ class Device:
 
 def test_a_device_is_held_for_what_is_queued_and_again_if_that_was_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
-    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    monkeypatch.setattr("ladder_sim_calibration.measure.ops.clock_of", lambda _: device)
     (sample,) = measure(Sample(op="add", point={"bytes": 4096.0}, seconds=None), 3, Ranks())
     # one run shows how many make a repeat: two warm-ups, three that count
     assert device.held == [1, 7, 7, 7, 7, 7]
@@ -398,7 +403,7 @@ def test_a_device_is_held_for_what_is_queued_and_again_if_that_was_too_short(mon
 
 def test_a_clock_that_falls_during_the_repeats_makes_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
-    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    monkeypatch.setattr("ladder_sim_calibration.measure.ops.clock_of", lambda _: device)
     add = Sample(op="add", point={"bytes": 4096.0}, seconds=None)
     for clocks, burst in (((1980.0, 1755.0), True), ((1755.0, 1755.0), False), ((1755.0, 1980.0), False)):
         device.clocks = iter(clocks)
@@ -408,9 +413,11 @@ def test_a_clock_that_falls_during_the_repeats_makes_a_burst(monkeypatch: pytest
 
 def test_a_gemm_runs_for_seconds_before_it_counts_as_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
-    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    monkeypatch.setattr("ladder_sim_calibration.measure.ops.clock_of", lambda _: device)
     # half a second for each repeat
-    monkeypatch.setattr("calibration.measure.ops.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(
+        "ladder_sim_calibration.measure.ops.time", SimpleNamespace(monotonic=itertools.count().__next__)
+    )
     (sample,) = measure(Sample(op="sustained_gemm", point={"m": 1.0, "n": 8.0, "k": 8.0}, seconds=None), 3, Ranks())
     # five seconds after the two that show how long one takes, and three that count
     assert device.held == [CHAIN_LAUNCHES] * (2 + 10 + 3)
@@ -424,7 +431,7 @@ def test_the_slowest_rank_counts_where_others_wait_for_it_and_a_typical_one_else
         return [{name: each._replace(seconds=s) for name, each in own.items()} for s in (1.0, 5.0, 2.0)]
 
     monkeypatch.setattr(Ranks, "gather", gather)
-    monkeypatch.setattr("calibration.measure.ops.collective", lambda *_: lambda: 1.0)
+    monkeypatch.setattr("ladder_sim_calibration.measure.ops.collective", lambda *_: lambda: 1.0)
     message = Sample(op="all_reduce", point={"bytes": 8.0, "ranks": 3.0, "nodes": 1.0}, seconds=None)
     for op, seconds in ((Sample(op="add", point={"bytes": 4096.0}, seconds=None), 2.0), (message, 5.0)):
         (sample,) = measure(op, 3, Ranks())
@@ -441,8 +448,8 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
 
 def test_kernels_add_up_to_their_pass() -> None:
     small = {"model.layers": "2", "model.vocab": "512"}
-    scenario = Scenario.of(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
-    testbed = Testbed(scenario, Alone(8))
+    scenario = Scenario(model="1b", cluster="this-machine", tp=8, batch=1, prompt=8, gen=3, overrides=small)
+    testbed = Testbed(scenario, Communicator(8))
     testbed.compute_only()
     adds: tuple[ResidualAdd, ...] = ("fused", "apart")
     for add in adds:
@@ -504,7 +511,7 @@ def test_held_sms_are_taken_before_the_kernels_and_given_back_after_them(monkeyp
             released.append(args[0])
             cuda.ran.append((stream.name, "hold"))
 
-    monkeypatch.setattr("calibration.measure.holder._hold_kernel", Hold)
+    monkeypatch.setattr("ladder_sim_calibration.measure.holder._hold_kernel", Hold)
     properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
     with _held_sms(16, torch.device("cpu")):

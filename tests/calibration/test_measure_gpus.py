@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ladder_sim_calibration.fit.samples import Sample
+from ladder_sim_calibration.measure.clock import CudaClock, Timing
+from ladder_sim_calibration.measure.collectives import OPTIONS, _issue, queued_all_reduce
+from ladder_sim_calibration.measure.overlap import OverlapMeasurement
+from ladder_sim_calibration.measure.plan import QUEUED_KERNELS
+from ladder_sim_calibration.measure.ranks import Ranks
 
-from calibration.fit.samples import Sample
-from calibration.measure.clock import CudaClock, Timing
-from calibration.measure.collectives import OPTIONS, _issue, queued_all_reduce
-from calibration.measure.overlap import OverlapMeasurement
-from calibration.measure.plan import QUEUED_KERNELS
-from calibration.measure.ranks import Ranks
 from ladder_sim.errors import MissingDependencyError, UsageError
 from tests.support.fake_cuda import FakeCuda
 from tests.support.launches import install
@@ -36,9 +36,9 @@ def second(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     heartbeat = SimpleNamespace(end_if_stuck=lambda patience_s: None)
-    monkeypatch.setattr("calibration.measure.ranks.Heartbeat", lambda *_: heartbeat)
-    monkeypatch.setattr("calibration.measure.ranks.common_store", lambda *_: store)
-    monkeypatch.setattr("runtime.comm.rendezvous.visible_gpus", lambda: ["GPU-b"])
+    monkeypatch.setattr("ladder_sim_calibration.measure.ranks.Heartbeat", lambda *_: heartbeat)
+    monkeypatch.setattr("ladder_sim_calibration.measure.ranks.common_store", lambda *_: store)
+    monkeypatch.setattr("ladder_sim_runtime.comm.rendezvous.visible_gpus", lambda: ["GPU-b"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: made.append((backend, how["device_id"])))
@@ -94,7 +94,7 @@ def test_tiny_kernels_and_all_reduces_take_turns(
 ) -> None:
     """The difference of both is what starts cost: two waits are in one of them, as in the runtime."""
     cuda, launches, _ = install(monkeypatch)
-    monkeypatch.setattr("calibration.measure.collectives.clock_of", lambda _: CudaClock())
+    monkeypatch.setattr("ladder_sim_calibration.measure.collectives.clock_of", lambda _: CudaClock())
 
     class Group:
         def rank(self) -> int:
@@ -121,7 +121,7 @@ def test_tiny_kernels_and_all_reduces_take_turns(
 def test_a_message_is_on_a_stream_of_its_own_next_to_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
     cuda.install(monkeypatch)
-    measured = "calibration.measure.overlap"
+    measured = "ladder_sim_calibration.measure.overlap"
     monkeypatch.setattr(f"{measured}.clock_of", lambda _: CudaClock())
     monkeypatch.setattr(f"{measured}.kernel", lambda *_: lambda: cuda.run("kernel", KERNEL_S))
     monkeypatch.setattr(f"{measured}.normal", lambda shape, _: torch.zeros(shape).as_subclass(OnGpu))

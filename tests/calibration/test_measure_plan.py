@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from calibration.fit.samples import Sample
-from calibration.measure.plan import MIN_REPEATS, OVERLAP_RUNS, REPEATS, Plan
+from ladder_sim_calibration.fit.samples import Sample
+from ladder_sim_calibration.measure.plan import MIN_REPEATS, OVERLAP_RUNS, REPEATS, Plan
 
 OPS = [Sample(op="gemm", point={"m": m, "n": 8.0, "k": 8.0}, seconds=None) for m in (1.0, 2.0, 4.0)]
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ladder_sim_calibration.fit.samples import ELEMENTWISE, SampleStore
+from ladder_sim_calibration.measure.layouts import Layout
+from ladder_sim_calibration.measure.points import ops_of
 
-from calibration.fit.samples import ELEMENTWISE, SampleStore
-from calibration.measure.layouts import Layout
-from calibration.measure.points import ops_of
 from ladder_sim.specs import catalog
 from tests.conftest import REPO
 from tests.support.waiting import HANG_S, until
@@ -25,14 +25,14 @@ COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 # a clock that ticks once per call, twice per sample: how many are taken does not depend on how long they take
 TICKING = """
 import itertools, sys, types
-import calibration.measure.command
-from calibration.__main__ import main
-calibration.measure.command.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
+import ladder_sim_calibration.measure.command
+from ladder_sim_calibration.__main__ import main
+ladder_sim_calibration.measure.command.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
 """
 # rank 1 has less memory than weights are taken from
 POOR = f"""{TICKING}
 import os, resource, torch
-import calibration.measure.ops, torch._dynamo
+import ladder_sim_calibration.measure.ops, torch._dynamo
 if os.environ["RANK"] == "1":
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 10**6,) * 2)
@@ -48,7 +48,8 @@ def budget(nodes: int, per_node: int, most: float) -> str:
 def test_a_killed_rank_ends_the_others_and_torchrun_continues(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     arguments = [*RUN, "--samples", str(path)]
-    with ranks(["-m", "calibration", *arguments, "--most", "1", "--budget", "9h"], nodes=2) as (first, second):
+    command = ["-m", "ladder_sim_calibration", *arguments, "--most", "1", "--budget", "9h"]
+    with ranks(command, nodes=2) as (first, second):
         until(lambda: (path.exists() and b"all_to_all" in path.read_bytes()) or first.poll() is not None)
         second.send_signal(signal.SIGKILL)
         _, words = first.communicate(timeout=HANG_S)

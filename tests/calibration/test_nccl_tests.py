@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from calibration.__main__ import main
-from calibration.importers.nccl_tests import (
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.nccl_tests.sweep import (
     Sweep,
     add_to_profile,
     collective_of,
@@ -16,6 +15,7 @@ from calibration.importers.nccl_tests import (
     ranks_of,
     read_sweep,
 )
+
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.kernels import KernelCosts
@@ -179,9 +179,7 @@ def test_large_messages_alone_leave_small_ones_as_they_were(tmp_path: Path, caps
     said = capsys.readouterr().err
     assert "smaller and larger messages stay as in fabric ib-ndr400" in said
     assert "warning: no message of decode's size (at most 8388608 bytes) was measured" in said
-    scenarios = [
-        Scenario.of(model="70b", nodes=2, overrides={"inter.fabric": name}) for name in (str(out), "ib-ndr400")
-    ]
+    scenarios = [Scenario(model="70b", nodes=2, overrides={"inter.fabric": name}) for name in (str(out), "ib-ndr400")]
     mine, shipped = (predict(scenario, ["standard"])["standard"] for scenario in scenarios)
     assert mine.tpot_s == shipped.tpot_s
 
@@ -280,7 +278,7 @@ def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert ran.code == 0, ran.err
     overrides = {"inter.fabric": str(out)}
     mine, shipped = (
-        predict(Scenario.of(model="70b", nodes=2, overrides=changes), ["standard"])["standard"].breakdown.comm_s
+        predict(Scenario(model="70b", nodes=2, overrides=changes), ["standard"])["standard"].breakdown.comm_s
         for changes in (overrides, {})
     )
     # 40 us and 200 GB/s: faster than the log of the shipped fabric for every message of this request
@@ -303,7 +301,7 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     assert profile.sources[:-1] == base.sources
     assert profile.sources[-1].files == ("box.log",)
     slow, fast = (
-        predict(Scenario.of(model="70b"), ["standard"], profile=used)["standard"].request_s for used in (profile, base)
+        predict(Scenario(model="70b"), ["standard"], profile=used)["standard"].request_s for used in (profile, base)
     )
     assert slow > fast
     assert main(["show", str(out)]) == 0
@@ -315,7 +313,7 @@ def test_a_measured_algorithm_takes_the_place_of_its_formula(tmp_path: Path) -> 
     out = tmp_path / "mine.json.gz"
     arguments = ("import", "nccl-tests", str(source), "--base", "h100-sxm", "--ranks", "8", "--algorithm", "multimem")
     assert main([*arguments, "--out", str(out)]) == 0
-    scenario = Scenario.of(model="70b", allreduce="multimem", gen=1)
+    scenario = Scenario(model="70b", allreduce="multimem", gen=1)
     op = Op(name="all_reduce", kind="all_reduce", shape=CollectiveShape(message_bytes=2**24))
     (mine,) = KernelCosts(scenario, load_profile(out)).estimates([op])
     assert (mine.seconds, mine.source, mine.algorithm) == (pytest.approx(60e-6), "measured", "multimem")

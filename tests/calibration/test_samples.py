@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
-from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.errors import ProfileError
 from tests.conftest import REPO
 
@@ -80,7 +80,7 @@ def test_several_first_writers_leave_one_header_and_all_samples(tmp_path: Path) 
     path = tmp_path / "s.jsonl"
     code = f"""
 from pathlib import Path
-from calibration.fit.samples import Sample, SampleStore
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 input()
 store = SampleStore(Path({str(path)!r}), {HERE!r})
 for m in range(1, 6):

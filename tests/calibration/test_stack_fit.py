@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.stack_fit.fit import fit_stack
+from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
+from ladder_sim_calibration.stack_fit.unseen import conformal
 
-from calibration.__main__ import main
-from calibration.stack_fit.fit import fit_stack
-from calibration.stack_fit.problem import PRIORS, Problem
-from calibration.stack_fit.unseen import conformal
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import IDENTIFIED, CalibrationProfile, FittedFigure, StackFit
@@ -21,8 +21,7 @@ from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.validation.compare import unseen, validate
-from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
-from ladder_sim.validation.splits import PROTOCOLS, split
+from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from tests.conftest import REPO
 from tests.support.commands import run
 
@@ -147,7 +146,7 @@ def test_errors_that_runs_share_cost_less_than_their_own(base: CalibrationProfil
 def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base: CalibrationProfile) -> None:
     """The figures shipped are where the fit to exactly these rows stops: any other row would move them."""
     stack_fit = fitted(load_profile(SHIPPED[protocol]))
-    rows = split(read_dataset().measurements, PROTOCOLS[protocol]).fit
+    rows = tuple(filter(PROTOCOLS[protocol].fits, read_dataset().measurements))
     assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-70b", protocol, len(rows))
     scenarios = [row.configuration.scenario() for row in rows]
     assert {stack_fit.allreduce} == {each.stack.allreduce for each in scenarios}
@@ -168,7 +167,7 @@ def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base
 @pytest.mark.parametrize("level", ["protocol-a", "protocol-b"])
 def test_unseen_rows_are_those_that_the_protocol_keeps_back(level: str) -> None:
     data = read_dataset()
-    kept = split(data.measurements, PROTOCOLS[level[-1].upper()]).test
+    kept = tuple(row for row in data.measurements if not PROTOCOLS[level[-1].upper()].fits(row))
     assert tuple(one.measurement for one in unseen(validate(data, level)[level])) == kept  # type: ignore[arg-type]
 
 
@@ -220,18 +219,18 @@ def test_what_a_scenario_states_otherwise_stays() -> None:
     profile = load_profile(SHIPPED["B"])
     # the second is what the catalog states as well
     for given, value in (("9us", 9e-6), ("2.5us", 2.5e-6)):
-        own = Scenario.of(model="70b", overrides={"stack.collective_launch": given})
+        own = Scenario(model="70b", overrides={"stack.collective_launch": given})
         assert Hardware.of(own, profile).figure("stack.collective_launch_s") == value
-    skewed = Scenario.of(model="70b", overrides={"cluster.rank_skew": "0.02"})
+    skewed = Scenario(model="70b", overrides={"cluster.rank_skew": "0.02"})
     assert Hardware.of(skewed, profile).rank_skew == 0.02
-    hardware = Hardware.of(Scenario.of(model="70b"), profile)
+    hardware = Hardware.of(Scenario(model="70b"), profile)
     assert hardware.figure("stack.collective_launch_s") == fitted(profile).figures["stack.collective_launch_s"].value
-    other = Scenario.of(model="70b", stack="vllm")
+    other = Scenario(model="70b", stack="vllm")
     assert Hardware.of(other, profile).figure("stack.gemv_factor") == 1.0
 
 
 def test_another_gpu_takes_over_its_stacks_figures_and_says_so() -> None:
-    scenario = Scenario.of(model="8b", cluster="a100-sxm-hdr", tp=4)
+    scenario = Scenario(model="8b", cluster="a100-sxm-hdr", tp=4)
     profile = resolve_profile(scenario, None)
     assert profile is not None
     assert profile.gemm is load_profile("a100-sxm").gemm
@@ -239,7 +238,7 @@ def test_another_gpu_takes_over_its_stacks_figures_and_says_so() -> None:
     warnings = predict(scenario, ["ladder"])["ladder"].confidence.warnings
     assert any("stack 'gpt-fast' was fitted to runs on h100-sxm" in warning for warning in warnings)
     # an interval is no narrower than where the fit was made
-    here = predict(Scenario.of(model="8b", tp=4), ["ladder"])["ladder"]
+    here = predict(Scenario(model="8b", tp=4), ["ladder"])["ladder"]
     there = predict(scenario, ["ladder"])["ladder"]
     assert there.tokens_per_s.log_width > here.tokens_per_s.log_width
 
@@ -252,7 +251,7 @@ def test_intervals_widen_beyond_the_runs() -> None:
     wide = dataclasses.replace(
         scale, other_scale=dataclasses.replace(scale.other_scale, speedup=10 * scale.other_scale.speedup)
     )
-    scenario = Scenario.of(model="70b", tp=8)
+    scenario = Scenario(model="70b", tp=8)
     narrow = predict(scenario, ["ladder"], profile=profile)["ladder"].speedup
     wider = predict(scenario, ["ladder"], profile=dataclasses.replace(profile, stack_fit=wide))["ladder"].speedup
     assert wider.value == narrow.value
@@ -267,7 +266,7 @@ def test_an_unknown_figure_widens_the_intervals_that_depend_on_it() -> None:
     full = fitted(profile)
     values = np.array([figure.value for figure in full.figures.values()])
     half = dataclasses.replace(full, draws=np.sqrt(full.draws * values))
-    scenario = Scenario.of(model="70b", tp=8, p2p=False)
+    scenario = Scenario(model="70b", tp=8, p2p=False)
     wide, narrow = (
         predict(scenario, ["ladder"], profile=dataclasses.replace(profile, stack_fit=one))["ladder"].tokens_per_s
         for one in (full, half)
@@ -319,16 +318,6 @@ def test_what_cannot_be_fitted_is_refused_at_once(
     assert says in printed.err
 
 
-def test_the_old_name_says_where_it_went() -> None:
-    old = [sys.executable, "-m", "calibration", "transfer", "--runs", "mine.csv", "-x"]
-    done = subprocess.run(old, capture_output=True, text=True, check=False, cwd=REPO)
-    passed_on = run("calibrate", "transfer", "--runs", "mine.csv")
-    assert done.returncode == passed_on.code == 2
-    assert "`calibrate transfer` is now `calibrate fit-stack`" in done.stderr
-    assert "transfer" not in run("calibrate", "--help").out
-    assert "transfer" not in subprocess.run([*old[:3], "--help"], capture_output=True, text=True, check=False).stdout
-
-
 def calibrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "calibration", "fit-stack", *arguments]
+    command = [sys.executable, "-m", "ladder_sim_calibration", "fit-stack", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.step_log import read_step_log
+from ladder_sim_calibration.steps_fit import fit_steps, steps_toml
 
-from calibration.__main__ import main
-from calibration.step_log import read_step_log
-from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Lengths, MeasuredSteps, Outcome, Traffic
 from ladder_sim.serve.replicas.pools import Pool

@@ -33,8 +33,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_knows_every_dependency() -> None:
     assert names(PROJECT["dependencies"]) == list(doctor.BASE)
-    # no command needs vLLM, which needs this package as a plug-in, nor what builds the site
-    others = ("test", "docs", "vllm")
+    # no command needs what builds the site
+    others = ("test", "docs")
     extras = {name: names(given) for name, given in PROJECT["optional-dependencies"].items() if name not in others}
     assert extras == {name: list(extra.packages) for name, extra in doctor.EXTRAS.items()}
 
@@ -97,34 +97,43 @@ HERE = Path.cwd().as_uri()
 
 
 @pytest.mark.parametrize(
-    ("origin", "command"),
+    ("origin", "command", "plug_in"),
     [
-        ({"url": HERE, "dir_info": {"editable": True}}, "pip install -e '.[explorer]'"),
-        ({"url": HERE, "dir_info": {}}, "pip install '.[explorer]'"),
-        ({"url": "file://{there}/my%20copy", "dir_info": {}}, "pip install '{there}/my copy[explorer]'"),
+        ({"url": HERE, "dir_info": {"editable": True}}, "pip install -e '.[explorer]'", "pip install -e ./plugins/p"),
+        ({"url": HERE, "dir_info": {}}, "pip install '.[explorer]'", "pip install ./plugins/p"),
+        (
+            {"url": "file://{there}/my%20copy", "dir_info": {}},
+            "pip install '{there}/my copy[explorer]'",
+            "pip install '{there}/my copy/plugins/p'",
+        ),
         (
             {"url": "https://example.org/l.git", "vcs_info": {"vcs": "git", "commit_id": "1a2b"}},
             "pip install 'ladder-sim[explorer] @ git+https://example.org/l.git@1a2b'",
+            "pip install 'p @ git+https://example.org/l.git@1a2b#subdirectory=plugins/p'",
         ),
         (
             {"url": "file://{there}/ladder_sim-1-py3-none-any.whl", "archive_info": {}},
             "pip install 'ladder-sim[explorer] @ file://{there}/ladder_sim-1-py3-none-any.whl'",
+            "pip install ./plugins/p",
         ),
         # the machine on which this copy was built
-        ({"url": "file:///elsewhere/copy", "dir_info": {}}, "pip install '.[explorer]'"),
-        ({}, "pip install '.[explorer]'"),
+        ({"url": "file:///elsewhere/copy", "dir_info": {}}, "pip install '.[explorer]'", "pip install ./plugins/p"),
+        ({}, "pip install '.[explorer]'", "pip install ./plugins/p"),
     ],
 )
-def test_an_extra_is_installed_from_where_this_copy_came(
-    origin: dict[str, object], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_extra_and_a_plug_in_are_installed_from_where_this_copy_came(
+    origin: dict[str, object], command: str, plug_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my copy").mkdir()
     (tmp_path / "ladder_sim-1-py3-none-any.whl").touch()
-    origin_text, command = (text.replace("{there}", str(tmp_path)) for text in (json.dumps(origin), command))
+    origin_text, command, plug_in = (
+        text.replace("{there}", str(tmp_path)) for text in (json.dumps(origin), command, plug_in)
+    )
     copy = SimpleNamespace(read_text=lambda _: origin_text if origin else None)
     monkeypatch.setattr("importlib.metadata.distributions", lambda **_: [copy])
     monkeypatch.setattr("shutil.which", lambda _: str(Path(sys.executable).with_name("pip")))
     assert install_command("explorer") == command
+    assert install_command(plug_in="p") == plug_in
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert install_command("explorer").endswith(f"{Path(sys.executable).name} -m {command}")
 

@@ -12,8 +12,7 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ladder_sim.cli.gone import GONE
-from ladder_sim.cli.main import app
+from ladder_sim.cli.main import GONE, app
 from ladder_sim.costs.profile_file import SCHEMA
 from ladder_sim.errors import UsageError, install_command
 from ladder_sim.prediction import predict
@@ -555,11 +554,28 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
 
 @pytest.mark.parametrize(("old", "way_out"), GONE.items())
 def test_what_has_gone_says_what_replaced_it(old: str, way_out: str) -> None:
-    refused(("predict", old, "x") if old.startswith("--") else (old, "x", "--json"), 2, f"{old}", "any more", way_out)
+    refused((*old.split(), "x", "--json"), 2, old, "any more", way_out)
 
 
-def test_a_flag_that_a_command_never_had_is_unknown_as_ever() -> None:
-    assert "unknown option '--seed'" in refused(("trace", "info", "x.json", "--seed", "1"), 2)
+@pytest.mark.parametrize(
+    ("command", "flag", "way_out"),
+    [
+        ("predict", "--ignore-memory", "write --set ignore_memory=true"),
+        ("predict", "--plot", "write --set plot=FILE"),
+        ("predict", "--save", "redirect the output"),
+        ("serve", "--prefill-tp", "write --set prefill_tp=VALUE"),
+        ("trace export", "--seed", "write --set seed=VALUE"),
+        ("versus", "--kv-dtype", "write --set kv_dtype=VALUE"),
+        ("compare", "--sp", "write --set sp=VALUE"),
+    ],
+)
+def test_a_flag_that_a_command_has_lost_says_what_replaced_it(command: str, flag: str, way_out: str) -> None:
+    refused((*command.split(), flag, "x"), 2, f"{flag} is no flag", "any more", way_out)
+
+
+@pytest.mark.parametrize("line", ["trace info x.json --seed 1", "predict --router x", "sweep --speculate 3:0.7"])
+def test_a_flag_that_a_command_never_had_is_unknown_as_ever(line: str) -> None:
+    assert f"unknown option '{line.split()[-2]}'" in refused(tuple(line.split()), 2)
 
 
 @pytest.mark.parametrize(
@@ -624,4 +640,4 @@ def test_a_way_out_is_one() -> None:
     assert run("sweep", "--set", "inter.bandwidth=50:800:x2Gb/s", "--model", "8b", "--nodes", "2").code == 0
     with pytest.raises(UsageError, match=r"scenario is '70b': must be a Scenario") as caught:
         predict("70b")  # type: ignore[call-overload]
-    assert "give Scenario.of" in caught.value.hint
+    assert "give a Scenario" in caught.value.hint

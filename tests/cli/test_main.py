@@ -11,8 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from ladder_sim_calibration.__main__ import main as calibration_main
 
-from calibration.__main__ import main as calibration_main
 from ladder_sim import __version__
 from ladder_sim.cli.knobs import knobs_of
 from ladder_sim.cli.main import main
@@ -376,8 +376,7 @@ def test_calibrate_show() -> None:
     ("arguments", "code", "parts"),
     [
         (("show", "h100-smx"), 2, ("'h100-smx'", "did you mean 'h100-sxm'?")),
-        (("import", "aiconfigurator", "--system", "h100"), 2, ("unknown system 'h100'", "h100_sxm")),
-        (("import", "aiconfigurator", "--system", "h100_sxm", "--source", "."), 2, ("systems/data", "hint: ")),
+        (("import", "nccl-tests", "none.log", "--cluster", "h100-sxm"), 2, ("none.log: no such file", "hint: ")),
     ],
 )
 def test_calibrate_errors(arguments: tuple[str, ...], code: int, parts: tuple[str, ...]) -> None:
@@ -392,20 +391,6 @@ def test_calibrate_errors(arguments: tuple[str, ...], code: int, parts: tuple[st
 def test_calibrate_passes_debug_on() -> None:
     """Regression: --debug was taken out of the arguments and not passed on to the calibration."""
     assert "Traceback" in process("calibrate", "show", "h100-smx", "--debug").err
-
-
-def test_calibrate_import_without_the_package(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if "aiconfigurator" in name else find(name, *rest)
-    )
-    assert calibration_main(["import", "aiconfigurator", "--system", "h100_sxm"]) == 4
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "pip install aiconfigurator-core==0.12.0" in printed.err
-    assert "not installed" in printed.err
 
 
 @pytest.mark.parametrize("command", [["run", "--model=8b", "--samples"], ["evidence", "--out"]])

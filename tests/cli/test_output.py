@@ -123,10 +123,17 @@ def test_ladder_lies_between_standard_and_the_upper_bound(default: Any) -> None:
 
 
 def test_json_is_alone_on_stdout_and_quiet_on_stderr() -> None:
-    ran = run(*SMALL, "--json", "--explain")
+    ran = run(*SMALL, "--json")
     assert ran.out.startswith("{\n")
     assert ran.out.endswith("}\n")
     assert ran.err == ""
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv"])
+def test_tables_of_ops_are_text(form: str) -> None:
+    ran = run(*SMALL, form, "--explain")
+    assert ran.code == 2
+    assert "--explain adds tables of text" in ran.err
 
 
 def test_variants_keep_their_parameters_and_order() -> None:

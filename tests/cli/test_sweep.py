@@ -220,13 +220,13 @@ def test_the_ends_of_a_search_are_called_what_they_are() -> None:
 def test_a_gain_in_percent_is_no_share() -> None:
     """Guards against 0.2 as 0.2 % on the command line and as 20 % in Python."""
     with pytest.raises(UsageError, match=r"gain 10: must be above -100% and at most 500%") as caught:
-        breakeven({"model": "8b"}, "batch", gain=10)
+        breakeven(None, "batch", gain=10, model="8b")
     assert "10% is --gain 10% or 0.1" in caught.value.hint
     share, percentage = (
         json.loads(run("breakeven", "batch=1:8", "--model", "8b", "--gain", text, "--json").out)["target"]
         for text in ("0.2", "20%")
     )
-    assert share == percentage == breakeven({"model": "8b"}, "batch", "1:8", gain=0.2).target == pytest.approx(1.2)
+    assert share == percentage == breakeven(None, "batch", "1:8", gain=0.2, model="8b").target == pytest.approx(1.2)
     # what was a percentage without its sign
     refused = run("breakeven", "batch=1:8", "--model", "8b", "--gain", "20")
     assert refused.code == 2

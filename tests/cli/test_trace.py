@@ -107,9 +107,7 @@ def test_a_change_of_nothing_changes_nothing(tmp_path: Path) -> None:
     for step in json.loads(shown("replay", path, "--json", "--drop-gaps"))["steps"]:
         assert step["change"] < -0.1
     assert "recorded and replayed" in shown("predict", path)
-    kept, dropped = (
-        json.loads(shown("predict", path, flag, "--json"))["variants"] for flag in ("--keep-gaps", "--drop-gaps")
-    )
+    kept, dropped = (json.loads(shown("predict", path, "--json", *flag))["variants"] for flag in ((), ("--drop-gaps",)))
     assert dropped["standard"]["seconds"] < 0.9 * kept["standard"]["seconds"]
     assert dropped["ladder"]["speedup"] > kept["ladder"]["speedup"]
 

@@ -8,7 +8,7 @@ import pytest
 from ladder_sim import Prediction, Scenario, predict
 from ladder_sim.closed_loop.checks import checks_of, serving_checks
 from ladder_sim.confidence.runs import Compared, parts_alike
-from ladder_sim.confidence.unchecked import UNCHECKED
+from ladder_sim.confidence.widths import UNCHECKED
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving import compare_servings, summary
@@ -17,7 +17,7 @@ from tests.conftest import SHIPPED
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
+    return Scenario(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
 
 
 def served(**given: Any) -> Prediction:
@@ -122,7 +122,7 @@ def test_nine_tenths_of_a_sample_lie_inside() -> None:
         sample = SHIPPED / name
         tpot, _ = summary(compare_servings(read_servings(sample.read_bytes(), sample.name)))
         assert tpot is not None
-        assert 0.85 <= tpot.inside_90 <= 1.0
+        assert 0.85 <= tpot.inside <= 1.0
         assert tpot.half_width < half_width
 
 
@@ -171,5 +171,5 @@ def test_the_footer_says_which_experts_no_serving_had() -> None:
 
 
 def test_static_batches_of_models_with_experts_were_never_compared() -> None:
-    static = predict(Scenario.of(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), "standard")
+    static = predict(Scenario(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), "standard")
     assert not static.confidence.validated["layers"]

@@ -25,7 +25,7 @@ ARRIVALS = st.sampled_from(["steady", "lockstep"])
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "8b", "tp": 2, "stack": "vllm", "concurrency": 32, **given})
+    return Scenario(**{"model": "8b", "tp": 2, "stack": "vllm", "concurrency": 32, **given})
 
 
 @pytest.mark.parametrize("stack", SERVING)
@@ -160,7 +160,9 @@ def test_what_needs_a_static_batch_says_so() -> None:
 
 
 def test_a_sweep_over_requests_in_flight_is_that_many_predictions() -> None:
-    table = sweep({"model": "8b", "tp": 2, "stack": "sglang", "concurrency": [1, 8, 64], "gen": [1, 128]}, ["ladder"])
+    table = sweep(
+        None, {"model": "8b", "tp": 2, "stack": "sglang", "concurrency": [1, 8, 64], "gen": [1, 128]}, ["ladder"]
+    )
     assert set(table["batching"]) == {"continuous"}
     for row in range(len(table)):
         point = scenario(stack="sglang", concurrency=int(table["concurrency"][row]), gen=int(table["gen"][row]))

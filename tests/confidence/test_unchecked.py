@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ladder_sim.confidence import unchecked as unchecked_module
+from ladder_sim.confidence import widths
 from ladder_sim.confidence.runs import Compared, parts_alike
-from ladder_sim.confidence.unchecked import UNCHECKED, Unchecked
+from ladder_sim.confidence.widths import UNCHECKED, Unchecked
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.display.labels import validated_lines
@@ -28,7 +28,7 @@ RUNS = "runs of gpt-fast on H100 SXM5 80GB: llama-3.1-70b in fp16, TP 2-8, batch
 
 
 def answer(**fields: Any) -> dict[str, Prediction]:
-    return predict(Scenario.of(**fields), ignore_memory=True)
+    return predict(Scenario(**fields), ignore_memory=True)
 
 
 def unchecked(**fields: Any) -> set[str]:
@@ -93,7 +93,7 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
 )
 def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: set[str]) -> None:
     profile = fields.get("profile")
-    scenario = Scenario.of(**{name: value for name, value in fields.items() if name != "profile"})
+    scenario = Scenario(**{name: value for name, value in fields.items() if name != "profile"})
     confidence = predict(scenario, profile=profile, ignore_memory=True)["standard"].confidence
     assert {part for part, checked in confidence.validated.items() if not checked} == parts
     runs, *lines = validated_lines(confidence)
@@ -112,7 +112,7 @@ def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: 
 def test_a_wiring_that_no_run_had_widens_its_own_interval() -> None:
     """Regression: it had the interval of one that runs had."""
     answers = answer()
-    wider = predict(Scenario.of(), ["standard", "ladder", "ladder:2", "hybrid-ladder:16"])
+    wider = predict(Scenario(), ["standard", "ladder", "ladder:2", "hybrid-ladder:16"])
     confidence = wider.confidence
     assert {part for part, checked in confidence.validated.items() if not checked} == {"wiring"}
     assert confidence.unchecked_wirings == ["ladder:2"]
@@ -136,7 +136,7 @@ def test_a_fit_that_does_not_say_its_sizes_holds_none() -> None:
     profile = load_profile("h100-sxm-gpt-fast")
     assert profile.stack_fit is not None
     silent = dataclasses.replace(profile.stack_fit, sizes={})
-    parts = parts_alike(Scenario.of(), profile, Compared(profile.cluster, silent))
+    parts = parts_alike(Scenario(), profile, Compared(profile.cluster, silent))
     assert {part for part, alike in parts.items() if not alike} == set(UNCHECKED) - FIVE - {
         "experts",
         "layers",
@@ -209,7 +209,7 @@ def test_a_model_of_no_known_family_is_not_checked() -> None:
 def test_intervals_widen_around_the_same_prediction(fields: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     wider = answer(**fields)
     shown = {name: (each.tokens_per_s, each.speedup) for name, each in wider.items()}
-    monkeypatch.setattr(unchecked_module, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
+    monkeypatch.setattr(widths, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
     for name, each in answer(**fields).items():
         rate, gain = shown[name]
         assert (rate.value, gain.value) == (each.tokens_per_s.value, each.speedup.value)
@@ -220,10 +220,10 @@ def test_intervals_widen_around_the_same_prediction(fields: Mapping[str, Any], m
 
 def test_widths_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stack whose kernels may err by a tenth and whose collectives by a half."""
-    monkeypatch.setattr(unchecked_module, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
+    monkeypatch.setattr(widths, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
     known = answer(stack="vllm")
     before = {name: (each.tokens_per_s.log_width, each.speedup.log_width) for name, each in known.items()}
-    monkeypatch.setitem(unchecked_module.UNCHECKED, "stack", Unchecked(kernels=0.1, collectives=0.5))
+    monkeypatch.setitem(widths.UNCHECKED, "stack", Unchecked(kernels=0.1, collectives=0.5))
     predictions = answer(stack="vllm")
     base = predictions["standard"]
     waits = base.breakdown.exposed_comm_s / base.request_s

@@ -288,7 +288,7 @@ def test_an_all_to_all_across_nodes_is_bound_by_every_gpus_own_port() -> None:
 def test_a_slow_network_is_felt_at_every_size() -> None:
     """405B on two nodes took 38.3767 ms a token at 10 MB/s and at 400 GB/s alike."""
     slow, fast = (
-        predict(Scenario.of(model="405b", nodes=2, overrides={"inter.bandwidth": rate}))["standard"]
+        predict(Scenario(model="405b", nodes=2, overrides={"inter.bandwidth": rate}))["standard"]
         for rate in ("10 MB/s", "400 GB/s")
     )
     # two all-reduces a layer, each rank's share of 32 KiB once each way through its port

@@ -26,13 +26,13 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, ElementwiseShape, GemmShape, Shape
 from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
+from tests.support.graphs import build
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 
 DEFAULTS = OverlapParameters()
@@ -210,7 +210,7 @@ NOTHING_HELD: Mapping[str, float] = {
 def test_without_channels_there_is_no_contention(nodes: int) -> None:
     """Neither SMs nor memory taken: kernels and messages run as if alone, and ladder is faster for it."""
     for batch in (1, 4, 16):
-        scenario = Scenario.of(model="405b", dtype="fp8", nodes=nodes, tp=8 * nodes, batch=batch)
+        scenario = Scenario(model="405b", dtype="fp8", nodes=nodes, tp=8 * nodes, batch=batch)
         free, shared = (
             predict(scenario, ["ladder"], profile=profile)["ladder"]
             for profile in (with_overlap(**NOTHING_HELD), load_profile("h100-sxm"))
@@ -300,7 +300,7 @@ def test_unknown_parameters_are_refused(name: str) -> None:
 
 def test_a_profile_with_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(ProfileError, match="'channels' is unknown"):
-        predict(Scenario.of(model="8b"), ["standard"], profile=with_overlap(channels=3.0))
+        predict(Scenario(model="8b"), ["standard"], profile=with_overlap(channels=3.0))
 
 
 def with_overlap(**overlap: float) -> CalibrationProfile:
@@ -314,7 +314,7 @@ def priced(scenario: Scenario, phase: Phase, **overlap: float) -> dict[str, tupl
 
 
 def test_a_profiles_overlap_section_reaches_the_demands() -> None:
-    scenario = Scenario.of(model="70b", batch=64)
+    scenario = Scenario(model="70b", batch=64)
     before = priced(scenario, "decode")
     after = priced(scenario, "decode", max_channels=3.0, memory_spare=0.125, ring_traffic=8.0, collective_slowdown=0.5)
     for name, (op, estimate) in before.items():
@@ -333,7 +333,7 @@ def test_a_profiles_overlap_section_reaches_the_demands() -> None:
 def test_a_network_collective_waits_for_busy_memory_too() -> None:
     """Across nodes the network card reads and writes device memory, where the flags of LL lie."""
     for nodes in (1, 2):
-        scenario = Scenario.of(model="405b", nodes=nodes, gpus_per_node=16 // nodes, tp=16)
+        scenario = Scenario(model="405b", nodes=nodes, gpus_per_node=16 // nodes, tp=16)
         ops = priced(scenario, "decode")
         assert {use.demand.slowdown for op, use in ops.values() if op.stream == "comm"} == {
             DEFAULTS.collective_slowdown
@@ -341,7 +341,7 @@ def test_a_network_collective_waits_for_busy_memory_too() -> None:
 
 
 def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:
-    scenario = Scenario.of(model="70b", batch=64)
+    scenario = Scenario(model="70b", batch=64)
     few, many = (
         predict(scenario, ["standard", "ladder"], profile=with_overlap(max_channels=channels))
         for channels in (1.0, 60.0)
@@ -365,7 +365,7 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
     ):
         if plan and batch < 8:
             continue
-        scenario = Scenario.of(model=model, stack=stack, batch=batch, **plan)  # type: ignore[arg-type]
+        scenario = Scenario(model=model, stack=stack, batch=batch, **plan)  # type: ignore[arg-type]
         costs = KernelCosts(scenario, None if profile == "none" else load_profile(profile))
         ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
         for op, estimate in zip(ops, costs.estimates(ops), strict=True):
@@ -382,7 +382,7 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
 def test_a_combine_takes_sms_from_the_block_that_it_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of DeepEP as many as it says, whatever the message."""
     plan = {"tp": 1, "attention_dp": 8, "ep": 8, "batch": 512, "overrides": {"stack.dispatch": "deepep-ht"}}
-    scenario = Scenario.of(model="deepseek-v2-lite", stack="sglang", **plan)  # type: ignore[arg-type]
+    scenario = Scenario(model="deepseek-v2-lite", stack="sglang", **plan)  # type: ignore[arg-type]
     slowed_s = []
     for sms in (1.0, 20.0, 60.0):
         monkeypatch.setattr(contention, "DEEPEP_SMS", sms)

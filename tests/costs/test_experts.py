@@ -41,7 +41,7 @@ def sized(dtype: DType, **sizes: Any) -> MoeShape:
 
 
 def estimate(shape: Shape, **scenario: Any) -> Estimate:
-    given = Scenario.of(**{"model": "70b", "stack": "vllm", **scenario})
+    given = Scenario(**{"model": "70b", "stack": "vllm", **scenario})
     profile = load_profile(f"{given.cluster.profile}{'-' if given.stack.engine else ''}{given.stack.engine}")
     (only,) = KernelCosts(given, profile).estimates([Op(name="experts", kind="gemm", shape=shape)])
     return only
@@ -76,7 +76,7 @@ def test_a_layer_like_a_measured_one_takes_its_ratio() -> None:
 def test_a_layer_that_a_tuner_missed_is_near_its_roofline() -> None:
     """Guards against 53 ms a token for Llama 4 Scout in fp8, where reading all weights takes 16."""
     for stack in ("vllm", "sglang", "trtllm"):
-        scenario = Scenario.of(model="llama-4-scout", dtype="fp8", tp=2, stack=stack, batch=16, gen=16)
+        scenario = Scenario(model="llama-4-scout", dtype="fp8", tp=2, stack=stack, batch=16, gen=16)
         prediction = predict(scenario, "standard", ignore_memory=True)
         assert prediction.tpot_s == pytest.approx(0.0165, rel=0.05)
 
@@ -282,7 +282,7 @@ def test_factors_of_a_stack_are_those_of_attention_and_of_gemms() -> None:
         (token, "attention_factor"),
         (prompt, "prompt_factor"),
     ):
-        scenario = Scenario.of(model="deepseek-v3", tp=8, stack="trtllm")
+        scenario = Scenario(model="deepseek-v3", tp=8, stack="trtllm")
         hardware = Hardware.of(scenario)
         doubled = dataclasses.replace(hardware, stack=dataclasses.replace(hardware.stack, **{factor: 2.0}))
         usual, twice = (

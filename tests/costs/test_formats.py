@@ -20,8 +20,7 @@ from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import schedule_pass
-from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
-from ladder_sim.simulate.prices import price
+from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import FORMATS
 from tests.support.scenarios import with_overheads
@@ -62,7 +61,7 @@ def mixed(scenario: Scenario, **sizes: Any) -> tuple[dict[str, tuple[Op, Estimat
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_precision_has_its_table_or_that_of_bf16(dtype: str, b200: CalibrationProfile) -> None:
-    scenario = Scenario.of(model="70b", cluster="b200-sxm", stack="vllm", dtype=dtype)
+    scenario = Scenario(model="70b", cluster="b200-sxm", stack="vllm", dtype=dtype)
     for profile in (b200, None):
         ops = decode(scenario, profile)
         tables = profile.gemm if profile else {}
@@ -83,12 +82,10 @@ def test_each_precision_has_its_table_or_that_of_bf16(dtype: str, b200: Calibrat
 
 def test_narrow_weights_are_streamed_in_less_time() -> None:
     """A memory-bound layer takes its weights' bytes, scales included."""
-    scenario = Scenario.of(model="70b", cluster="b200-sxm", stack="vllm")
+    scenario = Scenario(model="70b", cluster="b200-sxm", stack="vllm")
     seconds = {}
     for dtype in DTYPES:
-        op, estimate = decode(Scenario.of(model="70b", cluster="b200-sxm", stack="vllm", dtype=dtype), None, 1)[
-            "mlp.up"
-        ]
+        op, estimate = decode(Scenario(model="70b", cluster="b200-sxm", stack="vllm", dtype=dtype), None, 1)["mlp.up"]
         floor_s = scenario.cluster.gpu.kernel_s
         assert isinstance(op.shape, GemmShape)
         assert op.shape.moved_bytes == pytest.approx(op.shape.n * op.shape.k * FORMATS[dtype].weight_bytes, rel=0.01)  # type: ignore[index]
@@ -111,7 +108,7 @@ def test_inputs_that_are_quantised_at_run_time_take_a_kernel_each(stack: str) ->
     profile = load_profile("h100-sxm")
     given: dict[str, Any] = {"model": "70b", "stack": stack}
     for (rows, columns), measured_us in QUANTIZED[stack].items():
-        static, dynamic = (decode(Scenario.of(**given, dtype=dtype), profile, rows) for dtype in ("fp8", "fp8-dynamic"))
+        static, dynamic = (decode(Scenario(**given, dtype=dtype), profile, rows) for dtype in ("fp8", "fp8-dynamic"))
         kernels = dynamic.keys() - static.keys()
         assert kernels == {f"{block}_quantize" for block in ("attn.qkv", "attn.o", "mlp.up", "mlp.down")}
         for name in static:
@@ -138,7 +135,7 @@ def test_a_gpu_without_them_is_warned_about() -> None:
         ("b200-sxm", "nvfp4", False),
         ("a100-sxm-hdr", "w4a16", False),
     ):
-        warnings = " ".join(scenario_warnings(Scenario.of(model="8b", cluster=cluster, dtype=dtype)))
+        warnings = " ".join(scenario_warnings(Scenario(model="8b", cluster=cluster, dtype=dtype)))
         assert ("tensor cores" in warnings) is warned, (cluster, dtype)
 
 
@@ -146,7 +143,7 @@ def test_a_gpu_without_them_is_warned_about() -> None:
 def test_an_fp8_cache_halves_what_attention_reads(profile: str) -> None:
     long = {"model": "70b", "stack": "vllm", "batch": 16, "prompt": 32_000, "gen": 16}
     wide, narrow = (
-        predict(Scenario.of(**long, kv_dtype=kv), "standard", profile=profile, ignore_memory=True)  # type: ignore[arg-type]
+        predict(Scenario(**long, kv_dtype=kv), "standard", profile=profile, ignore_memory=True)  # type: ignore[arg-type]
         for kv in ("bf16", "fp8")
     )
     assert wide.memory.kv_cache_bytes == 2 * narrow.memory.kv_cache_bytes
@@ -156,7 +153,7 @@ def test_an_fp8_cache_halves_what_attention_reads(profile: str) -> None:
 
 def test_a_mixed_step_is_its_parts() -> None:
     """Every op sees both kinds of tokens; attention is one op for each."""
-    scenario = Scenario.of(**SERVING)
+    scenario = Scenario(**SERVING)
     profile = load_profile("h100-sxm")
     ops, step = mixed(scenario)
     decoded = Sizes.of(scenario.stack, "decode", 1280, batch=64, prompt=1024, gen=512)
@@ -175,7 +172,7 @@ def test_a_mixed_step_is_its_parts() -> None:
 
 
 def test_a_chunk_takes_its_share_of_the_prompt() -> None:
-    scenario = Scenario.of(**SERVING)
+    scenario = Scenario(**SERVING)
 
     def attention(**sizes: Any) -> float:
         return float(mixed(scenario, **sizes)[0]["attn.prompt_attention"][1].seconds)
@@ -186,7 +183,7 @@ def test_a_chunk_takes_its_share_of_the_prompt() -> None:
 
 
 def test_steps_of_many_sizes_are_as_one_by_one() -> None:
-    scenario = Scenario.of(**SERVING)
+    scenario = Scenario(**SERVING)
     many = {
         "batch": np.array([1.0, 16.0, 200.5]),
         "prompts": np.array([1.0, 1.5, 3.0]),
@@ -201,7 +198,7 @@ def test_steps_of_many_sizes_are_as_one_by_one() -> None:
 def test_wirings_have_mixed_steps() -> None:
     """Ladder hides all-reduces there as well; without them a step is shortest."""
     seconds = {
-        variant: float(mixed(dataclasses.replace(Scenario.of(**SERVING), variant=variant))[1].seconds)
+        variant: float(mixed(dataclasses.replace(Scenario(**SERVING), variant=variant))[1].seconds)
         for variant in ("standard", "ladder", "upper-bound")
     }
     assert seconds["upper-bound"] < seconds["ladder"] < seconds["standard"]
@@ -211,17 +208,17 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     """In proportion to the time in which prompts run; decode and small GEMMs are left as they are."""
 
     def gemm(duty: float, **sizes: Any) -> float:
-        return float(mixed(Scenario.of(**SERVING), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
+        return float(mixed(Scenario(**SERVING), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
 
     cold, half, hot = gemm(0.0), gemm(0.5), gemm(1.0)
     assert cold < half < hot
     assert half == pytest.approx((cold + hot) / 2)
-    gpu = Scenario.of(**SERVING).cluster.gpu
-    shape = mixed(Scenario.of(**SERVING))[0]["mlp.up"][0].shape
+    gpu = Scenario(**SERVING).cluster.gpu
+    shape = mixed(Scenario(**SERVING))[0]["mlp.up"][0].shape
     assert hot == pytest.approx(shape.flops / (SUSTAINED_SHARE * gpu.bf16_flops))
     assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
     # a stack that was fitted to runs does not need it
-    fitted = Scenario.of(model="70b")
+    fitted = Scenario(model="70b")
     one, other = (
         predict(fitted, "standard", profile=with_overheads(fitted, sustained_share=share)).ttft_s
         for share in (1.0, SUSTAINED_SHARE)
@@ -254,7 +251,7 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     ],
 )
 def test_what_no_table_holds_is_said(fields: dict[str, Any], warning: str) -> None:
-    warnings = " ".join(predict(Scenario.of(**{"model": "8b", **fields}), "standard").confidence.warnings)
+    warnings = " ".join(predict(Scenario(**{"model": "8b", **fields}), "standard").confidence.warnings)
     if warning:
         assert warning in warnings
     else:
@@ -267,7 +264,7 @@ def test_a_prefill_has_the_duty_of_its_own_time(variant: str) -> None:
     """GEMMs are slowed for the share of the pass in which tensor cores multiply: less with longer all-reduces."""
     shares = []
     for allreduce in ("multimem", "nccl"):
-        scenario = Scenario.of(model="70b", stack="vllm", prompt=4096, gen=1, allreduce=allreduce, variant=variant)
+        scenario = Scenario(model="70b", stack="vllm", prompt=4096, gen=1, allreduce=allreduce, variant=variant)
         costs = KernelCosts(scenario, load_profile("h100-sxm"))
         step = simulate(scenario, "prefill", 4096, costs)
         multiplied_s = sum(

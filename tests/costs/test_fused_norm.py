@@ -22,7 +22,7 @@ TOKEN_BYTES = 16384
 
 
 def estimates(kind: OpKind, sizes: list[float], **fields: object) -> list[Estimate]:
-    scenario = Scenario.of(**{"stack": "vllm", **fields})
+    scenario = Scenario(**{"stack": "vllm", **fields})
     shapes = [
         ElementwiseShape(moved_bytes=4 * size) if kind == "norm" else CollectiveShape(message_bytes=size)
         for size in sizes
@@ -104,9 +104,9 @@ def test_a_token_is_faster_by_what_the_two_kernels_take_longer(stack: str) -> No
     spec = catalog.stack(stack)
     own = dataclasses.replace(spec.own_allreduce, fused_norm_rules=())
     apart = {**fields, "stack": dataclasses.replace(spec, own_allreduce=own)}
-    fused, separate = predict(Scenario.of(**fields)), predict(Scenario.of(**apart))
+    fused, separate = predict(Scenario(**fields)), predict(Scenario(**apart))
     size = [16.0 * TOKEN_BYTES]
-    scenario = Scenario.of(**fields)
+    scenario = Scenario(**fields)
     slowed = 1 + scenario.cluster.rank_skew
     two_s = seconds("all_reduce", size, **fields) + slowed * seconds("norm", size, **fields)
     gain_s = 160 * float((two_s - seconds("all_reduce_norm", size, **fields))[0])

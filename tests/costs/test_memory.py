@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
 from ladder_sim.costs.memory import MemoryUse, kv_bytes, kv_requests, kv_tokens, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
-from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
 from ladder_sim.serve import Lengths, Traffic, serve
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
+from tests.support.graphs import build
 
 GB = 1e9
 
@@ -27,12 +27,12 @@ def test_every_published_70b_row_fits(stack: str) -> None:
     """All of them ran on 80 GB GPUs."""
     configurations = {row.configuration for row in read_dataset().measurements}
     for tp, batch in sorted({(configuration.tp, configuration.batch) for configuration in configurations}):
-        used = memory_use(Scenario.of(model="70b", tp=tp, batch=batch, dtype="fp16", stack=stack))
+        used = memory_use(Scenario(model="70b", tp=tp, batch=batch, dtype="fp16", stack=stack))
         assert used.fits, (tp, batch, used)
 
 
 def test_70b_does_not_fit_one_gpu() -> None:
-    scenario = Scenario.of(model="70b", tp=1)
+    scenario = Scenario(model="70b", tp=1)
     with pytest.raises(MemoryFitError, match=r"needs 14\d GB") as caught:
         predict(scenario, profile="none")
     assert caught.value.exit_code == 3
@@ -42,25 +42,25 @@ def test_70b_does_not_fit_one_gpu() -> None:
 
 
 def test_ignoring_memory_predicts_all_the_same() -> None:
-    predictions = predict(Scenario.of(model="70b", tp=1), ["standard", "ladder"], profile="none", ignore_memory=True)
+    predictions = predict(Scenario(model="70b", tp=1), ["standard", "ladder"], profile="none", ignore_memory=True)
     assert not predictions["ladder"].memory.fits
     assert predictions["ladder"].request_s > 0
 
 
 def test_405b_needs_two_nodes() -> None:
-    one_node = Scenario.of(model="405b", nodes=1)
+    one_node = Scenario(model="405b", nodes=1)
     assert not memory_use(one_node).fits
     with pytest.raises(MemoryFitError) as caught:
         predict(one_node, profile="none")
     # the same GPUs first
     assert caught.value.hint.startswith("on these GPUs --dtype fp8 fits; on more GPUs --nodes 2 --tp 16 fits;")
-    assert memory_use(Scenario.of(model="405b", nodes=2)).fits
+    assert memory_use(Scenario(model="405b", nodes=2)).fits
     # eight bits a weight
     assert memory_use(dataclasses.replace(one_node, workload=dataclasses.replace(one_node.workload, dtype="fp8"))).fits
 
 
 def test_nothing_fits() -> None:
-    scenario = Scenario.of(model="405b", nodes=2, batch=1, prompt=1_000_000)
+    scenario = Scenario(model="405b", nodes=2, batch=1, prompt=1_000_000)
     assert smallest_fitting_tp(scenario) is None
     with pytest.raises(MemoryFitError, match="per GPU") as caught:
         predict(scenario, profile="none")
@@ -100,12 +100,12 @@ def test_nothing_fits() -> None:
     ],
 )
 def test_ways_out_fit(arguments: dict[str, Any], ways: list[dict[str, Any]]) -> None:
-    scenario = Scenario.of(**arguments)
+    scenario = Scenario(**arguments)
     assert not memory_use(scenario).fits
     assert same_gpus(scenario) == ways
     wider = more_gpus(scenario)
     for way in [*ways, *([wider] if wider else [])]:
-        assert memory_use(Scenario.of(**{**arguments, **way})).fits, way
+        assert memory_use(Scenario(**{**arguments, **way})).fits, way
     with pytest.raises(MemoryFitError) as caught:
         predict(scenario)
     for way in ways:
@@ -113,15 +113,15 @@ def test_ways_out_fit(arguments: dict[str, Any], ways: list[dict[str, Any]]) -> 
 
 
 def test_the_largest_batch_is_named() -> None:
-    scenario = Scenario.of(batch=512)
+    scenario = Scenario(batch=512)
     largest = same_gpus(scenario)[-1]["batch"]
-    assert memory_use(Scenario.of(batch=largest)).fits
-    assert not memory_use(Scenario.of(batch=largest + 1)).fits
+    assert memory_use(Scenario(batch=largest)).fits
+    assert not memory_use(Scenario(batch=largest + 1)).fits
 
 
 def test_the_message_says_what_the_memory_holds() -> None:
     with pytest.raises(MemoryFitError) as caught:
-        predict(Scenario.of(prompt=100_000))
+        predict(Scenario(prompt=100_000))
     parts = caught.value.message.partition("(")[2].partition(")")[0].split(", ")
     assert parts[0].startswith("activations 3")
     assert {part.rpartition(" ")[0].rpartition(" ")[0] for part in parts} == {
@@ -132,31 +132,31 @@ def test_the_message_says_what_the_memory_holds() -> None:
 
 @pytest.mark.parametrize("model", ["8b", "70b", "405b", "34b"])
 def test_the_smallest_fitting_degree_fits_and_none_below(model: str) -> None:
-    scenario = Scenario.of(model=model, nodes=4)
+    scenario = Scenario(model=model, nodes=4)
     smallest = smallest_fitting_tp(scenario)
     assert smallest is not None
     for tp in scenario.tp_degrees():
-        assert memory_use(dataclasses.replace(scenario, plan=Plan(tp=tp))).fits == (tp >= smallest)
+        assert memory_use(scenario.having(plan=Plan(tp=tp))).fits == (tp >= smallest)
 
 
 @pytest.mark.parametrize("variant", ["standard", "parallel", "ladder", "hybrid-ladder:7", "desync:3", "upper-bound"])
 def test_weights_are_those_of_the_whole_graph(variant: str) -> None:
     for model in catalog.model_names():
         # four ranks divide every catalog model
-        scenario = Scenario.of(model=model, tp=4, stack="vllm", variant=variant)
+        scenario = Scenario(model=model, tp=4, stack="vllm", variant=variant)
         assert weight_bytes(scenario) == sum(op.weight_bytes for op in build(scenario, "decode", 1025).ops()), model
 
 
 def test_kv_cache_by_hand() -> None:
-    used = memory_use(Scenario.of(model="70b", tp=4, batch=64, prompt=1024, gen=512))
+    used = memory_use(Scenario(model="70b", tp=4, batch=64, prompt=1024, gen=512))
     # keys and values, 80 layers, 2 of 8 heads, 128 wide, two bytes
     assert used.kv_cache_bytes == 2 * 80 * 2 * 128 * 64 * 1536 * 2
-    replicated = memory_use(Scenario.of(model="405b", nodes=2))
+    replicated = memory_use(Scenario(model="405b", nodes=2))
     assert replicated.kv_cache_bytes == 2 * 126 * 1 * 128 * 1536 * 2
 
 
 def test_logits_of_every_position_count() -> None:
-    every, last = (memory_use(Scenario.of(model="70b", tp=4, batch=64, stack=name)) for name in ("gpt-fast", "vllm"))
+    every, last = (memory_use(Scenario(model="70b", tp=4, batch=64, stack=name)) for name in ("gpt-fast", "vllm"))
     assert every.activation_bytes >= 64 * 1024 * 128256 * 2
     assert last.activation_bytes < every.activation_bytes / 2
 
@@ -164,15 +164,15 @@ def test_logits_of_every_position_count() -> None:
 @given(st.integers(1, 512), st.integers(1, 16384), st.integers(1, 4096), st.sampled_from(["batch", "prompt", "gen"]))
 def test_more_tokens_need_more_memory(batch: int, prompt: int, gen: int, field: str) -> None:
     sizes = {"batch": batch, "prompt": prompt, "gen": gen}
-    less = memory_use(Scenario.of(model="8b", tp=4, **sizes))
-    more = memory_use(Scenario.of(model="8b", tp=4, **{**sizes, field: 2 * sizes[field]}))
+    less = memory_use(Scenario(model="8b", tp=4, **sizes))
+    more = memory_use(Scenario(model="8b", tp=4, **{**sizes, field: 2 * sizes[field]}))
     assert more.total_bytes > less.total_bytes
     assert more.weights_bytes == less.weights_bytes
 
 
 @pytest.mark.parametrize("stack", catalog.stack_names())
 def test_more_ranks_need_less_memory_each(stack: str) -> None:
-    used = [memory_use(Scenario.of(model="70b", tp=tp, stack=stack)).total_bytes for tp in (1, 2, 4, 8)]
+    used = [memory_use(Scenario(model="70b", tp=tp, stack=stack)).total_bytes for tp in (1, 2, 4, 8)]
     assert used == sorted(used, reverse=True)
     assert used[0] > 141 * GB
 
@@ -191,7 +191,7 @@ def test_more_ranks_need_less_memory_each(stack: str) -> None:
 )
 def test_room_for_the_cache_of_served_requests(stack: str, tokens: float) -> None:
     """Qwen3-32B on one H100, bf16 and fp8. TensorRT-LLM has room for 287,000 tokens there."""
-    scenario = Scenario.of(model="qwen3-32b", tp=1, stack=stack, dtype="fp8" if stack == "trtllm" else "bf16")
+    scenario = Scenario(model="qwen3-32b", tp=1, stack=stack, dtype="fp8" if stack == "trtllm" else "bf16")
     assert kv_requests(scenario, 1, 0) == pytest.approx(tokens, rel=0.02)
     if stack == "trtllm":
         assert kv_requests(scenario, 1, 0) == pytest.approx(287_000, rel=0.01)
@@ -218,7 +218,7 @@ def test_the_kv_cache_is_what_the_engine_leaves_for_it(
     model: str, tp: int, stack: str, overrides: dict[str, str | float], room_bytes: tuple[float, float]
 ) -> None:
     """Regression: 8.5 GB and more, whatever the model, left Llama 70B on two H100s no room for a KV cache."""
-    scenario = Scenario.of(model=model, tp=tp, stack=stack, concurrency=8, overrides=overrides)
+    scenario = Scenario(model=model, tp=tp, stack=stack, concurrency=8, overrides=overrides)
     low, high = room_bytes
     assert low <= kv_tokens(scenario, 1) * kv_bytes(scenario, 1) <= high
     assert memory_use(scenario).fits == (high > 0.0)
@@ -231,7 +231,7 @@ def test_a_measured_kv_cache_of_vllm(gen: int, measured: float) -> None:
 
     TTFT as a share of the latency says how many of the requests wait for the KV cache, however fast the steps are.
     """
-    scenario = Scenario.of(model="qwen3-32b", tp=2, stack="vllm@0.12")
+    scenario = Scenario(model="qwen3-32b", tp=2, stack="vllm@0.12")
     lengths = {"prompt": Lengths.parse("4096"), "gen": Lengths.parse(str(gen))}
     outcome = serve(scenario, Traffic(rate=1e6, requests=768, **lengths), ["standard"], concurrency=128)["standard"]
     # without those that come to an empty server, and those that leave it
@@ -243,7 +243,7 @@ def test_a_measured_kv_cache_of_vllm(gen: int, measured: float) -> None:
 def test_a_share_without_room_for_activations_does_not_fit() -> None:
     """SGLang takes a static share as it is given; what runs out of memory then is the first large prompt."""
     load = {"concurrency": 4096, "prompt": 4096, "overrides": {"mem-fraction-static": "0.999"}}
-    scenario = Scenario.of(model="8b", tp=1, stack="sglang", **load)
+    scenario = Scenario(model="8b", tp=1, stack="sglang", **load)
     assert float(kv_requests(scenario, 4096, 512)) > 1.0
     assert not memory_use(scenario).fits
 
@@ -251,7 +251,7 @@ def test_a_share_without_room_for_activations_does_not_fit() -> None:
 @pytest.mark.parametrize("stack", [name for name in catalog.stack_names() if catalog.stack(name).serves])
 def test_room_grows_with_what_is_free(stack: str) -> None:
     def room(model: str = "8b", prompt: int = 1024, gen: int = 512, **fields: Any) -> float:
-        return float(kv_requests(Scenario.of(model=model, stack=stack, **fields), prompt, gen))
+        return float(kv_requests(Scenario(model=model, stack=stack, **fields), prompt, gen))
 
     few = room(tp=1)
     assert room(tp=1, prompt=2048) < few < room(tp=2)
@@ -260,14 +260,14 @@ def test_room_grows_with_what_is_free(stack: str) -> None:
     assert room(tp=1, gen=1024) < few
     assert room("70b", tp=1) == 0.0
     prompts = np.array([128, 1024])
-    rooms = kv_requests(Scenario.of(model="8b", stack=stack, tp=1), prompts, np.array([512, 512]))
+    rooms = kv_requests(Scenario(model="8b", stack=stack, tp=1), prompts, np.array([512, 512]))
     assert np.asarray(rooms).tolist() == [room(tp=1, prompt=128), few]
 
 
 @pytest.mark.parametrize("stack", [name for name in catalog.stack_names() if catalog.stack(name).serves])
 def test_served_requests_fit_while_one_has_room(stack: str) -> None:
     def used(concurrency: int, **fields: Any) -> MemoryUse:
-        return memory_use(Scenario.of(stack=stack, concurrency=concurrency, **{"model": "8b", "tp": 1, **fields}))
+        return memory_use(Scenario(stack=stack, concurrency=concurrency, **{"model": "8b", "tp": 1, **fields}))
 
     few, many, too_many = used(1), used(8), used(100_000)
     assert few.kv_cache_bytes * 8 == pytest.approx(many.kv_cache_bytes)
@@ -284,11 +284,11 @@ def test_tied_embeddings_are_on_the_first_and_the_last_stage() -> None:
     assert model.tied_embeddings
     table = model.vocab * model.hidden * 2
     layers = 2 * model.parameters - table
-    whole, halves = (weight_bytes(Scenario.of(model=model, tp=1, pp=pp, stack="vllm")) for pp in (1, 2))
+    whole, halves = (weight_bytes(Scenario(model=model, tp=1, pp=pp, stack="vllm")) for pp in (1, 2))
     assert whole == layers + table
     # and the last norm
     assert halves == pytest.approx(layers / 2 + table, rel=1e-5)
-    graph = build(Scenario.of(model=model, tp=1, pp=2, stack="vllm"), "decode", 1025)
+    graph = build(Scenario(model=model, tp=1, pp=2, stack="vllm"), "decode", 1025)
     assert sum(op.weight_bytes for op in graph.ops()) == layers + 2 * table
 
 
@@ -305,7 +305,7 @@ def test_tied_embeddings_are_on_the_first_and_the_last_stage() -> None:
 )
 def test_weights_and_cache_of_a_rank_under_each_plan(plan: dict[str, int], expert_parts: int) -> None:
     """DeepSeek-V3: TP shares heads, MLPs and vocabulary; latent projections and their cache are on every rank."""
-    scenario = Scenario.of(model="deepseek-v3", dtype="bf16", kv_dtype="bf16", stack="vllm", batch=64, **plan)  # type: ignore[arg-type]
+    scenario = Scenario(model="deepseek-v3", dtype="bf16", kv_dtype="bf16", stack="vllm", batch=64, **plan)  # type: ignore[arg-type]
     tp, hidden, heads = plan["tp"], 7168, 128
     latent = hidden * (1536 + 512 + 64) + 1536 + 512
     of_heads = heads * (1536 * 192 + 512 * 256 + 128 * hidden)

@@ -11,12 +11,13 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs import moe_file, profile_file
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.moe_file import read_moe, write_moe
+from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, save_profile
 from ladder_sim.costs.roofline import Experts
 from ladder_sim.errors import ProfileError
 from tests.support.schemas import check
+from tools.profiles.moe import write_moe
 
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 REFERENCE = load_profile("h100-sxm").reference
@@ -85,7 +86,7 @@ def test_dense_predictions_do_not_read_them(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(moe_file, "read_moe", refuse)
     profile_file._load.cache_clear()
-    predict(Scenario.of(model="70b", stack="vllm"))
+    predict(Scenario(model="70b", stack="vllm"))
     with pytest.raises(AssertionError, match="read"):
         _ = load_profile("h100-sxm-vllm").moe
     profile_file._load.cache_clear()

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.importers.grids import lowered
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.profile import CalibrationProfile
@@ -24,6 +23,7 @@ from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_pr
 from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
 from tests.support.strategies import damaged
+from tools.profiles.grids import lowered
 
 SHIPPED = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
 ENGINES = ("sglang", "trtllm", "vllm")

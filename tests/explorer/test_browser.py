@@ -53,7 +53,7 @@ def seen(context: BrowserContext, address: str, pictures: Path) -> Iterator[Watc
 
 def test_a_laptop_sees_the_numbers_of_the_command_line(seen: Watched) -> None:
     page = seen.open("?model=405b&nodes=2")
-    for name, prediction in predict(Scenario.of(model="405b", nodes=2)).items():
+    for name, prediction in predict(Scenario(model="405b", nodes=2)).items():
         shown = page.inner_text(f".card[data-variant='{name}']")
         assert f"{prediction.tokens_per_s.value:.4g}" in shown
         assert name == "standard" or f"{prediction.speedup.value:.2f}x" in shown
@@ -379,7 +379,7 @@ def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> Non
     # a value of the grid is exact: twice the batch is the next one
     page.focus("#batch")
     page.keyboard.press("ArrowRight")
-    twice = predict(Scenario.of(model="405b", nodes=2, batch=2))["ladder"]
+    twice = predict(Scenario(model="405b", nodes=2, batch=2))["ladder"]
     seen.until(f"{GAIN} === '{twice.speedup.value:.2f}x'")
     # midway between two values of the grid an interpolated time errs the most
     page.focus("#axis-1")
@@ -387,7 +387,7 @@ def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> Non
         page.keyboard.press("ArrowRight")
     latency_s = 40e-6 * (REACH * REACH) ** (25 * 0.02 / (LATENCY_VALUES - 1))
     seen.until_text("#sliders .slider:nth-child(3) output", format_seconds(latency_s).rstrip("us "))
-    between = Scenario.of(model="405b", nodes=2, batch=2, overrides={"inter.allreduce_floor_s": latency_s})
+    between = Scenario(model="405b", nodes=2, batch=2, overrides={"inter.allreduce_floor_s": latency_s})
     expected = predict(between, ["ladder"])["ladder"].speedup.value
     seen.until(f"Math.abs(parseFloat({GAIN}) / {expected} - 1) < 0.015")
     seen.screenshot("standalone")

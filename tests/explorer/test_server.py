@@ -234,7 +234,7 @@ def test_the_page_names_its_controls_and_no_flags(page: Page) -> None:
 
 def test_parts_of_the_memory_have_the_names_of_the_command_line(page: Page) -> None:
     bar = texts(page.views("model=405b&nodes=2")["memory"])
-    held = predict(Scenario.of(model="405b", nodes=2))["standard"].memory.parts
+    held = predict(Scenario(model="405b", nodes=2))["standard"].memory.parts
     assert "stack 1.50 GB" in held
     assert [part for part in held.split(", ") if part not in re.sub(r"\s+", " ", bar)] == []
 
@@ -298,7 +298,7 @@ def test_the_front_is_of_requests_in_flight_where_the_scenario_is(page: Page) ->
     query = "model=8b&tp=2&concurrency=16&max_ttft=9s"
     rows = list(csv.DictReader(page.client.get(f"/download/pareto.csv?{query}").text.splitlines()))
     assert {row["concurrency"] for row in rows} == {str(2**power) for power in range(9)}
-    alone = predict(Scenario.of(model="8b", tp=2, concurrency=16), "ladder")
+    alone = predict(Scenario(model="8b", tp=2, concurrency=16), "ladder")
     same = [row for row in rows if (row["variant"], row["tp"], row["concurrency"]) == ("ladder", "2", "16")]
     assert [float(row["tokens_per_s"]) for row in same] == pytest.approx([alone.rate])
     notes = texts(page.views(query)["serving"])
@@ -310,7 +310,7 @@ def test_every_figure_that_a_page_can_show_has_a_name_in_words() -> None:
     """Guards against keys like ``overlap.block`` on the page."""
     figures = {
         item.figure
-        for scenario in (Scenario.of(model="405b", nodes=2), Scenario.of(model="8b", stack="vllm"))
+        for scenario in (Scenario(model="405b", nodes=2), Scenario(model="8b", stack="vllm"))
         for item in sensitivity(scenario, ["ladder"])
     }
     names = figures | set(AXIS_FIELDS) | set(ARGUMENTS) | {slider.field for slider in SLIDERS}

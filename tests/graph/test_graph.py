@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape
 from ladder_sim.graph.variants import parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
+from tests.support.graphs import StepGraph, build
 from tests.support.scenarios import VARIANTS, shallow
 from tests.support.strategies import EMBEDDING, equation
 
@@ -29,7 +29,7 @@ Content = tuple[int, str]
 
 
 def graph_of(variant: str, *, phase: Phase = "decode", kv_len: int = 1025, **scenario: object) -> StepGraph:
-    return build(Scenario.of(**{"model": shallow(5), "tp": 4, "variant": variant, **scenario}), phase, kv_len)
+    return build(Scenario(**{"model": shallow(5), "tp": 4, "variant": variant, **scenario}), phase, kv_len)
 
 
 def weight_bytes(graph: StepGraph) -> float:
@@ -168,7 +168,7 @@ def test_weights_with_biases_and_ties(variant: str, phase: Phase, fields: dict[s
 def test_shards_add_up(tp: int, stack: str, variant: str) -> None:
     """All ranks' weights: the model, plus what every rank replicates, plus KV heads that several ranks hold."""
     spec = shallow(5)
-    scenario = Scenario.of(model=spec, stack=stack, tp=tp, nodes=4, variant=variant)
+    scenario = Scenario(model=spec, stack=stack, tp=tp, nodes=4, variant=variant)
     # attention and MLP of a parallel block share one
     missing = len(parse(variant).layers(spec.layers)) if "parallel" in variant else 0
     replicated = (2 * spec.layers - missing + 1) * spec.hidden
@@ -552,9 +552,9 @@ def test_names_give_layer_and_stream() -> None:
 
 def test_query_and_key_norms_are_kernels_of_their_own() -> None:
     """Qwen3 normalises each head of its shard before the rotation; Llama does not."""
-    graph = build(Scenario.of(model="qwen3-32b", tp=4), "decode", 100)
+    graph = build(Scenario(model="qwen3-32b", tp=4), "decode", 100)
     norms = [op for op in graph.ops() if op.name.endswith(("q_norm", "k_norm"))]
     assert len(norms) == 2 * 64
     # 64 query and 8 key heads of 128 on 4 ranks, read and written in 16 bits
     assert {op.shape.moved_bytes for op in norms} == {2 * 16 * 128 * 2, 2 * 2 * 128 * 2}
-    assert not any(op.name.endswith("q_norm") for op in build(Scenario.of(model="70b"), "decode", 100).ops())
+    assert not any(op.name.endswith("q_norm") for op in build(Scenario(model="70b"), "decode", 100).ops())

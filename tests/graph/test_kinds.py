@@ -9,19 +9,19 @@ import pytest
 
 from ladder_sim.costs.memory import memory_use, weight_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MoeShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import Dispatch
+from tests.support.graphs import StepGraph, build
 
 GIB = 2**30
 SPARSE = [name for name in catalog.model_names() if catalog.model(name).experts]
 
 
 def graph_of(phase: str = "decode", **arguments: object) -> StepGraph:
-    return build(Scenario.of(**{"stack": "vllm", "tp": 1, **arguments}), phase, 1025)  # type: ignore[arg-type]
+    return build(Scenario(**{"stack": "vllm", "tp": 1, **arguments}), phase, 1025)  # type: ignore[arg-type]
 
 
 def collectives(graph: StepGraph) -> list[Op]:
@@ -46,10 +46,10 @@ def test_a_step_reads_the_cache_that_is_held(name: str) -> None:
     one = {"model": model, "tp": 1, "dtype": "bf16", "kv_dtype": "bf16", "stack": "vllm", "batch": 3, "gen": 1}
     # within every window
     every = 2 * sum(attention.kv_elements for attention in kinds)
-    assert memory_use(Scenario.of(**one, prompt=99)).kv_cache_bytes == 3 * 100 * every
-    held = [memory_use(Scenario.of(**one, prompt=length + more)).kv_cache_bytes for more in (0, 1)]
+    assert memory_use(Scenario(**one, prompt=99)).kv_cache_bytes == 3 * 100 * every
+    held = [memory_use(Scenario(**one, prompt=length + more)).kv_cache_bytes for more in (0, 1)]
     assert held[1] - held[0] == 3 * token
-    graphs = [build(Scenario.of(**one), "decode", length + more) for more in (0, 1)]
+    graphs = [build(Scenario(**one), "decode", length + more) for more in (0, 1)]
     read = [sum(op.shape.moved_bytes for op in graph.ops() if op.kind == "attention") for graph in graphs]
     assert read[1] - read[0] == 3 * token
 
@@ -57,26 +57,26 @@ def test_a_step_reads_the_cache_that_is_held(name: str) -> None:
 def test_published_sizes_of_checkpoints() -> None:
     """Gpt-oss: table 1 of its model card (arXiv 2508.10925); DeepSeek-V3: 671 GB in fp8 without its further layer."""
     for name, gib in (("gpt-oss-120b", 60.8), ("gpt-oss-20b", 12.8)):
-        assert weight_bytes(Scenario.of(model=name, tp=1)) / GIB == pytest.approx(gib, rel=0.01)
-    assert weight_bytes(Scenario.of(model="deepseek-v3", tp=1)) == pytest.approx(671e9, rel=0.01)
+        assert weight_bytes(Scenario(model=name, tp=1)) / GIB == pytest.approx(gib, rel=0.01)
+    assert weight_bytes(Scenario(model="deepseek-v3", tp=1)) == pytest.approx(671e9, rel=0.01)
 
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_ranks_hold_the_model_between_them(name: str) -> None:
     """Some of it several times: norms, the router, the latent projections, the embedding."""
     model = catalog.model(name)
-    whole = weight_bytes(Scenario.of(model=name, tp=1, dtype="bf16", stack="gpt-fast"))
+    whole = weight_bytes(Scenario(model=name, tp=1, dtype="bf16", stack="gpt-fast"))
     for plan in ({"tp": 8}, {"tp": 8, "ep": 8}, {"tp": 2, "attention_dp": 4, "ep": 8, "batch": 4}, {"tp": 8, "ep": 2}):
-        scenario = Scenario.of(model=name, dtype="bf16", stack="gpt-fast", **plan)  # type: ignore[arg-type]
+        scenario = Scenario(model=name, dtype="bf16", stack="gpt-fast", **plan)  # type: ignore[arg-type]
         assert whole <= 8 * weight_bytes(scenario) < 1.35 * whole + 8 * 4 * model.vocab * model.hidden, plan
     # the same bytes, whole experts or a share of each
-    by_width, by_expert = (Scenario.of(model=name, tp=8, ep=ep, dtype="bf16") for ep in (1, 8))
+    by_width, by_expert = (Scenario(model=name, tp=8, ep=ep, dtype="bf16") for ep in (1, 8))
     biases = 7 / 8 * model.mlp_bias * 2 * model.hidden * model.experts * model.layers
     assert weight_bytes(by_width) == pytest.approx(weight_bytes(by_expert) + biases, rel=1e-12)
 
 
 def test_the_latent_cache_is_on_every_rank() -> None:
-    sizes = [memory_use(Scenario.of(model="deepseek-v3", tp=tp, kv_dtype="bf16")).kv_cache_bytes for tp in (1, 8)]
+    sizes = [memory_use(Scenario(model="deepseek-v3", tp=tp, kv_dtype="bf16")).kv_cache_bytes for tp in (1, 8)]
     assert sizes[0] == sizes[1] == 61 * 576 * 2 * 1536
 
 
@@ -84,8 +84,8 @@ def test_a_window_bounds_the_cache() -> None:
     """Half of gpt-oss' layers keep 128 tokens; a static cache keeps all."""
     arguments = {"model": "gpt-oss-20b", "tp": 1, "prompt": 1000, "gen": 24, "kv_dtype": "bf16"}
     token = 2 * 8 * 64 * 2
-    assert memory_use(Scenario.of(**arguments, stack="vllm")).kv_cache_bytes == 12 * token * (1024 + 128)  # type: ignore[arg-type]
-    assert memory_use(Scenario.of(**arguments)).kv_cache_bytes == 24 * token * 1024  # type: ignore[arg-type]
+    assert memory_use(Scenario(**arguments, stack="vllm")).kv_cache_bytes == 12 * token * (1024 + 128)  # type: ignore[arg-type]
+    assert memory_use(Scenario(**arguments)).kv_cache_bytes == 24 * token * 1024  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("q_len", "kv_len", "window"), [(1, 500, 128), (1, 50, 128), (300, 300, 128), (40, 200, 128)])
@@ -201,12 +201,12 @@ def test_stages_send_the_residual_and_what_is_not_joined(variant: str) -> None:
 
 
 def test_a_stage_holds_its_layers() -> None:
-    whole = weight_bytes(Scenario.of(model="70b", tp=8))
-    stages = weight_bytes(Scenario.of(model="70b", nodes=2, tp=8, pp=2))
+    whole = weight_bytes(Scenario(model="70b", tp=8))
+    stages = weight_bytes(Scenario(model="70b", nodes=2, tp=8, pp=2))
     ends = 2 * 128_256 * 8192
     # the embedding is in the first, the LM head in the last
     assert stages == pytest.approx((whole - 2 * ends) / 2 + ends, rel=1e-6)
-    cache = [memory_use(Scenario.of(model="70b", nodes=2, tp=8, pp=pp)).kv_cache_bytes for pp in (1, 2)]
+    cache = [memory_use(Scenario(model="70b", nodes=2, tp=8, pp=pp)).kv_cache_bytes for pp in (1, 2)]
     assert cache[1] == cache[0] / 2
 
 

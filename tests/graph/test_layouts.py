@@ -16,7 +16,7 @@ DENSE: dict[str, Any] = {"model": "70b", "stack": "vllm", "tp": 8}
 
 
 def layout_of(variant: str, phase: Phase = "decode", **given: Any) -> Layout:
-    kernels = kernels_of(PassInputs.of(Scenario.of(**given)).of_one_token(), phase)
+    kernels = kernels_of(PassInputs.of(Scenario(**given)).of_one_token(), phase)
     return kernels.layout(variant, keep=3)
 
 
@@ -40,7 +40,7 @@ def test_what_changes_the_ops_has_a_layout_of_its_own() -> None:
 def test_layers_of_two_kinds_share_the_kernels_that_they_have_in_common() -> None:
     """Gemma's layers differ in their window, DeepSeek's in their feed-forward."""
     for model, attentions in (("gemma-3-27b", 2), ("deepseek-v3", 1)):
-        kernels = PassKernels(PassInputs.of(Scenario.of(model=model, stack="vllm", tp=8)).of_one_token(), "decode")
+        kernels = PassKernels(PassInputs.of(Scenario(model=model, stack="vllm", tp=8)).of_one_token(), "decode")
         layout = kernels.layout("standard", keep=3)
         numbers = {kernels.number(role) for role in layout.roles}
         kinds = [kernels.distinct[number].kind for number in numbers]

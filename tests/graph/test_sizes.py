@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
@@ -19,6 +18,7 @@ from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
 from ladder_sim.specs import catalog
+from tests.support.graphs import build
 from tests.support.scenarios import VARIANTS
 
 RTOL = 1e-12
@@ -33,7 +33,7 @@ RTOL = 1e-12
 def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase, variant: str, stack: str) -> None:
     """Sweeps depend on it: a graph of any size has the ops of one token's, and their shapes follow from them."""
     model, tp, dtype = case
-    scenario = Scenario.of(model=model, tp=tp, dtype=dtype, stack=stack, variant=variant, batch=3, prompt=50, gen=20)
+    scenario = Scenario(model=model, tp=tp, dtype=dtype, stack=stack, variant=variant, batch=3, prompt=50, gen=20)
     kv_len = 50 if phase == "prefill" else 61
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=3, prompt=50, gen=20)
     if phase == "mixed":
@@ -61,7 +61,7 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
 )
 def test_many_sizes_are_as_one_by_one(given: dict[str, object]) -> None:
     """Every kind of size in one call: one row and many, one token and many, few contexts and many."""
-    scenario = Scenario.of(**given)  # type: ignore[arg-type]
+    scenario = Scenario(**given)  # type: ignore[arg-type]
     random = np.random.default_rng(1)
     figures = {
         "batch": np.array([1, 1, 2, 8, 9, 64, 100, 128, 1, 16]),
@@ -74,8 +74,7 @@ def test_many_sizes_are_as_one_by_one(given: dict[str, object]) -> None:
     for row in range(10):
         workload = {key: int(figures[key][row]) for key in ("batch", "prompt", "gen")}
         intra = dataclasses.replace(scenario.cluster.intra, bandwidth_Bps=float(figures["intra.bandwidth_Bps"][row]))
-        alone = dataclasses.replace(
-            scenario,
+        alone = scenario.having(
             workload=dataclasses.replace(scenario.workload, **workload),
             cluster=dataclasses.replace(scenario.cluster, intra=intra),
         )
@@ -89,7 +88,7 @@ def test_many_sizes_are_as_one_by_one(given: dict[str, object]) -> None:
 def test_sizes_of_several_lengths_are_refused() -> None:
     with pytest.raises(UsageError, match="several lengths: 2, 3"):
         simulate_requests(
-            Scenario.of(), {"batch": [1, 2], "intra.allreduce_floor_s": [1e-6, 2e-6, 3e-6]}, ["ladder"], None
+            Scenario(), {"batch": [1, 2], "intra.allreduce_floor_s": [1e-6, 2e-6, 3e-6]}, ["ladder"], None
         )
 
 

@@ -8,7 +8,6 @@ import pytest
 from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
@@ -17,6 +16,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.techniques import CONFLICTS, TECHNIQUES, Techniques
+from tests.support.graphs import StepGraph, build
 from tests.support.scenarios import VARIANTS as KNOWN
 
 TECHNIQUE_SETS = (
@@ -38,7 +38,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 def graph_of(variant: str, technique: str, *, phase: Phase = "decode", **fields: Any) -> StepGraph:
-    scenario = Scenario.of(**{"model": "8b", "stack": "vllm", **fields}, variant=variant, technique=technique)
+    scenario = Scenario(**{"model": "8b", "stack": "vllm", **fields}, variant=variant, technique=technique)
     return build(scenario, phase, scenario.workload.prompt if phase == "prefill" else 64)
 
 
@@ -49,7 +49,7 @@ def test_short_cuts_and_engines_agree(variant: str, technique: str) -> None:
     if any(name in variant for name in APART) and ("sequence" in technique or "gemm" in technique):
         return
     for stack in ("vllm", "gpt-fast"):
-        scenario = Scenario.of(model="8b", stack=stack, tp=8, prompt=8192, variant=variant, technique=technique)
+        scenario = Scenario(model="8b", stack=stack, tp=8, prompt=8192, variant=variant, technique=technique)
         costs = KernelCosts(scenario, resolve_profile(scenario, None))
         for phase in PHASES:
             few, every = (simulate(scenario, phase, 8192, costs, keep=keep) for keep in (3, 1000))
@@ -95,7 +95,7 @@ def test_parts_take_turns_block_by_block() -> None:
     assert tokens == [512, 688]
     first, second = (graph.op(f"layer1.attn.attention[{turn}]").shape for turn in (1, 2))
     assert (first.q_len, first.kv_len, second.q_len, second.kv_len) == (512, 512, 688, 1200)
-    whole = build(Scenario.of(model="8b", stack="vllm", prompt=1200), "prefill", 1200).op("layer1.attn.attention").shape
+    whole = build(Scenario(model="8b", stack="vllm", prompt=1200), "prefill", 1200).op("layer1.attn.attention").shape
     assert first.flops + second.flops == pytest.approx(whole.flops)
     assert set(graph.predecessors("lm_head")) == {"final.norm[1]", "final.norm[2]"}
 
@@ -119,7 +119,7 @@ def test_small_passes_are_not_split(phase: Phase, fields: dict[str, Any], parts:
 def test_weights_are_read_for_each_part() -> None:
     """Decode waits for memory: over links without delay it is faster whole."""
     fields: dict[str, Any] = {"model": "8b", "tp": 2, "stack": "vllm", "batch": 32, "gen": 8}
-    whole, split = (predict(Scenario.of(**fields, technique=name), "standard") for name in ("none", "token-split"))
+    whole, split = (predict(Scenario(**fields, technique=name), "standard") for name in ("none", "token-split"))
     assert split.tpot_s > 1.2 * whole.tpot_s
 
 
@@ -133,9 +133,9 @@ def test_exact_techniques_do_not_beat_communication_and_norms_for_nothing() -> N
         for technique in TECHNIQUE_SETS:
             if "quantized" in technique or ("fused" in technique and "cluster" in fields):
                 continue
-            scenario = Scenario.of(**{"stack": "vllm", "gen": 4, **fields}, technique=technique)
+            scenario = Scenario(**{"stack": "vllm", "gen": 4, **fields}, technique=technique)
             predictions = predict(scenario, ["standard", "ladder"], ignore_memory=True)
-            free = predict(Scenario.of(**{"stack": "vllm", "gen": 4, **fields}), "upper-bound", ignore_memory=True)
+            free = predict(Scenario(**{"stack": "vllm", "gen": 4, **fields}), "upper-bound", ignore_memory=True)
             norms_s = free.request.breakdown.busy_s["norm"]
             for prediction in predictions.values():
                 assert prediction.request_s > 0.995 * (free.request_s - norms_s), (fields, technique)
@@ -155,21 +155,21 @@ def test_in_ladder_add_and_norm_of_the_older_block_run_with_its_all_reduce() -> 
 def test_a_stack_that_fuses_already_is_not_fused_twice() -> None:
     for stack in ("vllm", "trtllm"):
         fields = {"model": "8b", "stack": stack, "tp": 8, "gen": 4, "batch": 4}
-        own, asked = predict(Scenario.of(**fields)), predict(Scenario.of(**fields, technique="fused-norm"))
+        own, asked = predict(Scenario(**fields)), predict(Scenario(**fields, technique="fused-norm"))
         assert asked["standard"].tpot_s == pytest.approx(own["standard"].tpot_s, rel=1e-12)
 
 
 def test_sequence_parallel_is_the_one_of_the_plan() -> None:
     fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "batch": 8, "gen": 4}
-    technique = predict(Scenario.of(**fields, technique="sequence-parallel"), "ladder")
-    assert technique.request_s == predict(Scenario.of(**fields, sp=True), "ladder").request_s
+    technique = predict(Scenario(**fields, technique="sequence-parallel"), "ladder")
+    assert technique.request_s == predict(Scenario(**fields, sp=True), "ladder").request_s
 
 
 def test_gemms_and_collectives_chunk_by_chunk() -> None:
     """The longer of both, a chunk of the other, and an event for each of them; what ranks sent is added up."""
     fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "prompt": 4096, "gen": 1}
     plain, overlapped = (
-        predict(Scenario.of(**fields, technique=name), "standard").request.prefill.ops
+        predict(Scenario(**fields, technique=name), "standard").request.prefill.ops
         for name in ("sequence-parallel", "gemm-overlap")
     )
     before, after = ({op.op.name: op for op in ops} for ops in (plain, overlapped))
@@ -188,7 +188,7 @@ def test_gemms_and_collectives_chunk_by_chunk() -> None:
         # each chunk reads all weights
         whole, chunked = before[gemm].op, after[gemm].op
         assert chunked.shape == dataclasses.replace(whole.shape, chunks=4, duty=chunked.shape.duty)
-        costs = KernelCosts(Scenario.of(**fields), None)
+        costs = KernelCosts(Scenario(**fields), None)
         quarter = dataclasses.replace(whole, shape=dataclasses.replace(whole.shape, m=whole.shape.m // 4))
         chunked_s, quarter_s = (estimate.seconds for estimate in costs.estimates([chunked, quarter]))
         assert chunked_s == pytest.approx(4 * quarter_s)
@@ -205,10 +205,7 @@ def test_experts_run_as_they_are() -> None:
     """What feeds a router and sorted tokens, and what experts feed, is exchanged whole."""
     fields: dict[str, Any] = {"model": "qwen3-235b-a22b", "stack": "vllm", "tp": 8, "prompt": 8192, "gen": 1}
     plain, overlapped = (
-        {
-            op.op.name: op.seconds
-            for op in predict(Scenario.of(**fields, technique=name), "standard").request.prefill.ops
-        }
+        {op.op.name: op.seconds for op in predict(Scenario(**fields, technique=name), "standard").request.prefill.ops}
         for name in ("sequence-parallel", "gemm-overlap")
     )
     for name in ("layer1.mlp.all_gather", "layer1.mlp.reduce_scatter"):
@@ -228,7 +225,7 @@ def test_a_layer_overlaps_ideally() -> None:
             "gen": 1,
         }
         apart, ideal = (
-            predict(Scenario.of(**fields, technique=name), "standard").request.prefill
+            predict(Scenario(**fields, technique=name), "standard").request.prefill
             for name in ("none", "ideal-overlap")
         )
         comm_s = apart.breakdown.comm_s
@@ -246,10 +243,10 @@ def test_quantised_all_reduces() -> None:
         assert shapes == [CollectiveShape(message_bytes=tokens * 8192.0, kernel=kernel)]
     ttft_s = {}
     for bits in ("int8", "fp8", "int4"):
-        scenario = Scenario.of(**fields, technique=f"quantized-allreduce:{bits}")
+        scenario = Scenario(**fields, technique=f"quantized-allreduce:{bits}")
         assert any("is lossy" in line for line in scenario_warnings(scenario))
         ttft_s[bits] = predict(scenario, "standard").ttft_s
-    assert ttft_s["int4"] < ttft_s["int8"] == ttft_s["fp8"] < predict(Scenario.of(**fields), "standard").ttft_s
+    assert ttft_s["int4"] < ttft_s["int8"] == ttft_s["fp8"] < predict(Scenario(**fields), "standard").ttft_s
 
 
 def test_what_is_quantised_is_not_fused() -> None:
@@ -273,11 +270,11 @@ def test_what_cannot_be_combined() -> None:
             Techniques.of([first, second])
         assert pair <= set(TECHNIQUES)
     with pytest.raises(UsageError, match="no all-reduce is left"):
-        Scenario.of(model="8b", tp=2, sp=True, technique="quantized-allreduce")
+        Scenario(model="8b", tp=2, sp=True, technique="quantized-allreduce")
     with pytest.raises(UsageError, match="in turn"):
-        Scenario.of(model="8b", tp=2, pp=2, technique="token-split")
+        Scenario(model="8b", tp=2, pp=2, technique="token-split")
     with pytest.raises(UsageError, match="of their own node"):
-        Scenario.of(model="8b", nodes=2, technique="quantized-allreduce")
+        Scenario(model="8b", nodes=2, technique="quantized-allreduce")
 
 
 def test_names() -> None:
@@ -301,18 +298,18 @@ def test_what_techniques_are_said_to_need_is_what_passes_are_asked_for() -> None
 
 
 def test_one_gpu_has_nothing_to_fuse() -> None:
-    scenario = Scenario.of(model="8b", tp=1, technique="fused-norm")
+    scenario = Scenario(model="8b", tp=1, technique="fused-norm")
     assert any("changes nothing: one GPU" in line for line in scenario_warnings(scenario))
-    assert predict(scenario, "standard").request_s == predict(Scenario.of(model="8b", tp=1), "standard").request_s
+    assert predict(scenario, "standard").request_s == predict(Scenario(model="8b", tp=1), "standard").request_s
 
 
 def test_sweeps_and_searches_take_them() -> None:
-    points = sweep({"model": "8b", "stack": "vllm", "tp": "1,2", "batch": "1,16", "technique": "none,fused-norm"})
+    points = sweep(None, {"model": "8b", "stack": "vllm", "tp": "1,2", "batch": "1,16", "technique": "none,fused-norm"})
     assert points.feasible.all()
     for tp, technique, batch, ttft_s in zip(
         points["tp"], points["technique"], points["batch"], points["standard.ttft_s"], strict=True
     ):
-        scenario = Scenario.of(model="8b", stack="vllm", tp=int(tp), batch=int(batch), technique=str(technique))
+        scenario = Scenario(model="8b", stack="vllm", tp=int(tp), batch=int(batch), technique=str(technique))
         assert ttft_s == pytest.approx(predict(scenario, "standard").ttft_s, rel=1e-8)
 
 
@@ -325,7 +322,7 @@ def test_sweeps_and_searches_take_them() -> None:
 )
 def test_where_there_is_nothing_to_fuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        predict(Scenario.of(**{"model": "8b", "stack": "vllm", **fields}, technique="fused-norm"))
+        predict(Scenario(**{"model": "8b", "stack": "vllm", **fields}, technique="fused-norm"))
 
 
 def test_fewer_channels_are_quantised_by_their_own_size() -> None:
@@ -333,13 +330,13 @@ def test_fewer_channels_are_quantised_by_their_own_size() -> None:
     fields: dict[str, Any] = {"model": "8b", "cluster": "l40s-pcie", "stack": "vllm", "tp": 4, "gen": 2, "prompt": 1}
     for batch, variant, quantizes in ((256, "partial:50", False), (512, "partial:50", True), (256, "standard", True)):
         plain_s, asked_s = (
-            predict(Scenario.of(**fields, batch=batch, technique=name), variant).tpot_s
+            predict(Scenario(**fields, batch=batch, technique=name), variant).tpot_s
             for name in ("none", "quantized-allreduce")
         )
         assert (asked_s != pytest.approx(plain_s, rel=1e-9)) == quantizes, (batch, variant)
-    batches = sweep({**fields, "batch": "256,512", "technique": "quantized-allreduce"}, ["partial:50"])
+    batches = sweep(None, {**fields, "batch": "256,512", "technique": "quantized-allreduce"}, ["partial:50"])
     for batch, tpot_s in zip(batches["batch"], batches["partial:50.tpot_s"], strict=True):
-        scenario = Scenario.of(**fields, batch=int(batch), technique="quantized-allreduce")
+        scenario = Scenario(**fields, batch=int(batch), technique="quantized-allreduce")
         assert tpot_s == pytest.approx(predict(scenario, "partial:50").tpot_s, rel=1e-8)
 
 
@@ -347,7 +344,7 @@ def test_stages_overlap_ideally() -> None:
     """What one stage sends runs next to the first layer of the next, and nothing exact gains more."""
     fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 2, "pp": 2, "prompt": 4096, "gen": 1}
     prefills = {
-        name: predict(Scenario.of(**fields, technique=name), ["standard", "ladder"])
+        name: predict(Scenario(**fields, technique=name), ["standard", "ladder"])
         for name in ("none", "ideal-overlap", "fused-norm", "sequence-parallel", "gemm-overlap")
     }
     ideal = prefills["ideal-overlap"]["standard"].request.prefill

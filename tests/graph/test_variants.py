@@ -139,9 +139,9 @@ def test_another_count_than_the_configs_list_means_the_last_layers() -> None:
 
 
 def test_ladder_layers_choose_the_variant(tiny_ladder: ModelSpec) -> None:
-    scenario = Scenario.of(model=tiny_ladder, tp=8)
+    scenario = Scenario(model=tiny_ladder, tp=8)
     assert default_variants(scenario) == ("standard", "parallel", "hybrid-ladder:2", "upper-bound")
-    assert default_variants(Scenario.of(model="8b")) == DEFAULT_VARIANTS
+    assert default_variants(Scenario(model="8b")) == DEFAULT_VARIANTS
 
 
 @pytest.fixture

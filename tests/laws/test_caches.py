@@ -110,7 +110,7 @@ def test_kept_times_are_those_that_would_be_made(
             written.replace(here / name)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(here)
-            scenario = Scenario.of(
+            scenario = Scenario(
                 model="config.json", cluster="cluster.toml", stack="stack.toml", nodes=2, tp=16, prompt=1, gen=2
             )
             made_s.append(_grids(scenario, "standard").head_s[0])

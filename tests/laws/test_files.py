@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from ladder_sim_calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 
-from calibration.importers.nccl_tests import Sweep, add_to_profile, fabric_text, read_sweep
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
@@ -197,11 +197,11 @@ def test_sizes_of_an_import(
         path.unlink(missing_ok=True)
         path.write_text(fabric_text(sweep, cluster=cluster, nodes=2, ranks_per_node=8, created="2026-11-26"), "utf-8")
         before, after = (
-            Scenario.of(**shared, nodes=nodes, overrides=overrides) for overrides in ({}, {"inter.fabric": str(path)})
+            Scenario(**shared, nodes=nodes, overrides=overrides) for overrides in ({}, {"inter.fabric": str(path)})
         )
         profile = None
     else:
-        before = after = Scenario.of(**shared, tp=8)
+        before = after = Scenario(**shared, tp=8)
         base = resolve_profile(before, None)
         assert base is not None
         profile = add_to_profile(base, sweep, name="mine", ranks=8, algorithm="nccl", created="2026-11-26")

@@ -31,7 +31,7 @@ LOADED = scenarios(in_flight=True, stacks=("vllm", "sglang", "trtllm"), models=(
 def loaded(scenario: Scenario, **load: Any) -> Scenario:
     """The same with other requests in flight, so many of each group of ranks that share attention."""
     load["concurrency"] *= scenario.plan.groups
-    return replace(scenario, workload=replace(scenario.workload, batch=1, **load))
+    return scenario.having(workload=replace(scenario.workload, batch=1, **load))
 
 
 # falls of TTFT and TPOT as prompts grow: where kernels change, and of short answers, whose clients may fall into step
@@ -92,7 +92,7 @@ def test_longer_prompts_never_make_tokens_faster(scenario: Scenario, in_flight: 
 @cache
 def service(stack: str, cluster: str, tp: int, context: int) -> Service:
     """With times of steps for loads of so many tokens."""
-    scenario = Scenario.of(model="8b", cluster=cluster, tp=tp, stack=stack, concurrency=1)
+    scenario = Scenario(model="8b", cluster=cluster, tp=tp, stack=stack, concurrency=1)
     return Service(scenario=scenario, context=context)
 
 

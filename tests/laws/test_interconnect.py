@@ -55,7 +55,7 @@ def networks(draw: st.DrawFn) -> tuple[Scenario, Network]:
         },
     }
     try:
-        scenario = Scenario.of(model="405b", **how)
+        scenario = Scenario(model="405b", **how)
         profile = resolve_profile(scenario, None) if draw(st.booleans()) else None
         return scenario, Network(scenario, profile, Hardware.of(scenario, profile))
     except LadderSimError:
@@ -112,7 +112,7 @@ def test_no_dispatch_is_faster_than_one_copy_of_each_token(
     """No dispatch or combine is faster than one copy of each token, in 4.5 bits or 16, to one other GPU or node."""
     (kind, kernel), (nodes, ranks) = what, layout
     try:
-        scenario = Scenario.of(
+        scenario = Scenario(
             model=model,
             cluster=cluster,
             stack=stack,
@@ -143,7 +143,7 @@ def changed(scenario: Scenario, figures: dict[str, float]) -> Scenario:
         tier, _, field = name.partition(".")
         cluster = dataclasses.replace(cluster, **{tier: dataclasses.replace(getattr(cluster, tier), **{field: value})})
     settings = {**scenario.settings, **dict.fromkeys(figures, "")}
-    return dataclasses.replace(scenario, cluster=cluster, settings=settings)
+    return scenario.having(cluster=cluster, settings=settings)
 
 
 def steps(scenario: Scenario, *variants: str) -> dict[str, tuple[float, float]]:
@@ -200,7 +200,7 @@ def test_free_links_leave_kernels_that_differ(scenario: Scenario) -> None:
     own = dataclasses.replace(scenario.stack.own_allreduce, symmetric_copies=0)
     stack = dataclasses.replace(scenario.stack, own_allreduce=own, **nothing)
     settings = {f"stack.{name}": "" for name in nothing}
-    scenario = changed(dataclasses.replace(scenario, stack=stack, settings=settings), free)
+    scenario = changed(scenario.having(stack=stack, settings=settings), free)
     standard, *others = answers(scenario, "standard", "parallel", "upper-bound", *OVERLAPPING).values()
     for other in others:
         for (step, _), (first, _) in zip(other.request.passes, standard.request.passes, strict=True):
@@ -214,7 +214,7 @@ def test_a_floor_that_nccl_cannot_reach_is_warned_of(tier: str, floor_s: float, 
     """A floor below what NCCL takes by links without latency is warned of, by its former name too; others are not."""
     with warnings.catch_warnings(record=True) as given_warnings:
         warnings.simplefilter("always")
-        scenario = Scenario.of(model="405b", nodes=2, overrides={f"{tier}.{name}_s": floor_s})
+        scenario = Scenario(model="405b", nodes=2, overrides={f"{tier}.{name}_s": floor_s})
     assert bool(given_warnings) == (name == "latency")
     assert getattr(scenario.cluster, tier).allreduce_floor_s == floor_s
     # NCCL 2.21.5, src/graph/tuning.cc: 6.8 us, and seven hops of 0.6 us up and down the chain of each node

@@ -26,7 +26,7 @@ def servings() -> st.SearchStrategy[Scenario]:
 
 def changed(scenario: Scenario, **figures: Any) -> Scenario:
     """The scenario with other figures of its stack, the same on every GPU."""
-    return dataclasses.replace(scenario, stack=dataclasses.replace(scenario.stack, gpu_limits=(), **figures))
+    return scenario.having(stack=dataclasses.replace(scenario.stack, gpu_limits=(), **figures))
 
 
 def pool_bytes(scenario: Scenario) -> float:

@@ -90,7 +90,7 @@ def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size
     more = replace(sizes, **{size: getattr(sizes, size) * 2 if doubled else getattr(sizes, size) + 1})
     for variant in ("standard", "upper-bound"):
         before, after = (
-            predict(each, variant, ignore_memory=True) for each in (scenario, replace(scenario, workload=more))
+            predict(each, variant, ignore_memory=True) for each in (scenario, scenario.having(workload=more))
         )
         first, longer = before.request, after.request
         for name, short, long in (("ttft_s", first.prefill, longer.prefill), ("tpot_s", first.decode, longer.decode)):
@@ -111,7 +111,7 @@ def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size
 def test_ladder_is_not_faster_than_the_upper_bound(scenario: Scenario, technique: str) -> None:
     """No pass of ladder is faster than the upper bound's, unless ranks split its norms."""
     try:
-        with_technique = replace(scenario, techniques=Techniques.of(technique))
+        with_technique = scenario.having(techniques=Techniques.of(technique))
         predictions = predict(with_technique, ["ladder", "upper-bound"], ignore_memory=True)
     except UsageError:
         assume(False)

@@ -16,8 +16,7 @@ from ladder_sim.serve.engine.defaults import scheduler_spec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
-from ladder_sim.serve.replicas.routers import ROUTERS
-from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.replicas.simulation import ROUTERS, simulate
 from ladder_sim.serve.requests.request import Request
 from tests.support.laws import law
 from tests.support.replicas import LinearTimes
@@ -30,7 +29,7 @@ AT_ONCE = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
 LONGEST = 600
 ENGINES = ("vllm", "vllm@0.12", "sglang", "trtllm")
 # of a request, but its prefix, which may name its parts as it likes
-FIELDS = ("arrival_s", "prompt", "gen", "prefix_tokens", "priority")
+FIELDS = ("arrival_s", "prompt", "gen", "prefix_tokens")
 DRAFTS = (None, None, Speculation(acceptance=(0.8, 0.5), cost=0.02), Speculation(acceptance=(0.7,), cost=0.0))
 
 
@@ -52,22 +51,21 @@ def loads(draw: st.DrawFn) -> list[Request]:
     lengths = st.tuples(st.just(1) | st.integers(1, 500), st.just(1) | st.integers(1, 90))
     prefixes = st.lists(st.integers(0, 2), max_size=4).map(tuple)
     gaps_s = st.sampled_from([0.0, 0.0, 0.003, 0.1, 3.0])
-    drawn = draw(st.lists(st.tuples(gaps_s, lengths, prefixes, st.integers(0, 2)), min_size=1, max_size=25))
+    drawn = draw(st.lists(st.tuples(gaps_s, lengths, prefixes), min_size=1, max_size=25))
     arrivals_s = itertools.accumulate(gap_s for gap_s, *_ in drawn)
     return [
-        Request(arrival_s=at_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48, priority=priority)
-        for at_s, (_, (prompt, gen), prefix, priority) in zip(arrivals_s, drawn, strict=True)
+        Request(arrival_s=at_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48)
+        for at_s, (_, (prompt, gen), prefix) in zip(arrivals_s, drawn, strict=True)
     ]
 
 
 @st.composite
 def servings(draw: st.DrawFn) -> Serving:
     """An engine's scheduler with much or little room, some replicas of it, and maybe others that run prompts."""
-    scenario = Scenario.of(model="8b", tp=1, pp=draw(st.sampled_from([1, 2])), stack=draw(st.sampled_from(ENGINES)))
+    scenario = Scenario(model="8b", tp=1, pp=draw(st.sampled_from([1, 2])), stack=draw(st.sampled_from(ENGINES)))
     changed = {
         "step_tokens": draw(st.sampled_from([16, 100, 1000])),
         "step_requests": draw(st.sampled_from([1, 3, 16])),
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "prefix_cache": draw(st.booleans()),
         "speculation": draw(st.sampled_from(DRAFTS)),
         **AT_ONCE,
@@ -176,12 +174,10 @@ def alike(one: Request, other: Request) -> int:
 
 
 @law(examples=300)
-@given(
-    st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens", "priority"]), ODD), st.booleans()
-)
+@given(st.dictionaries(st.sampled_from(["arrival_s", "prompt", "gen", "prefix_tokens"]), ODD), st.booleans())
 def test_requests_are_refused_or_answered(odd: dict[str, Any], held_back: bool) -> None:
     """A request with any value in any field is refused or answered in finite time."""
-    spec = scheduler_spec(Scenario.of(model="8b", tp=1, stack="vllm"), LONGEST)
+    spec = scheduler_spec(Scenario(model="8b", tp=1, stack="vllm"), LONGEST)
     pool = Pool(times=TIMES, spec=spec)
     try:
         request = Request(**{"arrival_s": 0.0, "prompt": 16, "gen": 4, **odd})

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -55,7 +54,7 @@ def test_every_plan_answers_or_is_refused(
     plan = data.draw(st.sampled_from([plan for plan in served if plan.kind == kind]))
     scenario = at_load(base, plan, load)
     with suppress(LadderSimError):
-        assert predict(replace(scenario, techniques=techniques), wiring, ignore_memory=True).request_s > 0.0
+        assert predict(scenario.having(techniques=techniques), wiring, ignore_memory=True).request_s > 0.0
 
 
 @law(examples=80)
@@ -64,7 +63,7 @@ def test_no_technique_gains_more_than_no_communication(scenario: Scenario, techn
     """What keeps the model gains no more than no communication, and no norms where all-reduces or ranks share them."""
     plain = predict(scenario, "upper-bound", ignore_memory=True)
     try:
-        with_techniques = predict(replace(scenario, techniques=techniques), "standard", ignore_memory=True)
+        with_techniques = predict(scenario.having(techniques=techniques), "standard", ignore_memory=True)
     except LadderSimError:
         assume(False)
         raise
@@ -92,7 +91,7 @@ def test_no_technique_serves_faster_than_no_communication(scenario: Scenario, te
     """
     assume("ideal-overlap" not in techniques)
     try:
-        changed = replace(scenario, techniques=techniques)
+        changed = scenario.having(techniques=techniques)
         ours = predict(changed, "standard", ignore_memory=True)
         # with what a technique does to norms, and without
         free = [predict(each, "upper-bound", ignore_memory=True) for each in (scenario, changed)]

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
 from ladder_sim.traces import perfetto
-from ladder_sim.traces.idle import KERNEL_WAIT_S
+from ladder_sim.traces.graph import KERNEL_WAIT_S
 from ladder_sim.traces.load import load
 from ladder_sim.traces.predicted import predicted_run
 from ladder_sim.traces.replay import MAX_ERROR, replay
@@ -176,7 +175,7 @@ WIRINGS = ("standard", "parallel", "ladder", "hybrid-ladder:3", "upper-bound")
 def test_a_rewired_prediction_is_the_prediction(folder: Path, scenario: Scenario, own: str) -> None:
     """A predicted trace, read back and rewired, gives the time per token and the gain of every wiring's prediction."""
     path = folder / "predicted.json.gz"
-    scenario = replace(scenario, variant=own)
+    scenario = scenario.having(variant=own)
     perfetto.write({own: predicted_run(scenario, "decode", ignore_memory=True)}, path)
     run = load([path])
     predicted, rewired = predict(scenario, WIRINGS, ignore_memory=True), predict_variants(run, WIRINGS)

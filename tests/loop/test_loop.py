@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ladder_sim_calibration.passes.measure import measure
+from ladder_sim_runtime.runs import Runs, Times, bench
 
-from calibration.passes.measure import measure
 from examples import loop
 from ladder_sim import Scenario, predict, sweep, validate
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import BoundError, InfeasibleError, MissingPackageError, ProfileError, UsageError
 from ladder_sim.validation.runs import Compared, RunCheck, compare_requests
-from runtime.runs import Runs, Times, bench
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 CHANGES = {"model.layers": 4, "model.vocab": 512}
-SMALL = Scenario.of(
+SMALL = Scenario(
     model="1b",
     cluster="this-machine",
     tp=2,
@@ -80,7 +80,7 @@ def test_the_profile_holds_what_was_timed_and_no_joint_gemm(
     # a sweep goes on
     save_profile(profile, tmp_path / "mine.json.gz")
     axes = {"model": "1b", "cluster": "this-machine", "tp": [1, 2], "prompt": 16, "gen": 4, **CHANGES}
-    swept = sweep(axes, ["ladder"], profile=str(tmp_path / "mine.json.gz"))
+    swept = sweep(None, axes, ["ladder"], profile=str(tmp_path / "mine.json.gz"))
     assert ["ran no" in reason for reason in swept["infeasible"]] == [True, False]
 
 
@@ -135,7 +135,7 @@ def test_a_machine_without_a_datasheet_needs_a_profile(turns: tuple[Runs, Calibr
     with pytest.raises(UsageError, match="has no datasheet, and profile 'h100-sxm' holds no times of real passes"):
         predict(SMALL, profile="h100-sxm")
     with pytest.raises(ProfileError, match="times of real passes on one machine, not of 'h100-sxm'"):
-        predict(Scenario.of(model="1b", tp=2, prompt=16, gen=4), profile=turns[1])
+        predict(Scenario(model="1b", tp=2, prompt=16, gen=4), profile=turns[1])
 
 
 def test_ranks_need_cores_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from ladder_sim.sweeps.run import sweep
 from tests.support.commands import run
 
 COMMAND = "predict --model 405b --nodes 2"
-SCENARIO = Scenario.of(model="405b", nodes=2)
+SCENARIO = Scenario(model="405b", nodes=2)
 
 
 def test_a_single_name_gives_its_prediction() -> None:
@@ -29,7 +29,7 @@ def test_a_single_name_gives_its_prediction() -> None:
     ladder = predict(SCENARIO, " Ladder ")
     assert isinstance(ladder, Prediction)
     assert ladder.fields() == predict(SCENARIO, ["ladder"])["ladder"].fields()
-    assert sweep({"model": "8b"}, "ladder").variants == ("ladder",)
+    assert sweep(None, {"model": "8b"}, "ladder").variants == ("ladder",)
     assert list(sensitivity(SCENARIO, "ladder")[0].responses) == ["ladder"]
     with pytest.raises(UnknownNameError, match="'ladde'"):
         predict(SCENARIO, "ladde")
@@ -80,13 +80,13 @@ def test_a_notebook_shows_the_same_text() -> None:
 
 def test_names_are_no_markup() -> None:
     name = "[bold]<b>&amp;</b>"
-    odd = dataclasses.replace(SCENARIO, model=dataclasses.replace(SCENARIO.model, name=name))
+    odd = SCENARIO.having(model=dataclasses.replace(SCENARIO.model, name=name))
     assert html.escape(name) in predict(odd, "ladder")._repr_html_()
 
 
 def test_a_long_warning_is_whole() -> None:
     long = dataclasses.replace(SCENARIO.model, name="long" + 60 * " name", multimodal=True)
-    prediction = predict(dataclasses.replace(SCENARIO, model=long), "ladder")
+    prediction = predict(SCENARIO.having(model=long), "ladder")
     shown = " ".join(str(prediction).split())
     assert [text for text in prediction.confidence.warnings if f"warning: {text}" not in shown] == []
     assert len(prediction.confidence.warnings) == 2

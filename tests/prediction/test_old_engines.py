@@ -29,7 +29,7 @@ def test_the_first_engine_of_vllm_spent_much_of_a_step_on_the_cpu(tmp_path: Path
     path.write_text(json.dumps(QWEN2))
     seconds = {
         stack: predict(
-            Scenario.of(model=str(path), cluster="a100-sxm-roce", tp=tp, batch=batch, prompt=1, gen=200, stack=stack),
+            Scenario(model=str(path), cluster="a100-sxm-roce", tp=tp, batch=batch, prompt=1, gen=200, stack=stack),
             "standard",
             ignore_memory=True,
         )
@@ -45,7 +45,7 @@ def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
     """Regression: MXFP4 on A100s was priced by the memory alone, and TP 4 gained 48 %."""
     answers = {
         tp: predict(
-            Scenario.of(
+            Scenario(
                 model="gpt-oss-120b",
                 cluster="a100-sxm-roce",
                 tp=tp,
@@ -67,5 +67,5 @@ def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
         assert len(warned) == 1
     assert answers[4].tokens_per_s.value < 1.45 * answers[1].tokens_per_s.value
     # the same on a GPU where they were measured says nothing
-    measured_there = Scenario.of(model="gpt-oss-120b", tp=1, stack="vllm", concurrency=1)
+    measured_there = Scenario(model="gpt-oss-120b", tp=1, stack="vllm", concurrency=1)
     assert not any("no experts" in line for line in predict(measured_there, "standard").confidence.warnings)

@@ -37,7 +37,7 @@ EIGHT_LAYERS = shallow(8, "70b")
 
 @pytest.fixture(scope="module")
 def predictions() -> dict[str, Prediction]:
-    return predict(Scenario.of(model="70b", batch=4, stack="vllm"), VARIANTS)
+    return predict(Scenario(model="70b", batch=4, stack="vllm"), VARIANTS)
 
 
 # definitions
@@ -45,7 +45,7 @@ def predictions() -> dict[str, Prediction]:
 
 def test_pcie_nodes_pay_nccl_and_ladder_hides_it() -> None:
     """70B on eight H100 PCIe under vLLM: 1.15 would be the gain over kernels that vLLM does not run there."""
-    scenario = Scenario.of(model="70b", cluster="h100-pcie", stack="vllm", dtype="fp8")
+    scenario = Scenario(model="70b", cluster="h100-pcie", stack="vllm", dtype="fp8")
     prediction = predict(scenario, ["ladder"])["ladder"]
     assert prediction.request_speedup == pytest.approx(1.51, abs=0.01)
     warnings = " ".join(prediction.confidence.warnings)
@@ -107,7 +107,7 @@ def test_standard_is_its_own_measure(predictions: dict[str, Prediction]) -> None
 
 
 def test_one_token_has_no_time_per_further_token() -> None:
-    predictions = predict(Scenario.of(model=EIGHT_LAYERS, gen=1), profile="none")
+    predictions = predict(Scenario(model=EIGHT_LAYERS, gen=1), profile="none")
     for one in predictions.values():
         assert one.tpot_s is None
         assert one.tpot_speedup is None
@@ -118,33 +118,33 @@ def test_one_token_has_no_time_per_further_token() -> None:
 
 
 def test_variants_are_returned_in_the_order_given() -> None:
-    scenario = Scenario.of(model=EIGHT_LAYERS)
+    scenario = Scenario(model=EIGHT_LAYERS)
     assert tuple(predict(scenario, profile="none")) == DEFAULT_VARIANTS
     names = ["upper-bound", "Ladder", "desync:04", "ladder"]
     assert list(predict(scenario, names, profile="none")) == ["upper-bound", "ladder", "desync:4"]
 
 
 def test_a_variant_predicts_the_same_alone_and_in_company() -> None:
-    scenario = Scenario.of(model=EIGHT_LAYERS, batch=8)
+    scenario = Scenario(model=EIGHT_LAYERS, batch=8)
     alone = predict(scenario, ["ladder"])["ladder"]
     assert alone.request_s == predict(scenario, VARIANTS)["ladder"].request_s
     # the scenario's own variant does not matter
-    assert alone.request_s == predict(dataclasses.replace(scenario, variant="parallel"), ["ladder"])["ladder"].request_s
+    assert alone.request_s == predict(scenario.having(variant="parallel"), ["ladder"])["ladder"].request_s
 
 
 def test_a_models_own_ladder_layers() -> None:
     hybrid = dataclasses.replace(EIGHT_LAYERS, ladder_layers=(4, 5, 6, 7))
-    assert default_variants(Scenario.of(model=hybrid)) == ("standard", "parallel", "hybrid-ladder:4", "upper-bound")
+    assert default_variants(Scenario(model=hybrid)) == ("standard", "parallel", "hybrid-ladder:4", "upper-bound")
     scattered = dataclasses.replace(EIGHT_LAYERS, ladder_layers=(0, 2, 4, 6))
-    one = predict(Scenario.of(model=scattered), profile="none")["hybrid-ladder:4"]
-    last = predict(Scenario.of(model=hybrid), profile="none")["hybrid-ladder:4"]
+    one = predict(Scenario(model=scattered), profile="none")["hybrid-ladder:4"]
+    last = predict(Scenario(model=hybrid), profile="none")["hybrid-ladder:4"]
     assert one.request_s != last.request_s
     every = dataclasses.replace(EIGHT_LAYERS, ladder_layers=tuple(range(8)))
-    assert default_variants(Scenario.of(model=every)) == DEFAULT_VARIANTS
+    assert default_variants(Scenario(model=every)) == DEFAULT_VARIANTS
 
 
 def test_errors_of_variants_and_profiles() -> None:
-    scenario = Scenario.of(model=EIGHT_LAYERS)
+    scenario = Scenario(model=EIGHT_LAYERS)
     with pytest.raises(UnknownNameError, match="laddr"):
         predict(scenario, ["laddr"])
     with pytest.raises(UsageError, match="8 layers"):
@@ -155,13 +155,13 @@ def test_errors_of_variants_and_profiles() -> None:
 
 
 def test_which_profile_is_used(h100: CalibrationProfile) -> None:
-    scenario = Scenario.of(model=EIGHT_LAYERS)
+    scenario = Scenario(model=EIGHT_LAYERS)
     assert resolve_profile(scenario, None) is load_profile("h100-sxm-gpt-fast")
     assert resolve_profile(scenario, "h100-sxm") is load_profile("h100-sxm")
-    assert resolve_profile(Scenario.of(model=EIGHT_LAYERS, stack="vllm"), None) is load_profile("h100-sxm-vllm")
+    assert resolve_profile(Scenario(model=EIGHT_LAYERS, stack="vllm"), None) is load_profile("h100-sxm-vllm")
     assert resolve_profile(scenario, "none") is None
     assert resolve_profile(scenario, h100) is h100
-    bare = dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, profile=""))
+    bare = scenario.having(cluster=dataclasses.replace(scenario.cluster, profile=""))
     assert resolve_profile(bare, None) is None
     roofline = predict(scenario, ["standard"], profile="none")["standard"].confidence
     assert (roofline.profile, roofline.measured_fraction) == ("none", 0.0)
@@ -204,7 +204,7 @@ def test_interpolated_decode_is_every_step(model: str, sizes: dict[str, int], pr
     """The claim of `ladder_sim.simulate.request`: the sum over every step within 0.1 %."""
     spec = dataclasses.replace(catalog.model(model), layers=6)
     for variant in ("standard", "ladder"):
-        scenario = Scenario.of(model=spec, stack="vllm", variant=variant, **sizes)
+        scenario = Scenario(model=spec, stack="vllm", variant=variant, **sizes)
         costs = KernelCosts(scenario, resolve_profile(scenario, profile))
         every_s = math.fsum(
             simulate(scenario, "decode", scenario.workload.prompt + step, costs).seconds
@@ -218,7 +218,7 @@ def test_interpolated_decode_is_every_step(model: str, sizes: dict[str, int], pr
 
 
 def test_static_cache_decode_is_the_same_at_every_step() -> None:
-    scenario = Scenario.of(model=EIGHT_LAYERS, stack="gpt-fast")
+    scenario = Scenario(model=EIGHT_LAYERS, stack="gpt-fast")
     costs = KernelCosts(scenario, None)
     assert len({simulate(scenario, "decode", kv_len, costs).seconds for kv_len in (1025, 1300, 1535)}) == 1
 
@@ -255,7 +255,7 @@ def scenarios(draw: st.DrawFn, stacks: tuple[str, ...] = catalog.stack_names()) 
     """Any batch, prompt, ranks and links a cluster might have."""
     nodes = draw(st.sampled_from([1, 1, 2, 4]))
     tp = 8 * nodes if nodes > 1 else draw(st.sampled_from([2, 4, 8]))
-    return Scenario.of(
+    return Scenario(
         model=shallow(draw(st.integers(1, 12)), "70b"),
         nodes=nodes,
         tp=tp,
@@ -279,11 +279,12 @@ def test_ladder_lies_between_standard_and_upper_bound(scenario: Scenario, profil
         scenario.stack,
         stream_wait_s=0.0,
         collective_launch_s=0.0,
+        eager_launch_s=0.0,
         residual_add="apart",
         # a custom kernel's all-reduce can take less than the token's broadcast, which is NCCL's in any case
         allreduce="nccl",
     )
-    scenario = dataclasses.replace(scenario, stack=free)
+    scenario = scenario.having(stack=free)
     costs = FreeAdds(KernelCosts(scenario, resolve_profile(scenario, profile)))
     requests = simulate_request(scenario, ("standard", "ladder", "hybrid-ladder:1", "upper-bound"), costs)
     slack = 1 + 1e-9
@@ -312,7 +313,7 @@ WAITS = ("stream_wait_s", "collective_launch_s")
 def scaled(scenario: Scenario, part: str, field: str, factor: float) -> Scenario:
     inner = getattr(scenario.cluster, part)
     inner = dataclasses.replace(inner, **{field: getattr(inner, field) * factor})
-    return dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, **{part: inner}))
+    return scenario.having(cluster=dataclasses.replace(scenario.cluster, **{part: inner}))
 
 
 OVERLAPPING = ("ladder", "hybrid-ladder:1", "desync:2")
@@ -331,7 +332,7 @@ def test_better_hardware_never_slows(
 ) -> None:
     """One all-reduce algorithm, kernels and messages that do not slow each other; the two tests below lift both."""
     part, field, more = change
-    scenario = dataclasses.replace(scenario, stack=dataclasses.replace(scenario.stack, allreduce=algorithm))
+    scenario = scenario.having(stack=dataclasses.replace(scenario.stack, allreduce=algorithm))
     better = scaled(scenario, part, field, factor if more else 1 / factor)
     before, after = (
         simulate_request(each, SERIAL + OVERLAPPING, Apart(KernelCosts(each, resolve_profile(each, profile))))
@@ -347,7 +348,7 @@ def test_better_hardware_never_slows(
 def test_sharing_the_gpu_only_slows(scenario: Scenario, profile: str, p2p: bool) -> None:
     """So better hardware can slow a wiring that overlaps, but by no more than its kernels and messages then slow each
     other: they meet in another order. A wiring in which nothing overlaps is not affected."""
-    scenario = dataclasses.replace(scenario, p2p=p2p)
+    scenario = scenario.having(p2p=p2p)
     predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
     apart = simulate_request(
         scenario, SERIAL + OVERLAPPING, Apart(KernelCosts(scenario, resolve_profile(scenario, profile)))
@@ -368,7 +369,7 @@ def test_auto_is_the_fastest_algorithm_but_for_what_issuing_it_costs(
     own = dataclasses.replace(scenario.stack.own_allreduce, rules=(), fused_norm_rules=())
     stack = dataclasses.replace(scenario.stack, own_allreduce=own, stream_wait_s=wait_s)
     auto, *others = (
-        dataclasses.replace(scenario, stack=dataclasses.replace(stack, allreduce=algorithm))
+        scenario.having(stack=dataclasses.replace(stack, allreduce=algorithm))
         for algorithm in ("auto", "nccl", "one-shot", "two-shot")
     )
     request_s = predict(auto, ["standard"], profile=profile, ignore_memory=True)["standard"].request_s
@@ -387,7 +388,7 @@ def test_what_beats_the_upper_bound(scenario: Scenario, profile: str, wait_s: fl
     kernels.
     """
     stack = dataclasses.replace(scenario.stack, stream_wait_s=wait_s, residual_add="fused" if fused else "apart")
-    scenario = dataclasses.replace(scenario, stack=stack, p2p=p2p)
+    scenario = scenario.having(stack=stack, p2p=p2p)
     predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
     upper, parallel = predictions["upper-bound"], predictions["parallel"]
     passes = scenario.workload.gen
@@ -419,7 +420,7 @@ def test_waits_and_launches_never_speed_up(scenario: Scenario, field: str, added
     longer = dataclasses.replace(scenario.stack, **{field: getattr(scenario.stack, field) + added_s})
     before, after = (
         simulate_request(each, ("standard", "ladder"), Apart(KernelCosts(each, None)))
-        for each in (scenario, dataclasses.replace(scenario, stack=longer))
+        for each in (scenario, scenario.having(stack=longer))
     )
     for variant, one in after.items():
         assert one.request_s >= before[variant].request_s * (1 - 1e-9)
@@ -429,7 +430,7 @@ def test_order_and_threads_do_not_matter() -> None:
     """Schedules, prices and profiles are kept between predictions."""
     chance = random.Random(0)
     questions = [
-        Scenario.of(model="8b", cluster=cluster, stack=stack, batch=batch, prompt=chance.randrange(1, 2000), gen=3)
+        Scenario(model="8b", cluster=cluster, stack=stack, batch=batch, prompt=chance.randrange(1, 2000), gen=3)
         for cluster in ("h100-sxm", "l40s-pcie")
         for stack in catalog.stack_names()
         for batch in (1, 3, 32)
@@ -448,7 +449,7 @@ def test_order_and_threads_do_not_matter() -> None:
 
 def test_the_default_question() -> None:
     """405b on two nodes: ladder above standard, below the upper bound."""
-    predictions = predict(Scenario.of(model="405b", nodes=2))
+    predictions = predict(Scenario(model="405b", nodes=2))
     assert 1 < predictions["ladder"].speedup.value < predictions["upper-bound"].speedup.value
     assert predictions["standard"].confidence.profile == "h100-sxm-gpt-fast"
     assert predictions["standard"].confidence.measured_fraction > 0.3
@@ -457,7 +458,7 @@ def test_the_default_question() -> None:
 @pytest.mark.parametrize("tp", [4, 8])
 def test_a_strong_baseline_leaves_less_to_gain(tp: int) -> None:
     weak, strong = (
-        predict(Scenario.of(model="70b", tp=tp, allreduce=name), ["ladder"])["ladder"] for name in ("nccl", "one-shot")
+        predict(Scenario(model="70b", tp=tp, allreduce=name), ["ladder"])["ladder"] for name in ("nccl", "one-shot")
     )
     assert strong.tpot_speedup is not None
     assert weak.tpot_speedup is not None
@@ -467,8 +468,8 @@ def test_a_strong_baseline_leaves_less_to_gain(tp: int) -> None:
 def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
     """Guards against ladder under vLLM with an all-reduce that its plug-in does not call."""
     served: dict[str, Any] = {"model": "70b", "tp": 8, "stack": "vllm", "concurrency": 64}
-    own = predict(Scenario.of(**served, overrides={"stack.rewired_allreduce": "auto"}))
-    nccl = predict(Scenario.of(**served))
+    own = predict(Scenario(**served, overrides={"stack.rewired_allreduce": "auto"}))
+    nccl = predict(Scenario(**served))
     assert nccl["ladder"].request_s > own["ladder"].request_s
     for name in ("standard", "upper-bound"):
         assert nccl[name].request_s == own[name].request_s
@@ -476,8 +477,8 @@ def test_rewired_models_are_priced_with_the_all_reduce_of_the_plug_in() -> None:
     assert "NCCL on a side stream" in says
     # where the engine takes NCCL itself, with all-reduces by name, and of standard alone nothing differs
     silent = [
-        *(own.values(), predict(Scenario.of(**served), ["standard"]).values()),
-        *(predict(Scenario.of(**served, **fields)).values() for fields in ({"p2p": False}, {"allreduce": "multimem"})),
+        *(own.values(), predict(Scenario(**served), ["standard"]).values()),
+        *(predict(Scenario(**served, **fields)).values() for fields in ({"p2p": False}, {"allreduce": "multimem"})),
     ]
     assert not any("plug-in" in text for each in chain(*silent) for text in each.confidence.warnings)
 
@@ -498,23 +499,21 @@ CHEAP = {"stack.collective_launch": "2.5us", "stack.rewired_allreduce": "auto"}
 def test_what_beats_the_upper_bound_is_explained(fields: dict[str, Any], faster: dict[str, str]) -> None:
     """It has no communication, but standard's GEMMs."""
     # by the fastest all-reduce of any engine
-    predictions = predict(Scenario.of(model="70b", **fields), profile="h100-sxm")
+    predictions = predict(Scenario(model="70b", **fields), profile="h100-sxm")
     warnings = [text for text in predictions["ladder"].confidence.warnings if "upper-bound" in text]
     bound_s = predictions["upper-bound"].request_s
     assert {name for name, each in predictions.items() if each.request_s < 0.999 * bound_s} == set(faster)
     assert [text.split()[0] for text in warnings] == list(faster)
     assert all(reason in text for text, reason in zip(warnings, faster.values(), strict=True))
     # without the bound there is nothing to compare with
-    alone = predict(Scenario.of(model="70b", **fields), ["parallel", "ladder"])
+    alone = predict(Scenario(model="70b", **fields), ["parallel", "ladder"])
     assert not any("upper-bound" in text for text in alone["ladder"].confidence.warnings)
 
 
 def test_a_prompt_of_two_tokens_is_no_faster_than_one_of_a_single_token() -> None:
     """Guards against prompts whose attention took a fifth of a single token's: 4.98 ms and 5.98 ms."""
     one, two = (
-        predict(
-            Scenario.of(model="mistral-7b", cluster="a100-sxm-roce", tp=4, batch=16, gen=2, prompt=prompt), "standard"
-        )
+        predict(Scenario(model="mistral-7b", cluster="a100-sxm-roce", tp=4, batch=16, gen=2, prompt=prompt), "standard")
         for prompt in (1, 2)
     )
     attention_s = [each.request.prefill.breakdown.busy_s["attention"] for each in (one, two)]
@@ -527,7 +526,7 @@ def test_a_prompt_of_two_tokens_is_no_faster_than_one_of_a_single_token() -> Non
 def test_without_peer_to_peer_is_never_faster() -> None:
     for tp, batch in product((2, 4, 8), (1, 4, 64)):
         direct, through_host = (
-            predict(Scenario.of(model="70b", tp=tp, batch=batch, p2p=p2p), ["standard"], ignore_memory=True)["standard"]
+            predict(Scenario(model="70b", tp=tp, batch=batch, p2p=p2p), ["standard"], ignore_memory=True)["standard"]
             for p2p in (True, False)
         )
         assert through_host.request_s >= direct.request_s, (tp, batch)
@@ -542,7 +541,7 @@ def test_only_what_overlaps_is_simulated_at_once(monkeypatch: pytest.MonkeyPatch
         return scan.scan(program)
 
     monkeypatch.setitem(passes.ENGINES, "fast", counted)
-    predictions = predict(Scenario.of(model="8b", tp=4))
+    predictions = predict(Scenario(model="8b", tp=4))
     assert len(simulated) == 2
     for _ in range(2):
         assert math.fsum(predictions["standard"].breakdown.limits_s.values()) == pytest.approx(
@@ -569,7 +568,7 @@ def test_parts_of_a_pass_are_priced_and_simulated_no_more_than_they_must(monkeyp
 
     monkeypatch.setattr(KernelCosts, "estimates", priced)
     monkeypatch.setitem(passes.ENGINES, "fast", counted)
-    split = Scenario.of(model="8b", tp=4, stack="vllm", batch=64, technique="fused-norm+token-split")
+    split = Scenario(model="8b", tp=4, stack="vllm", batch=64, technique="fused-norm+token-split")
     request = predict(split, "parallel").request
     assert shapes
     assert len(shapes) == len(set(shapes))

@@ -13,7 +13,7 @@ from ladder_sim.specs.catalog import stack
 
 
 def resolved(**arguments: object) -> str:
-    profile = resolve_profile(Scenario.of(model="8b", **arguments), None)
+    profile = resolve_profile(Scenario(model="8b", **arguments), None)
     return profile.name if profile else ""
 
 
@@ -28,18 +28,18 @@ def test_an_engine_is_priced_by_its_own_profile_of_the_gpu() -> None:
 
 
 def test_a_profile_that_is_named_is_taken_as_it_is() -> None:
-    scenario = Scenario.of(model="8b", stack="vllm")
+    scenario = Scenario(model="8b", stack="vllm")
     for name in ("h100-sxm", "h100-sxm-sglang"):
         assert resolve_profile(scenario, name) is load_profile(name)
     assert resolve_profile(scenario, "none") is None
 
 
 def test_a_stack_of_ones_own_takes_its_engines_profile() -> None:
-    scenario = Scenario.of(model="8b")
+    scenario = Scenario(model="8b")
     mine = dataclasses.replace(stack("vllm"), name="mine")
-    assert resolve_profile(dataclasses.replace(scenario, stack=mine), None) is load_profile("h100-sxm-vllm")
+    assert resolve_profile(scenario.having(stack=mine), None) is load_profile("h100-sxm-vllm")
     without = dataclasses.replace(mine, engine="")
-    assert resolve_profile(dataclasses.replace(scenario, stack=without), None) is load_profile("h100-sxm")
+    assert resolve_profile(scenario.having(stack=without), None) is load_profile("h100-sxm")
 
 
 def test_a_prediction_reads_the_files_of_its_gpu_and_engine_alone_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_prediction_reads_the_files_of_its_gpu_and_engine_alone_and_once(monke
 
     monkeypatch.setattr(profile_file, "read_bytes", recorded)
     profile_file._load.cache_clear()
-    scenario = Scenario.of(model="8b", stack="vllm", cluster="h200-sxm", tp=2)
+    scenario = Scenario(model="8b", stack="vllm", cluster="h200-sxm", tp=2)
     for _ in range(2):
         predict(scenario, ["standard"])
         assert [name for name in read if "gpt-fast" not in name] == ["h200-sxm-vllm.json.gz", "h200-sxm.json.gz"]

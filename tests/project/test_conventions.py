@@ -9,10 +9,11 @@ import pytest
 
 from tests.conftest import REPO
 from tests.support.imports import files_of, imports_in
+from tests.support.packages import PACKAGES
 
 pytestmark = pytest.mark.quality
 
-PACKAGES = ("ladder_sim", "runtime", "calibration")
+CHECKED = (*PACKAGES, "tools")
 
 
 def comments_below(source: str) -> Iterator[int]:
@@ -49,7 +50,7 @@ def first_line(statement: ast.stmt) -> int:
     return min(node.lineno for node in (statement, *decorators))
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", CHECKED)
 def test_fields_have_docstrings_and_comments_stand_above(package: str) -> None:
     misplaced = [
         f"{path.name}:{line}: a docstring if it describes the field above, else above what it describes, after a "
@@ -94,7 +95,7 @@ def test_no_test_has_a_deadline_or_a_clock_of_its_own() -> None:
     assert [path.name for path in files if own.search(quoted.sub("", path.read_text("utf-8")))] == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", CHECKED)
 def test_no_circles_of_files(package: str) -> None:
     """Imports inside functions and for type checkers count as well."""
     assert circles({(entry.module, entry.name) for entry in imports_in(package)}, set(files_of(package))) == []

@@ -5,11 +5,11 @@ import re
 import shlex
 from collections.abc import Iterator
 
+import ladder_sim_calibration.__main__
+import ladder_sim_runtime.commands
 import pytest
 import typer.main
 
-import calibration.__main__
-import runtime.options
 from ladder_sim.cli.knobs import knobs_of
 from ladder_sim.cli.main import app
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -44,7 +44,10 @@ def test_the_output_is_what_the_command_prints(page: str, command: str, shown: s
 
 
 # commands that the tests have no machine for
-_TYPED = re.compile(r"^    (?:\$ )?(?:ladder-sim (?:run|calibrate)|.*-m (?:runtime|calibration)) .*", re.MULTILINE)
+_RUNTIME, _CALIBRATION = "ladder_sim_runtime", "ladder_sim_calibration"
+_TYPED = re.compile(
+    rf"^    (?:\$ )?(?:ladder-sim (?:run|calibrate)|.*-m (?:{_RUNTIME}|{_CALIBRATION})) .*", re.MULTILINE
+)
 
 
 def typed(page: str) -> Iterator[list[str]]:
@@ -52,9 +55,8 @@ def typed(page: str) -> Iterator[list[str]]:
     for line in _TYPED.findall((REPO / page).read_text("utf-8").replace("\\\n", " ")):
         # the last word of a batch job ends its quotation
         words = shlex.split(line.replace("'", ""), comments=True)
-        yield words[
-            next(at for at, word in enumerate(words) if word in ("run", "calibrate", "runtime", "calibration")) :
-        ]
+        first = next(at for at, word in enumerate(words) if word in ("run", "calibrate", _RUNTIME, _CALIBRATION))
+        yield words[first:]
 
 
 def of_runtime(words: list[str]) -> list[str]:
@@ -73,10 +75,10 @@ def test_commands_that_need_other_machines_have_the_options_that_they_show(page:
     commands = list(typed(page))
     assert commands
     for command, *words in commands:
-        if command.startswith("calibrat"):
-            calibration.__main__.argument_parser().read(words)
+        if command in ("calibrate", _CALIBRATION):
+            ladder_sim_calibration.__main__.argument_parser().read(words)
         else:
-            runtime.options.argument_parser().read(words if command == "runtime" else of_runtime(words))
+            ladder_sim_runtime.commands.argument_parser().read(words if command == _RUNTIME else of_runtime(words))
 
 
 # commands of ladder-sim that read no options of their own alone, and where the others are read
@@ -101,8 +103,8 @@ def options() -> dict[str, set[str]]:
     for name, command in main.commands.items():  # type: ignore[attr-defined]
         members = {name: command, **{f"{name} {each}": sub for each, sub in getattr(command, "commands", {}).items()}}
         known |= {words: {option for each in sub.params for option in each.opts} for words, sub in members.items()}
-    of_parser("calibrate", calibration.__main__.argument_parser())
-    of_parser("", runtime.options.argument_parser())
+    of_parser("calibrate", ladder_sim_calibration.__main__.argument_parser())
+    of_parser("", ladder_sim_runtime.commands.argument_parser())
     for name, others in _PASSED_ON.items():
         known[name] |= {option for other in others for option in known[other]}
     everywhere = {"--help", *(option for each in main.params for option in each.opts)}

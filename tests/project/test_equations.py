@@ -9,7 +9,7 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.cycle import FrontEnd, lockstep, steady
-from ladder_sim.confidence.unchecked import UNCHECKED
+from ladder_sim.confidence.widths import UNCHECKED
 from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.formulas import across_nodes_s, host_ring_s
@@ -85,7 +85,7 @@ def test_across_nodes() -> None:
 
 
 def test_small_kernels_and_a_dispatch_across_nodes() -> None:
-    scenario = Scenario.of(
+    scenario = Scenario(
         model="deepseek-v3",
         nodes=2,
         tp=1,
@@ -205,7 +205,7 @@ def test_lockstep() -> None:
 
 
 def test_an_interval_without_a_fit() -> None:
-    answer = predict(Scenario.of(model="70b", tp=8, stack="vllm", prompt=8192), ["standard", "ladder"])
+    answer = predict(Scenario(model="70b", tp=8, stack="vllm", prompt=8192), ["standard", "ladder"])
     (base, own), (base_s, own_s) = zip(
         *((each.breakdown, float(each.request_s)) for each in answer.values()), strict=True
     )

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ladder_sim_calibration.fit.samples import SampleStore, medians
+from ladder_sim_calibration.nccl_tests.sweep import fabric_text, read_sweep
+from ladder_sim_runtime.comm.table import LatencyTable
 
-from calibration.fit.samples import SampleStore, medians
-from calibration.importers.nccl_tests import fabric_text, read_sweep
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageError
 from ladder_sim.specs import catalog
@@ -25,7 +26,6 @@ from ladder_sim.system.files import TOML_BYTES, append, locked, read_bytes, read
 from ladder_sim.validation.dataset import read_dataset
 from ladder_sim.validation.serving import compare_servings
 from ladder_sim.validation.serving_table import read_servings
-from runtime.comm.table import LatencyTable
 from tests.conftest import REPO
 from tests.support.commands import process, run
 from tests.support.strategies import damaged, damaged_text
@@ -230,7 +230,7 @@ ROWS = [{"bytes": 1024, "seconds": 1e-5}, {"bytes": 1048576, "seconds": 1e-3}]
 
 
 def _standard_s(**arguments: object) -> float:
-    return predict(Scenario.of(**{"model": "8b", **arguments}), "standard", profile="none").request_s  # type: ignore[arg-type]
+    return predict(Scenario(**{"model": "8b", **arguments}), "standard", profile="none").request_s  # type: ignore[arg-type]
 
 
 # files of other kinds have such a property where their other tests are

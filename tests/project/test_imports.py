@@ -12,10 +12,11 @@ import pytest
 
 from tests.conftest import REPO
 from tests.support.imports import Import, imports_in, imports_of
+from tests.support.packages import PACKAGES
 
 pytestmark = pytest.mark.quality
 
-PROJECT = {"ladder_sim", "runtime", "calibration"}
+PROJECT = {*PACKAGES, "tools"}
 
 # Everywhere in ladder_sim: the base dependencies (typer is built on click).
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
@@ -30,12 +31,19 @@ RUNTIME_LAZY = {"safetensors", "tokenizers"}
 # What all three packages share.
 SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
-# calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
-WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "importers", "show", "options"))
+# the shape of a model in a config.json, and the wirings, which predictions have as well
+RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.graph.families", "ladder_sim.graph.variants")
+
+# calibration: what fits and shows profiles and reads nccl-tests runs without torch and sees only the cost side of
+# ladder_sim.
+WITHOUT_TORCH = tuple(
+    f"ladder_sim_calibration.{name}" for name in ("fit", "stack_fit", "nccl_tests", "show", "options")
+)
 FITTING = {"numpy", "scipy", "pydantic", "rich"}
-FITTING_LAZY = {"pyarrow"}
+# of the tools, inside functions only
+TOOLS_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
-    "calibration",
+    "ladder_sim_calibration",
     *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs")),
     # of the simulator only the name of an array's type
     "ladder_sim.des.shared",
@@ -70,22 +78,32 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
-    """Of this project only the errors, files and processes, which import nothing else of it."""
-    entries = imports_in("runtime")
+    """Of this project only the errors, files and processes, which import nothing else of it, models and wirings."""
+    # written next to checkpoints for transformers, and imported by no other module
+    code = "modeling_llama_ladder"
+    entries = [entry for entry in imports_in("ladder_sim_runtime") if not entry.module.endswith(code)]
+    assert [str(entry) for entry in entries if code in entry.name] == []
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
-    others = [entry for entry in entries if entry.package in PROJECT - {"runtime"}]
-    assert [str(entry) for entry in others if not _within(entry.name, SHARED)] == []
+    others = [entry for entry in entries if entry.package in PROJECT - {"ladder_sim_runtime"}]
+    assert [str(entry) for entry in others if not _within(entry.name, RUNTIME_INTERNAL)] == []
 
 
 def test_calibration_without_torch_stays_without_torch() -> None:
-    entries = [entry for entry in imports_in("calibration") if _within(entry.module, WITHOUT_TORCH)]
-    assert _outside(entries, FITTING, FITTING_LAZY) == []
-    measuring = [entry for entry in entries if entry.package == "calibration"]
+    entries = [entry for entry in imports_in("ladder_sim_calibration") if _within(entry.module, WITHOUT_TORCH)]
+    assert _outside(entries, FITTING, set()) == []
+    measuring = [entry for entry in entries if entry.package == "ladder_sim_calibration"]
     assert [str(entry) for entry in measuring if not _within(entry.name, WITHOUT_TORCH)] == []
     for entry in entries:
         if entry.package in PROJECT:
-            stack_fit = _within(entry.module, ("calibration.stack_fit", "calibration.show"))
+            stack_fit = _within(entry.module, ("ladder_sim_calibration.stack_fit", "ladder_sim_calibration.show"))
             assert _within(entry.name, STACK_FIT_INTERNAL if stack_fit else FITTING_INTERNAL), str(entry)
+
+
+def test_tools_need_neither_runtime_nor_torch() -> None:
+    entries = imports_in("tools")
+    assert _outside(entries, FITTING, TOOLS_LAZY) == []
+    others = [entry for entry in entries if entry.package in ("ladder_sim_runtime", "ladder_sim_calibration")]
+    assert [str(entry) for entry in others if not _within(entry.name, WITHOUT_TORCH)] == []
 
 
 def test_the_check_sees_through_the_usual_disguises() -> None:
@@ -131,13 +149,13 @@ def test_import_is_light(heavy: str) -> None:
 
 @pytest.mark.parametrize("heavy", ["scipy", "networkx", "simpy", "plotly"])
 def test_a_prediction_loads_only_what_it_needs(heavy: str) -> None:
-    code = "from ladder_sim import Scenario, predict; predict(Scenario.of(model='8b', tp=2, gen=2))"
+    code = "from ladder_sim import Scenario, predict; predict(Scenario(model='8b', tp=2, gen=2))"
     assert _python(f"import sys; {code}; print({heavy!r} in sys.modules)", REPO) == "False"
 
 
 def test_calibrate_starts_without_torch() -> None:
     """Only `calibrate run` and `crosscheck` need it, and importing it takes seconds."""
-    assert _python("import sys, calibration.__main__; print('torch' in sys.modules)", REPO) == "False"
+    assert _python("import sys, ladder_sim_calibration.__main__; print('torch' in sys.modules)", REPO) == "False"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import evidence
-from benchmarks.drawn import drawn_by, drawn_numbers, numbers
-from benchmarks.page_figures import COMMANDS, FIGURES, file_of
+from benchmarks.page_figures import COMMANDS, FIGURES, drawn_by, drawn_numbers, file_of, numbers
 from benchmarks.pages import DOCS, SCHEMES
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from ladder_sim_calibration.crosscheck.store import read_result
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
+from ladder_sim_calibration.steps_fit import steps_toml
 
-from calibration.crosscheck.store import read_result
-from calibration.fit.samples import Sample, SampleStore
-from calibration.steps_fit import steps_toml
 from ladder_sim.costs.collectives import fabrics
 from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile_file import load_profile, save_profile
@@ -180,7 +180,7 @@ def test_tables_of_0_1_are_read() -> None:
     with pytest.warns(FutureWarning, match=r"\]: latency_s is called allreduce_floor now"):
         cluster = catalog.cluster(str(OLD / "cluster.toml"))
     fabric = str(OLD / "fabric.toml")
-    scenario = Scenario.of(model="8b", cluster=cluster, nodes=2, overrides={"inter.fabric": fabric})
+    scenario = Scenario(model="8b", cluster=cluster, nodes=2, overrides={"inter.fabric": fabric})
     assert scenario.cluster.inter.allreduce_floor_s == 40e-6
     assert scenario.cluster.gpus_per_node == 8
 

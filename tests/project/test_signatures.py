@@ -9,19 +9,20 @@ import pytest
 
 from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, validate, versus
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.specs.arguments import ScenarioFields
 
 POINT = {"model": "8b"}
 # by function, arguments with which it ends at once
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (Scenario.of, POINT),
-    (predict, {"scenario": Scenario.of(model="8b"), "variants": "ladder"}),
+    (Scenario, POINT),
+    (predict, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
     (sweep, {"axes": POINT, "variants": "ladder"}),
-    (advise, {"point": {**POINT, "tp": 8, "batch": 1}}),
-    (compare, {"point": POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),
-    (sensitivity, {"scenario": Scenario.of(model="8b"), "variants": "ladder"}),
-    (breakeven, {"point": POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
+    (advise, {**POINT, "tp": 8, "batch": 1}),
+    (compare, {**POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),
+    (sensitivity, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
+    (breakeven, {**POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
     (validate, {"level": "roofline"}),
-    (versus, {"scenario": Scenario.of(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
+    (versus, {"scenario": Scenario(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
 ]
 # none of them is right in every place
 VALUES = ("50ms", b"x", 2.5, float("nan"), [], [3], (), object(), -1, np.int64(0), np.float32(0.5), np.arange(2))
@@ -30,7 +31,9 @@ VALUES = ("50ms", b"x", 2.5, float("nan"), [], [3], (), object(), -1, np.int64(0
 @pytest.mark.parametrize(("function", "arguments"), CALLS, ids=lambda value: getattr(value, "__name__", ""))
 def test_any_value_is_taken_or_refused(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     refused = 0
-    for name in inspect.signature(function).parameters:
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    for name in [*names, *(ScenarioFields.__annotations__ if len(names) < len(parameters) else ())]:
         for value in VALUES:
             try:
                 function(**{**arguments, name: value})
@@ -41,26 +44,26 @@ def test_any_value_is_taken_or_refused(function: Callable[..., Any], arguments: 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    scenario = Scenario.of(model="8b", tp=np.int64(4), batch=np.int32(2), p2p=np.bool_(True))
-    assert scenario == Scenario.of(model="8b", tp=4, batch=2)
+    scenario = Scenario(model="8b", tp=np.int64(4), batch=np.int32(2), p2p=np.bool_(True))
+    assert scenario == Scenario(model="8b", tp=4, batch=2)
     assert type(scenario.plan.tp) is int
-    best = advise(POINT, max_tpot_s=np.float32(0.5), usd_per_gpu_hour=np.int64(2)).best
-    assert best.usd_per_Mtoken == advise(POINT, max_tpot_s=0.5, usd_per_gpu_hour=2).best.usd_per_Mtoken
+    best = advise(max_tpot_s=np.float32(0.5), usd_per_gpu_hour=np.int64(2), **POINT).best
+    assert best.usd_per_Mtoken == advise(max_tpot_s=0.5, usd_per_gpu_hour=2, **POINT).best.usd_per_Mtoken
 
 
 def test_a_path_is_as_good_as_its_text(tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=r"none\.json: no such file"):
-        Scenario.of(model=tmp_path / "none.json")
+        Scenario(model=tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: advise(POINT, max_tpot_s="50ms"), "max_tpot_s is '50ms': must be a number"),  # type: ignore[arg-type]
-        (lambda: Scenario.of(model=3), "model is 3: must be text or a ModelSpec"),  # type: ignore[arg-type]
-        (lambda: Scenario.of(overrides="x"), "overrides is 'x': must be a dict or None"),  # type: ignore[arg-type]
-        (lambda: compare(POINT, [3, 4]), r"names is \[3, 4\]: must be a list"),  # type: ignore[list-item]
-        (lambda: sweep(POINT, workers=0), "workers is 0: must be a whole number from 1 to 10000"),
+        (lambda: advise(max_tpot_s="50ms", **POINT), "max_tpot_s is '50ms': must be a number"),  # type: ignore[arg-type]
+        (lambda: Scenario(model=3), "model is 3: must be text or a ModelSpec"),  # type: ignore[arg-type]
+        (lambda: Scenario(overrides="x"), "overrides is 'x': must be a dict or None"),  # type: ignore[arg-type]
+        (lambda: compare(None, [3, 4], **POINT), r"names is \[3, 4\]: must be a list"),  # type: ignore[list-item]
+        (lambda: sweep(None, POINT, workers=0), "workers is 0: must be a whole number from 1 to 10000"),
     ],
 )
 def test_a_wrong_type_is_named(call: Callable[[], object], says: str) -> None:

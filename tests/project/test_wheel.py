@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import venv
 import zipfile
 from fnmatch import fnmatch
@@ -16,6 +15,7 @@ import ladder_sim
 from tests.conftest import REPO
 from tests.support.packages import PACKAGES
 from tests.support.waiting import HANG_S
+from tests.support.wheels import build_wheel, files_below, run_outside
 
 pytestmark = pytest.mark.slow
 
@@ -29,34 +29,11 @@ DATA = ["py.typed", "specs/data/models/*.json", "specs/data/clusters/*.toml", "s
 DATA += ["costs/profiles/*.json.gz"]
 
 
-def _run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG_S
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-def _files(folder: Path) -> list[Path]:
-    """Files of a package, compiled ones left out."""
-    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel; built from a copy, so that no build folder of an earlier run can add to it."""
-    work = tmp_path_factory.mktemp("build")
-    source = work / "source"
-    files = [path for package in PACKAGES for path in _files(REPO / package)]
-    for path in [*files, *(REPO / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"))]:
-        copy = source / path.relative_to(REPO)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    # Without isolation: the build backend is the pinned one of the test environment.
-    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", work, source], work)
-    (built,) = work.glob("*.whl")
-    return built
+    files = [path for folder in PACKAGES.values() for path in files_below(folder)]
+    files += [REPO / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE")]
+    return build_wheel(REPO, files, tmp_path_factory.mktemp("build"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +44,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     scripts = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
     # a module is compiled when it is first imported, and most never are
     pip = [scripts / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
-    _run([*pip, "--constraint", REPO / "constraints.txt", wheel], home)
+    run_outside([*pip, "--constraint", REPO / "constraints.txt", wheel], home)
     return scripts
 
 
@@ -76,7 +53,9 @@ def test_wheel_holds_the_code_and_its_data_and_nothing_else(wheel: Path) -> None
     info = f"ladder_sim-{ladder_sim.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
     assert f"{info}/licenses/LICENSE" in names
-    in_tree = {path.relative_to(REPO).as_posix() for package in PACKAGES for path in _files(REPO / package)}
+    in_tree = {
+        path.relative_to(folder.parent).as_posix() for folder in PACKAGES.values() for path in files_below(folder)
+    }
     assert {name for name in names if not name.startswith(info)} == in_tree
     for pattern in DATA:
         assert any(fnmatch(name, f"ladder_sim/{pattern}") for name in names), pattern
@@ -93,14 +72,14 @@ def test_no_link_of_the_long_description_leads_into_the_source_tree(wheel: Path)
 
 def test_base_install_brings_no_extra(installed: Path, tmp_path: Path) -> None:
     code = f"import importlib.util as u; print([n for n in {ABSENT!r} if u.find_spec(n)])"
-    assert _run([installed / "python", "-c", code], tmp_path).stdout.strip() == "[]"
+    assert run_outside([installed / "python", "-c", code], tmp_path).stdout.strip() == "[]"
 
 
 def test_installed_command_lists_and_predicts(installed: Path, tmp_path: Path) -> None:
     """From a folder that holds no source tree, so that only what the wheel installed can answer."""
-    assert "llama-3.1-405b" in _run([installed / "ladder-sim", "list", "models"], tmp_path).stdout
+    assert "llama-3.1-405b" in run_outside([installed / "ladder-sim", "list", "models"], tmp_path).stdout
     answer = json.loads(
-        _run([installed / "ladder-sim", "predict", "--model", "8b", "--tp", "8", "--json"], tmp_path).stdout
+        run_outside([installed / "ladder-sim", "predict", "--model", "8b", "--tp", "8", "--json"], tmp_path).stdout
     )
     assert answer["schema_version"] == 2
     assert answer["scenario"]["tp"] == 8
@@ -115,11 +94,11 @@ def test_what_the_first_page_goes_on_with_works_in_the_base_install(installed: P
     commands = [line.split("#")[0].split() for line in set_up.splitlines() if line.startswith("    ladder-sim ")]
     assert commands
     for name, *arguments in commands:
-        assert "speedup" in _run([installed / name, *arguments], tmp_path).stdout
+        assert "speedup" in run_outside([installed / name, *arguments], tmp_path).stdout
 
 
 def test_installed_package_runs_as_a_module(installed: Path, tmp_path: Path) -> None:
-    shown = _run([installed / "python", "-m", "ladder_sim", "--version"], tmp_path).stdout
+    shown = run_outside([installed / "python", "-m", "ladder_sim", "--version"], tmp_path).stdout
     assert ladder_sim.__version__ in shown
 
 

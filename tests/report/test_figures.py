@@ -38,7 +38,7 @@ def _traces(figure: go.Figure) -> dict[str, Any]:
 
 
 def test_speedup_lines_hold_every_variants_speedup() -> None:
-    table = sweep({**SMALL, "intra.bandwidth": "50:400:x2GB/s"})
+    table = sweep(None, {**SMALL, "intra.bandwidth": "50:400:x2GB/s"})
     traces = _traces(sweep_figure(table))
     assert list(traces) == ["parallel", "ladder", "upper-bound"]
     for name, trace in traces.items():
@@ -49,31 +49,31 @@ def test_speedup_lines_hold_every_variants_speedup() -> None:
 
 def test_large_numbers_of_an_axis_are_written_out() -> None:
     assert log_axis("perplexity", [6.5, 20_760.0])["ticktext"][-2:] == ["10000", "20000"]
-    prompts = sweep_figure(sweep({**SMALL, "prompt": "8192:32768:x2"}))
+    prompts = sweep_figure(sweep(None, {**SMALL, "prompt": "8192:32768:x2"}))
     assert list(prompts.layout.xaxis.ticktext) == ["8192", "16384", "32768"]
 
 
 def test_axes_keep_the_unit_that_was_typed() -> None:
     typed = {"intra.bandwidth": "400:3200:x2Gb/s"}
-    lines = sweep_figure(sweep({**SMALL, **typed}))
+    lines = sweep_figure(sweep(None, {**SMALL, **typed}))
     assert lines.layout.xaxis.title.text == "intra.bandwidth (Gb/s)"
     assert list(lines.data[0].x) == [400.0, 800.0, 1600.0, 3200.0]
-    cells = sweep_figure(sweep({**SMALL, **typed, "intra.allreduce_floor": "1000,2000ns"}))
+    cells = sweep_figure(sweep(None, {**SMALL, **typed, "intra.allreduce_floor": "1000,2000ns"}))
     names = {*cells.layout.xaxis.ticktext, *cells.layout.yaxis.ticktext}
     assert {"400 Gb/s", "3200 Gb/s", "1000 ns", "2000 ns"} <= names
     point = {"model": "405b", "nodes": 2, "inter.allreduce_floor": "40000ns"}
     for given in ("1000:40000ns", None):
-        result = breakeven(point, "inter.allreduce_floor", given, gain=0.1)
+        result = breakeven(None, "inter.allreduce_floor", given, gain=0.1, **point)
         drawn = breakeven_figure(result)
         assert drawn.layout.xaxis.title.text == "inter.allreduce_floor (ns)"
         assert all(mark.text[0].endswith(" ns") for mark in drawn.data[1:])
-    scenario = Scenario.of(model="405b", nodes=2, overrides={"inter.allreduce_floor": "40000ns"})
+    scenario = Scenario(model="405b", nodes=2, overrides={"inter.allreduce_floor": "40000ns"})
     bars = tornado_figure(sensitivity(scenario, ["ladder"]), "ladder", 0.1).data[0].y
     assert "inter.allreduce_floor (40000 ns)" in bars
 
 
 def test_a_map_holds_each_cell_where_it_belongs_and_its_break_even() -> None:
-    table = sweep({"model": "70b", "stack": "vllm", "batch": "1:32", "intra.allreduce_floor": "2:10:+4us"})
+    table = sweep(None, {"model": "70b", "stack": "vllm", "batch": "1:32", "intra.allreduce_floor": "2:10:+4us"})
     heat, contour = speedup_map(table, "ladder", "parallel").data
     assert heat.z.shape == (6, 3)
     for row in range(len(table)):
@@ -94,27 +94,27 @@ def test_a_map_of_a_page_names_few_values_below() -> None:
         # of many values round ones are named
         ("intra.allreduce_floor", "1:1024:x1.5us", ["1", "5", "20", "100", "500"]),
     ):
-        table = sweep({"model": "8b", "tp": 2, "batch": "1,2", name: given})
+        table = sweep(None, {"model": "8b", "tp": 2, "batch": "1,2", name: given})
         assert list(speedup_map(table, compact=True).layout.xaxis.ticktext) == expected
         assert len(speedup_map(table).layout.xaxis.ticktext) > len(expected)
 
 
 def test_a_map_leaves_out_what_cannot_run() -> None:
-    table = sweep({"model": "70b,405b", "batch": "1,2"})
+    table = sweep(None, {"model": "70b,405b", "batch": "1,2"})
     assert np.isnan(sweep_figure(table).data[0].z).tolist() == [[False, False], [True, True]]
 
 
 def test_a_sweep_over_too_much_or_nothing_is_no_figure() -> None:
     with pytest.raises(UsageError, match=r"3 fields vary \(tp, batch, gen\)"):
-        sweep_figure(sweep({"model": "8b", "tp": "2,4", "batch": "1,2", "gen": "2,4"}))
+        sweep_figure(sweep(None, {"model": "8b", "tp": "2,4", "batch": "1,2", "gen": "2,4"}))
     with pytest.raises(UsageError, match="0 fields vary"):
-        sweep_figure(sweep({"model": "8b"}))
+        sweep_figure(sweep(None, {"model": "8b"}))
     with pytest.raises(UsageError, match="the sweep holds no ladder"):
-        sweep_figure(sweep({"model": "8b", "tp": "2,4", "batch": "1,2"}, ["parallel"]))
+        sweep_figure(sweep(None, {"model": "8b", "tp": "2,4", "batch": "1,2"}, ["parallel"]))
 
 
 def test_the_breakdown_sums_to_the_request() -> None:
-    scenario = Scenario.of(model="405b", nodes=2)
+    scenario = Scenario(model="405b", nodes=2)
     predictions = predict(scenario)
     figure = breakdown_figure(scenario, predictions)
     for index, prediction in enumerate(predictions.values()):
@@ -123,17 +123,17 @@ def test_the_breakdown_sums_to_the_request() -> None:
 
 def test_the_timeline_shows_the_layers_that_most_are_like() -> None:
     """Guards against the first dense layers of a model with experts, and none of its messages."""
-    scenario = Scenario.of(model="deepseek-v2-lite", attention_dp=8, ep=8, batch=8, stack="vllm")
+    scenario = Scenario(model="deepseek-v2-lite", attention_dp=8, ep=8, batch=8, stack="vllm")
     figure = timeline_figure(scenario, predict(scenario, ["standard"]))
     ops = {op for trace in figure.data if trace.name != "exposed" for op, _ in trace.customdata}
     assert {op.partition(".")[2] for op in ops} >= {"mlp.experts", "mlp.dispatch", "mlp.combine"}
-    short = Scenario.of(model=dataclasses.replace(catalog.model("8b"), layers=1), tp=2)
+    short = Scenario(model=dataclasses.replace(catalog.model("8b"), layers=1), tp=2)
     assert timeline_figure(short, predict(short, ["standard"])).data
 
 
 def test_the_timeline_holds_the_simulated_ops() -> None:
     """Lanes of every variant; ladder's all-reduces overlap compute, standard's do not."""
-    scenario = Scenario.of(model="405b", nodes=2)
+    scenario = Scenario(model="405b", nodes=2)
     predictions = predict(scenario, ["standard", "ladder"])
     figure = timeline_figure(scenario, predictions)
     for variant, prediction in predictions.items():
@@ -154,11 +154,11 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
         overlaps = [min(end, stop) - max(start, begin) for _, start, end, _ in comm for _, begin, stop, _ in compute]
         assert (max(overlaps) > 1.0) is (variant == "ladder")
     with pytest.raises(UsageError, match="one new token"):
-        timeline_figure(scenario, predict(Scenario.of(model="8b", gen=1)))
+        timeline_figure(scenario, predict(Scenario(model="8b", gen=1)))
 
 
 def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
-    result = breakeven({"model": "405b", "nodes": 2}, "inter.allreduce_floor", "1:40us", gain=0.3)
+    result = breakeven(None, "inter.allreduce_floor", "1:40us", gain=0.3, model="405b", nodes=2)
     line, *marks = breakeven_figure(result).data
     assert np.array_equal(line.y, result.speedups)
     assert line.x[-1] == pytest.approx(40.0)
@@ -167,7 +167,7 @@ def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
 
 
 def test_the_tornado_shows_both_changes_heaviest_first() -> None:
-    sensitivities = sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])
+    sensitivities = sensitivity(Scenario(model="405b", nodes=2), ["ladder"])
     lower, higher = tornado_figure(sensitivities, "ladder", 0.1).data
     widest = [max(abs(low), abs(high)) for low, high in zip(lower.x, higher.x, strict=True)]
     assert widest == sorted(widest, reverse=True)
@@ -176,7 +176,7 @@ def test_the_tornado_shows_both_changes_heaviest_first() -> None:
 
 
 def test_pareto_holds_every_option_and_the_front() -> None:
-    advice = advise({"model": "70b"}, "tpot")
+    advice = advise(None, "tpot", model="70b")
     front, *variants = pareto_figure(advice).data
     assert list(front.x) == [1e3 * option.tpot_s for option in advice.front]
     assert sum(len(trace.x) for trace in variants) == len(advice.options)
@@ -186,7 +186,7 @@ def test_pareto_holds_every_option_and_the_front() -> None:
 
 
 def test_the_front_has_intervals_inside_the_axis_and_names_that_are_apart() -> None:
-    advice = advise({"model": "8b", "stack": "vllm", "concurrency": "8:64"}, gpus=4)
+    advice = advise(gpus=4, model="8b", stack="vllm", concurrency="8:64")
     drawn = pareto_figure(advice)
     front = drawn.data[0]
     low, high = drawn.layout.yaxis.range
@@ -205,7 +205,7 @@ def test_the_front_has_intervals_inside_the_axis_and_names_that_are_apart() -> N
 
 
 def test_the_comparison_holds_rates_and_intervals() -> None:
-    candidates = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"])
+    candidates = compare(None, ["h100-sxm", "h200-sxm"], model="70b")
     for trace, candidate in zip(comparison_figure(candidates).data, candidates, strict=True):
         rates = [prediction.tokens_per_s for prediction in candidate.predictions.values()]
         assert list(trace.y) == [rate.value for rate in rates]
@@ -224,22 +224,22 @@ def test_every_variant_has_a_colour_of_its_own() -> None:
 def _winners() -> Winners:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 8))
-        return winners(versus(Scenario.of(model="8b"), "ladder", "fused-norm"))
+        return winners(versus(Scenario(model="8b"), "ladder", "fused-norm"))
 
 
 def _figures() -> dict[str, Callable[[], go.Figure]]:
-    scenario = Scenario.of(model="8b")
+    scenario = Scenario(model="8b")
     return {
-        "lines": lambda: speedup_lines(sweep({**SMALL, "batch": "1:4"})),
-        "map": lambda: speedup_map(sweep({**SMALL, "batch": "1:4", "gen": "2,4"})),
+        "lines": lambda: speedup_lines(sweep(None, {**SMALL, "batch": "1:4"})),
+        "map": lambda: speedup_map(sweep(None, {**SMALL, "batch": "1:4", "gen": "2,4"})),
         "breakdown": lambda: breakdown_figure(scenario, predict(scenario)),
         "timeline": lambda: timeline_figure(scenario, predict(scenario)),
-        "breakeven": lambda: breakeven_figure(breakeven(SMALL, "intra.allreduce_floor")),
+        "breakeven": lambda: breakeven_figure(breakeven(None, "intra.allreduce_floor", **SMALL)),
         "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", 0.1),
-        "pareto": lambda: pareto_figure(advise({"model": "8b"})),
+        "pareto": lambda: pareto_figure(advise(model="8b")),
         "versus": lambda: versus_figure(versus(scenario, "ladder")),
         "winners": lambda: winners_figure(_winners()),
-        "comparison": lambda: comparison_figure(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"])),
+        "comparison": lambda: comparison_figure(compare(None, ["h100-sxm", "h200-sxm"], model="8b")),
     }
 
 

@@ -24,12 +24,12 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 @pytest.fixture(scope="module")
 def predictions() -> Predictions:
-    return predict(Scenario.of(model="405b", nodes=2), VARIANTS)
+    return predict(Scenario(model="405b", nodes=2), VARIANTS)
 
 
 @pytest.mark.parametrize("load", [{"batch": 64}, {"concurrency": 64}, {"concurrency": 64, "stack": "sglang"}])
 def test_the_sources_of_a_time_add_up_to_all_of_it(load: dict[str, Any]) -> None:
-    predicted = predict(Scenario.of(**{"model": "8b", "tp": 4, "stack": "vllm", **load}), ["standard"])
+    predicted = predict(Scenario(**{"model": "8b", "tp": 4, "stack": "vllm", **load}), ["standard"])
     shares = re.findall(r"^  (?:measured|fitted|transferred|roofline|stack) +([\d.]+)%", str(predicted), re.MULTILINE)
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
@@ -107,7 +107,7 @@ def test_no_screen_is_too_narrow_for_a_column(command: str, monkeypatch: pytest.
 def test_the_words_of_a_breakdown_are_explained() -> None:
     """Most of an all-reduce may be hidden and still be on the critical path."""
     for tp, explained in ((8, True), (1, False)):
-        text = str(predict(Scenario.of(model="8b", tp=tp)))
+        text = str(predict(Scenario(model="8b", tp=tp)))
         assert all((f"{word}: {meaning}" in text) == explained for word, meaning in LEGEND.items())
 
 
@@ -121,7 +121,7 @@ def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) 
 
 def test_ops_name_their_precision() -> None:
     """Linear layers have the model's, the LM head 16 bits; so has attention, over a cache of its own type."""
-    scenario = Scenario.of(model="8b", tp=8, cluster="b200-sxm", stack="trtllm", dtype="nvfp4", batch=4)
+    scenario = Scenario(model="8b", tp=8, cluster="b200-sxm", stack="trtllm", dtype="nvfp4", batch=4)
     text = to_text(explained(predict(scenario, ["standard", "ladder"])))
     for name, shape in (
         ("attn.qkv", "4 x 4096 x 768, nvfp4"),
@@ -179,7 +179,7 @@ def test_exports_end_in_one_newline(predictions: Predictions) -> None:
 
 
 def test_one_node_names_no_link_across_nodes() -> None:
-    text = str(predict(Scenario.of(model="8b", p2p=False), "ladder"))
+    text = str(predict(Scenario(model="8b", p2p=False), "ladder"))
     assert text.startswith("llama-3.1-8b, TP 8 on 1 x 8 H100 SXM5 80GB, nvlink4-nvswitch (P2P off)\n")
 
 
@@ -195,7 +195,7 @@ def test_an_explanation_names_the_all_reduces(
     fields: dict[str, object], names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `auto` takes in a prefill of 16 MB messages and in decode of 16 KB."""
-    predictions = predict(Scenario.of(model="70b", **fields), ["standard"], ignore_memory=True)
+    predictions = predict(Scenario(model="70b", **fields), ["standard"], ignore_memory=True)
     text = shown(explanation(predictions.values()), 200, monkeypatch)
     rows = [line for line in text.splitlines() if "all_reduce" in line]
     assert {name for row in rows for name in re.findall(r"B, ([a-z][a-z-]+)", row)} == names
@@ -203,7 +203,7 @@ def test_an_explanation_names_the_all_reduces(
 
 def test_an_explanation_names_the_ops_that_differ() -> None:
     """vLLM fuses standard's all-reduces with norms; ladder and parallel, served by the plug-in, have both apart."""
-    predicted = predict(Scenario.of(model="70b", stack="vllm", batch=16), ["standard", "ladder", "parallel"])
+    predicted = predict(Scenario(model="70b", stack="vllm", batch=16), ["standard", "ladder", "parallel"])
     text = to_text(explanation(predicted.values()))
     lines = re.findall(r"^ops that differ from standard's, alone: (.*)$", text, re.MULTILINE)
     _, ladder, _, parallel = ({op.split()[0] for op in line.split(", ")} for line in lines)
@@ -213,7 +213,7 @@ def test_an_explanation_names_the_ops_that_differ() -> None:
 
 def test_every_kernel_of_experts_and_latent_attention_says_where_its_time_comes_from() -> None:
     plan = {"tp": 1, "attention_dp": 8, "ep": 8, "overrides": {"stack.dispatch": "deepep-auto"}}
-    scenario = Scenario.of(model="deepseek-v3", cluster="h200-sxm", stack="sglang", concurrency=64, **plan)  # type: ignore[arg-type]
+    scenario = Scenario(model="deepseek-v3", cluster="h200-sxm", stack="sglang", concurrency=64, **plan)  # type: ignore[arg-type]
     text = to_text(explained(predict(scenario, ["standard"])))
     mixed, decode = text.split("standard: one ")[1:]
     sources = {

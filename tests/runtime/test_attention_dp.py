@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime.__main__ import main
+from ladder_sim_runtime.bench import bench
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from torch import Tensor
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from runtime.__main__ import main
-from runtime.bench import bench
-from runtime.comm.base import Communicator
-from runtime.comm.rendezvous import CommConfig
-from runtime.config import EngineConfig, ModelConfig
-from runtime.prepare import BenchConfig
 from tests.support.ranks import on_ranks
 from tests.support.reference import full_weights, reference_logits
 from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, engine_of, logits, tokens_of
@@ -130,7 +128,7 @@ def test_an_emulated_link_carries_dispatch_and_combine(small: Path, tmp_path: Pa
     [
         ("--attention-dp 2", 2, "--attention-dp 2: must divide the batch, 1,"),
         ("--attention-dp 2 --batch 3", 2, "give --batch 4"),
-        ("--attention-dp 0", 2, "attention_dp is 0: must be 1 or more"),
+        ("--attention-dp 0", 2, "attention_dp is 0: must be a whole number from 1"),
         ("--attention-dp 2 --batch 2 --ep 3", 3, "--ep 3: must divide 2 ranks and 4 experts"),
         ("--attention-dp 8 --tp 8 --batch 8 --ep 1", 3, "8 ranks cannot share 4 query heads evenly"),
     ],

@@ -10,21 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime.bench import _Sample, bench
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator, Handle
+from ladder_sim_runtime.comm.emulate import EmulatedLink
+from ladder_sim_runtime.comm.table import LatencyTable
+from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
 from ladder_sim.cli.run import _resolve
 from ladder_sim.errors import InfeasibleError, UsageError, install_command
-from runtime.bench import _Sample, bench
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone, Handle
-from runtime.comm.emulate import EmulatedLink
-from runtime.comm.rendezvous import CommConfig
-from runtime.comm.table import LatencyTable
-from runtime.config import EngineConfig, ModelConfig
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig
 from tests.support.commands import run
 from tests.support.schemas import check
 from tests.support.terminal import progress_of
@@ -85,7 +83,7 @@ def test_rounds_go_on_until_speedups_are_known(model: Path, monkeypatch: pytest.
     def rounds(within: float | None, budget_s: float) -> tuple[int, Any]:
         ladder = itertools.cycle([1.0, 1.0, 1.0, 2.0])
         monkeypatch.setattr(
-            "runtime.bench._request",
+            "ladder_sim_runtime.bench._request",
             lambda _, wiring, watched: _Sample(
                 0.0, next(ladder) if wiring.name == "ladder" else 1.5, math.nan, math.nan
             ),
@@ -114,7 +112,7 @@ def test_ladder_computes_under_its_messages_and_standard_does_not(model: Path, v
     """The product's claim, by the order of events: GEMMs between the issue of each message and the wait for it."""
     order: list[tuple[str, int]] = []
 
-    class Link(Alone):
+    class Link(Communicator):
         def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
             order.append(("issue", sum(event == "issue" for event, _ in order)))
             return Message(order[-1][1])
@@ -234,7 +232,7 @@ class Clock:
 
 def test_a_link_carries_one_message_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("runtime.comm.emulate.time", clock)
+    monkeypatch.setattr("ladder_sim_runtime.comm.emulate.time", clock)
     emulated = EmulatedLink(2, LatencyTable([(1, 0.01), (1e9, 0.01 * 1.000001)]))
     first, second = emulated.all_reduce(torch.zeros(1)), emulated.all_reduce(torch.zeros(1))
     first.wait()

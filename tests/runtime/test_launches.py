@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ladder_sim_runtime import device
+from ladder_sim_runtime.assemble import TORCH_DTYPES, assemble
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.comm.process_group import ProcessGroup
+from ladder_sim_runtime.comm.streams import SideStream
+from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from ladder_sim_runtime.execution import Execution
+from ladder_sim_runtime.generate import Generator
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.specs import catalog
-from runtime import device
-from runtime.assemble import TORCH_DTYPES, assemble
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone
-from runtime.comm.process_group import ProcessGroup
-from runtime.comm.streams import SideStream
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
-from runtime.execution import Execution
-from runtime.generate import Generator
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 from tests.support.launches import install
 from tests.support.watched import engine_of
 
@@ -146,7 +146,7 @@ def test_decode_attention_of_gpus_computes_what_that_of_cpus_does(
 
     def logits() -> Any:
         shape = replace(SHAPE, sliding_window=window)
-        model = Decoder(shape, EngineConfig(), Alone(), positions=10).to(torch.float16)
+        model = Decoder(shape, EngineConfig(), Communicator(), positions=10).to(torch.float16)
         fill(model, random_weights(seed=0))
         cache, pad_B = model.cache(2), torch.tensor(pads) if any(pads) else None
         tokens_BT, wiring = torch.arange(18).view(2, 9) % 64, lay_out("standard", LAYERS)
@@ -166,7 +166,7 @@ def test_decode_attention_of_gpus_computes_what_that_of_cpus_does(
 
 def decoder(kind: str = "bf16", **shape: Any) -> Decoder:
     with torch.device("meta"):
-        return Decoder(replace(SHAPE, **shape), EngineConfig(), Alone(), positions=4).to(TORCH_DTYPES[kind])
+        return Decoder(replace(SHAPE, **shape), EngineConfig(), Communicator(), positions=4).to(TORCH_DTYPES[kind])
 
 
 def test_what_is_done_is_what_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pyt
 
     compiled = torch.compile
     monkeypatch.setattr("torch.compile", lambda block, **options: compiled(block, backend=backend, **options))
-    model = Decoder(SHAPE, EngineConfig(attention="math"), Alone(2), positions=10)
+    model = Decoder(SHAPE, EngineConfig(attention="math"), Communicator(2), positions=10)
     fill(model, random_weights(seed=0))
     tokens_BT, cache = torch.arange(12).view(2, 6), model.cache(2)
 
@@ -240,7 +240,7 @@ def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pyt
 
 def test_flash_attention_compiles_for_prompts_of_several_lengths() -> None:
     torch._dynamo.reset()
-    model, wiring = Decoder(SHAPE, EngineConfig(), Alone(2), positions=10), lay_out("ladder", LAYERS)
+    model, wiring = Decoder(SHAPE, EngineConfig(), Communicator(2), positions=10), lay_out("ladder", LAYERS)
     fill(model, random_weights(seed=0))
 
     def logits() -> list[Any]:

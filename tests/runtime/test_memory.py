@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime import device
+from ladder_sim_runtime.assemble import assemble
+from ladder_sim_runtime.checkpoint.tensors import LM_HEAD
+from ladder_sim_runtime.checkpoint.weights import Sliceable, fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator, Pipeline
+from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
+from ladder_sim_runtime.kinds import Experts
+from ladder_sim_runtime.memory import Workload, check_fits, enough_memory, needs
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch.profiler import ProfilerActivity, profile
 
 from ladder_sim.errors import InfeasibleError
-from runtime import device
-from runtime.assemble import assemble
-from runtime.checkpoint.tensors import LM_HEAD
-from runtime.checkpoint.weights import Sliceable, fill, random_weights
-from runtime.comm.base import Alone, AloneInPipeline
-from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
-from runtime.kinds import Experts
-from runtime.memory import Workload, check_fits, enough_memory, needs
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 
 pytestmark = pytest.mark.torch
 
@@ -55,7 +55,7 @@ def test_a_prefill_needs_what_is_planned(
     tmp_path: Path, config: ModelConfig, engine: EngineConfig, variant: str
 ) -> None:
     """As torch's allocator counts it; the plan was 1.7 to 5.5 times too small."""
-    wirings, comm = [lay_out(variant, config.layers)], Alone(2)
+    wirings, comm = [lay_out(variant, config.layers)], Communicator(2)
     plan = needs(config, engine, Workload(batch=1, prompt=PROMPT, gen=8, dtype=torch.float32, wirings=wirings), comm)
     model = Decoder(config, engine, comm, positions=PROMPT + 8)
     fill(model, random_weights(seed=0))
@@ -76,7 +76,7 @@ def test_graphs_keep_the_largest_recorded_step(
     """One of them runs at a time: what it makes lies where that of the others did."""
     kept: list[int] = []
 
-    class Recorder(device.Cpu):
+    class Recorder(device.Device):
         has_graphs = True
         # of anything else than that there are graphs
         has_flash_decode = False
@@ -88,8 +88,8 @@ def test_graphs_keep_the_largest_recorded_step(
 
     monkeypatch.setitem(device.DEVICES, "cpu", Recorder())
     # what flash attention makes of a decode step depends on the context, and is recorded by no real device
-    monkeypatch.setattr("runtime.execution._attention_problem", lambda model: None)
-    comm, engine, batch = Alone(2), EngineConfig(attention=attention), 2
+    monkeypatch.setattr("ladder_sim_runtime.execution._attention_problem", lambda model: None)
+    comm, engine, batch = Communicator(2), EngineConfig(attention=attention), 2
     wirings = [lay_out(variant, DENSE.layers) for variant in ("standard", "ladder")]
     wished = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs=prefill)
     work: dict[str, Any] = {"batch": batch, "prompt": PROMPT, "gen": 8, "dtype": torch.float32, "wirings": wirings}
@@ -106,7 +106,7 @@ def test_graphs_keep_the_largest_recorded_step(
     assert plan.graphs <= max(kept) * 1.1 + 2**14
     # what is not recorded keeps nothing, and a pipeline records nothing
     assert needs(DENSE, engine, Workload(**work), comm).graphs == 0
-    staged = needs(DENSE, engine, Workload(recorded=recorded, **work), Alone(2, AloneInPipeline(0, 2)))
+    staged = needs(DENSE, engine, Workload(recorded=recorded, **work), Communicator(2, Pipeline(0, 2)))
     assert staged.graphs == 0
 
 
@@ -131,7 +131,7 @@ def test_what_did_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return torch.zeros(shape)
 
-    model = Decoder(DENSE, EngineConfig(), Alone(), positions=4)
+    model = Decoder(DENSE, EngineConfig(), Communicator(), positions=4)
     with pytest.raises(InfeasibleError, match=r"rank 0 ran out of memory for lm_head.weight: .*2.00 GiB") as refused:
         fill(model, source)
     assert "use more ranks" in refused.value.hint
@@ -149,7 +149,7 @@ def test_what_would_fit_does() -> None:
         (1, ("prefill", "decode"), "of a prefill, .* of CUDA graphs, batch 1000"),
     )
     for stages, recorded, words in cases:
-        comm = Alone(2, AloneInPipeline(0, stages))
+        comm = Communicator(2, Pipeline(0, stages))
         work = Workload(batch=1000, prompt=PROMPT, gen=8, dtype=torch.bfloat16, recorded=recorded)
         with pytest.raises(InfeasibleError, match=words) as refused:
             check_fits(DENSE, EngineConfig(), work, comm, 50e6)
@@ -162,5 +162,7 @@ def test_what_would_fit_does() -> None:
 def test_a_prompt_that_no_model_has_memory_for() -> None:
     """Regression: the way out was a model of 0 layers."""
     with pytest.raises(InfeasibleError) as refused:
-        check_fits(DENSE, EngineConfig(), Workload(batch=1, prompt=100_000, gen=8, dtype=torch.bfloat16), Alone(), 50e6)
+        check_fits(
+            DENSE, EngineConfig(), Workload(batch=1, prompt=100_000, gen=8, dtype=torch.bfloat16), Communicator(), 50e6
+        )
     assert refused.value.hint == "use more ranks with memory of their own, or a smaller model, or a shorter prompt"

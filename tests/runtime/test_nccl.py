@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ladder_sim_runtime.comm.emulate import EmulatedGpuLink
+from ladder_sim_runtime.comm.process_group import Degrees, Groups, nccl_groups
+from ladder_sim_runtime.comm.rendezvous import connect
+from ladder_sim_runtime.config import CommConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from runtime.comm.emulate import EmulatedGpuLink
-from runtime.comm.process_group import Degrees, Groups, nccl_groups
-from runtime.comm.rendezvous import CommConfig, connect
 
 pytestmark = pytest.mark.torch
 
@@ -104,7 +105,7 @@ def test_an_emulated_link_of_a_gpu_refuses_them_and_an_old_torch(
     table = tmp_path / "table.csv"
     table.write_text("bytes,seconds\n1,1e-5\n1e9,1e-3\n")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("runtime.comm.emulate.SideStream", object)
+    monkeypatch.setattr("ladder_sim_runtime.comm.emulate.SideStream", object)
     config, degrees = CommConfig(backend="emulate", table=table), Degrees(8)
     assert isinstance(connect(config, degrees), EmulatedGpuLink)
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.kinds import Experts
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone
-from runtime.kinds import Experts
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 from tests.support.reference import full_weights, reference_logits
 from tests.support.world import (
     ENGINES,
@@ -109,7 +109,10 @@ def test_one_expert_of_every_token_is_an_mlp(variant: str) -> None:
     tokens_BT, wiring = tokens_of(GROUPED), lay_out(variant, GROUPED.layers)
     logits = []
     for config in (GROUPED, sparse):
-        model, source = Decoder(config, ENGINES["flash"], Alone(), positions=tokens_BT.shape[1]), random_weights(seed=1)
+        model, source = (
+            Decoder(config, ENGINES["flash"], Communicator(), positions=tokens_BT.shape[1]),
+            random_weights(seed=1),
+        )
         fill(model, lambda name, shape, source=source: source(name.replace("experts.0.", ""), shape))
         with torch.inference_mode():
             logits.append(model(tokens_BT, wiring))
@@ -121,7 +124,7 @@ def test_one_expert_of_every_token_is_an_mlp(variant: str) -> None:
 def test_a_decode_step_of_latent_attention_is_a_prefill_s_last_token(model: str, engine: str) -> None:
     """The absorbed form computes what the expanded one does, over the same cache."""
     config, wiring = MODELS[model], lay_out("standard", MODELS[model].layers)
-    decoder, tokens_BT = Decoder(config, ENGINES[engine], Alone(), positions=16), tokens_of(config)
+    decoder, tokens_BT = Decoder(config, ENGINES[engine], Communicator(), positions=16), tokens_of(config)
     fill(decoder, random_weights(seed=1))
     last = tokens_BT.shape[1] - 1
     with torch.inference_mode():
@@ -146,7 +149,7 @@ def test_gated_activations_leave_what_they_read() -> None:
 def test_math_attention_masks_the_rest_of_the_cache() -> None:
     """Regression guard: what an earlier request left in the cache beyond the context must not show."""
     config = replace(GROUPED, layers=1)
-    model = Decoder(config, ENGINES["math"], Alone(), positions=16)
+    model = Decoder(config, ENGINES["math"], Communicator(), positions=16)
     fill(model, random_weights(seed=1))
     with torch.inference_mode():
         clean, dirty = model.cache(2), model.cache(2) + 7.0

@@ -7,20 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime.__main__ import main
+from ladder_sim_runtime.bench import bench
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import DONE, Communicator, Handle
+from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig
+from ladder_sim_runtime.generate import Generator
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from runtime.__main__ import main
-from runtime.bench import bench
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import DONE, Alone, Communicator, Handle
-from runtime.comm.rendezvous import CommConfig
-from runtime.config import EngineConfig
-from runtime.generate import Generator
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig
 from tests.support.ranks import on_ranks
 from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, WHOLE, Case, decoder, logits
 
@@ -101,7 +99,7 @@ def test_a_ladder_stage_computes_while_the_last_output_is_sent(variant: str) -> 
         order.append(kind)
         return run(*args)
 
-    model = Decoder(replace(GROUPED, layers=2), EngineConfig(), Alone(1, Second(order)), positions=4)
+    model = Decoder(replace(GROUPED, layers=2), EngineConfig(), Communicator(1, Second(order)), positions=4)
     fill(model, random_weights(seed=0))
     with kernels.observed(watch), torch.inference_mode():
         model(torch.zeros(1, 4, dtype=torch.long), lay_out(variant, 2))
@@ -127,7 +125,7 @@ def generated(comm: Communicator, variant: str) -> Tensor:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_micro_batches_generate_what_one_batch_does(variant: str, stages: int, tmp_path: Path) -> None:
     """On every rank."""
-    expected = generated(Alone(), variant)
+    expected = generated(Communicator(), variant)
     assert all(torch.equal(x, expected) for x in on_ranks(stages, tmp_path, generated, variant, stages=stages))
 
 
@@ -153,7 +151,7 @@ def test_a_stage_computes_the_next_micro_batch_while_another_stage_has_the_last(
             order.append(kind)
         return run(*args)
 
-    model = Decoder(replace(GROUPED, layers=2), EngineConfig(), Alone(1, First(order)), positions=6)
+    model = Decoder(replace(GROUPED, layers=2), EngineConfig(), Communicator(1, First(order)), positions=6)
     fill(model, random_weights(seed=0))
     generator, wiring = Generator(model, torch.zeros(2, 4, dtype=torch.long), 3), lay_out("ladder", 2)
     both = ["attention", "send"] * 2
@@ -170,8 +168,8 @@ def test_a_stage_computes_the_next_micro_batch_while_another_stage_has_the_last(
 
 
 def test_weights_of_each_stage_are_its_own() -> None:
-    whole = Decoder(GROUPED, EngineConfig(), Alone(), positions=1)
-    stages = [Decoder(GROUPED, EngineConfig(), Alone(1, Place(stage)), positions=1) for stage in range(2)]
+    whole = Decoder(GROUPED, EngineConfig(), Communicator(), positions=1)
+    stages = [Decoder(GROUPED, EngineConfig(), Communicator(1, Place(stage)), positions=1) for stage in range(2)]
     assert [len(stage.layers) for stage in stages] == [2, 1]
     assert [len(stage.embedding_VD) for stage in stages] == [GROUPED.vocab, 0]
     assert [len(stage.lm_head_VD) for stage in stages] == [0, GROUPED.vocab]

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime.assemble import assemble
+from ladder_sim_runtime.bench import _request
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.emulate import EmulatedGpuLink
+from ladder_sim_runtime.comm.process_group import ProcessGroup, check_variables
+from ladder_sim_runtime.comm.streams import SideStream
+from ladder_sim_runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
+from ladder_sim_runtime.comm.table import LatencyTable
+from ladder_sim_runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
+from ladder_sim_runtime.environment import gpu_links, gpu_states, variables
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from runtime.assemble import assemble
-from runtime.bench import _request
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.emulate import EmulatedGpuLink
-from runtime.comm.process_group import ProcessGroup, check_variables
-from runtime.comm.streams import SideStream
-from runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
-from runtime.comm.table import LatencyTable
-from runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
-from runtime.environment import gpu_links, gpu_states, variables
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
 from tests.support.fake_cuda import FakeCuda
 from tests.support.launches import install
 

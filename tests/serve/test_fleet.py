@@ -21,15 +21,15 @@ from ladder_sim.errors import UsageError
 from ladder_sim.report.documents.serve import fleet_price
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
-from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, capacity, estimate, smallest_fleets
+from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, estimate, smallest_fleets
 from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.sizing.capacity import Capacity, Case, Search
 from tests.conftest import REPO
 from tests.support.commands import run
-from tests.support.replicas import SERVER
+from tests.support.replicas import SERVER, capacity
 
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
-SCENARIO = Scenario.of(model="8b", tp=2, stack="vllm", concurrency=8)
+SCENARIO = Scenario(model="8b", tp=2, stack="vllm", concurrency=8)
 TRAFFIC = Traffic(rate=300.0, **LOAD)
 PROMISE = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
 FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "40", "--prompt", "400", "--gen", "40")
@@ -53,7 +53,7 @@ def searched() -> Fleets:
 def test_no_plan_needs_fewer_gpus_than_the_best(searched: Fleets) -> None:
     """Guards the pruning: each plan on its own, with its own search."""
     for tp in (1, 2, 4):
-        alone = capacity(Scenario.of(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE)
+        alone = capacity(Scenario(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE)
         for name, each in searched.variants.items():
             assert each.gpus.value <= alone[name].gpus
             if each.plans == f"TP {tp}":
@@ -121,10 +121,9 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
 @pytest.mark.parametrize("model", ["8b", "70b"])
 def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> None:
     """What it says that a replica carries at least is less than what it carries."""
-    from ladder_sim.serve.sizing.best_plan import Context, _least_gpus
-    from ladder_sim.serve.sizing.points import Progress
+    from ladder_sim.serve.sizing.best_plan import Context, Progress, _least_gpus
 
-    scenario = Scenario.of(model=model, tp=8, stack="vllm")
+    scenario = Scenario(model=model, tp=8, stack="vllm")
     for text in ("tpot_p95=12ms", "tpot_p95=30ms"):
         traffic = Traffic(rate=500.0, prompt=Lengths.parse("1024"), gen=Lengths.parse("64"), requests=200)
         promise = Promise.parse(text)
@@ -169,7 +168,7 @@ def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes()
 
 def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
     """Where some run prompts only; one of equal groups stands for all."""
-    one, two = (Scenario.of(model="8b", tp=tp, stack="vllm") for tp in (1, 2))
+    one, two = (Scenario(model="8b", tp=tp, stack="vllm") for tp in (1, 2))
     load = {"prompt": Lengths.parse("uniform:100:300"), "gen": Lengths.parse("uniform:8:24"), "requests": 100}
     traffic, promise = Traffic(rate=30.0, **load), Promise.parse("ttft_p95=300ms,tpot_p95=16ms")
     service = Service.for_requests(one, traffic, prefill=two, steps=SERVER)

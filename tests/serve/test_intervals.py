@@ -20,7 +20,7 @@ from tests.support.commands import run
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 TRAFFIC = Traffic(rate=60.0, **LOAD)
-SCENARIO = Scenario.of(model="8b", tp=2, stack="vllm")
+SCENARIO = Scenario(model="8b", tp=2, stack="vllm")
 
 
 def estimates(**given: Any) -> Estimates:
@@ -90,7 +90,7 @@ def test_requests_of_one_length_in_flight_are_said_to_stay_in_step() -> None:
     """`serve` said 536 ms to first tokens where `predict --concurrency` said 185, and neither why."""
     alike = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("64"), "requests": 130}
     (said,) = in_step(Traffic(concurrency=16, **alike))
-    predicted = predict(Scenario.of(model="8b", tp=2, stack="vllm", concurrency=16, prompt=1024, gen=64), "standard")
+    predicted = predict(Scenario(model="8b", tp=2, stack="vllm", concurrency=16, prompt=1024, gen=64), "standard")
     assert f"mean TTFT of {format_seconds(predicted.ttft_s)}, TPOT of {format_seconds(predicted.tpot_s or 0.0)}" in said
     assert not in_step(Traffic(concurrency=16, **LOAD))
     assert not in_step(Traffic(rate=20.0, **alike))
@@ -118,7 +118,7 @@ def test_a_promise_inside_an_interval_is_unsure() -> None:
 
 def test_overload_with_slower_steps_is_said() -> None:
     """At a load that is just carried, steps as slow as the interval allows do not carry it."""
-    tight = Scenario.of(model="8b", tp=2, stack="vllm", overrides={"stack.serving_reserve_bytes": "50GB"})
+    tight = Scenario(model="8b", tp=2, stack="vllm", overrides={"stack.serving_reserve_bytes": "50GB"})
     load = {"prompt": Lengths.parse("900"), "gen": Lengths.parse("20"), "requests": 1500}
     answers = {}
     for rate in (5.0, 58.0, 3000.0):

@@ -21,7 +21,6 @@ from ladder_sim.serve import (
     Service,
     StepTimes,
     Traffic,
-    capacity,
     estimate,
     serve,
     smallest_fleets,
@@ -30,13 +29,14 @@ from ladder_sim.serve.replicas.simulation import _System
 from ladder_sim.serve.sizing.capacity import Search
 from tests.conftest import REPO
 from tests.support.commands import run
+from tests.support.replicas import capacity
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "60")
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "8b", "tp": 2, "stack": "vllm", **given})
+    return Scenario(**{"model": "8b", "tp": 2, "stack": "vllm", **given})
 
 
 def test_ladder_answers_the_same_requests_sooner() -> None:
@@ -291,7 +291,6 @@ def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
         ({"arrival_s": float("nan")}, "a request's arrival_s is nan: must be a number from 0"),
         ({"arrival_s": -5.0}, "a request's arrival_s is -5.0: must be"),
         ({"prefix_tokens": -1}, "a request's prefix_tokens is -1: must be"),
-        ({"priority": "high"}, "a request's priority is 'high': must be"),
     ],
 )
 def test_impossible_requests_are_refused(wrong: dict[str, Any], shown: str) -> None:
@@ -306,7 +305,7 @@ def test_requests_that_are_not_in_order_are_refused(concurrency: int) -> None:
         serve(scenario(), requests, ["standard"], concurrency=concurrency)
 
 
-@pytest.mark.parametrize("function", [serve, estimate, capacity, smallest_fleets])
+@pytest.mark.parametrize("function", [serve, estimate, smallest_fleets])
 def test_a_parameter_that_is_mistyped_is_named(function: Any) -> None:
     given = [] if function in (serve, estimate) else [Promise.parse("tpot_p95=1s")]
     for name, hint in (

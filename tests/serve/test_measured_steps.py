@@ -38,7 +38,7 @@ def test_a_first_token_holds_the_time_of_the_front_end(concurrency: int) -> None
 
 
 def test_other_wirings_take_the_simulated_ratio() -> None:
-    scenario = Scenario.of(model="70b", stack="vllm")
+    scenario = Scenario(model="70b", stack="vllm")
     service = Service(scenario=scenario, context=2048, steps=SERVER)
     assert service.spec == SERVER.spec
     simulated = Service(scenario=scenario, context=2048, changed={"step_tokens": 2048, "step_requests": 128})

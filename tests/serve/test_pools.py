@@ -19,8 +19,7 @@ from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
-from ladder_sim.serve.replicas.routers import ROUTERS
-from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.replicas.simulation import ROUTERS, simulate
 from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.steps.mix import Mix
 from tests.support.commands import run
@@ -169,7 +168,7 @@ def test_requests_there_are_as_many_as_arrive_in_the_time_of_one(rate: float, mo
 
 def test_an_idle_system_takes_the_kv_cache_and_a_step_longer() -> None:
     """The KV cache of 1,024 tokens, of which each GPU sends its share over its own port."""
-    given = Scenario.of(model="70b", stack="vllm")
+    given = Scenario(model="70b", stack="vllm")
     one = Traffic(prompt=Lengths.parse("1024"), gen=Lengths.parse("16"), rate=1.0, requests=1)
     alone, apart = (Service.for_requests(given, one, prefill=prefill).run("ladder", one) for prefill in (None, given))
     port = given.cluster.inter
@@ -184,13 +183,13 @@ def test_an_idle_system_takes_the_kv_cache_and_a_step_longer() -> None:
 def test_what_an_answer_is_compared_with_has_the_requests_of_a_replica_that_decodes() -> None:
     requests = [Request(arrival_s=0.0, prompt=100, gen=80)] * 12
     outcome, *_ = pools(requests, replicas=(1, 3), link_s=0.0)
-    given = Scenario.of(model="8b", tp=1, stack="vllm")
+    given = Scenario(model="8b", tp=1, stack="vllm")
     load = confidence_of(given, {"standard": outcome}, profile=None).scenario.workload
     assert load.concurrency == round(outcome.in_flight) > 8
 
 
 def test_pools_inside_a_node_are_joined_by_its_own_links() -> None:
-    given = Scenario.of(model="8b", tp=2, stack="vllm")
+    given = Scenario(model="8b", tp=2, stack="vllm")
     times, spec = Times(), SchedulerSpec(**SPEC)  # type: ignore[arg-type]
     pool = Pool(times=times, spec=spec, replicas=1, gpus=2)
     near, far = (Prefill.between(pool, given, given, gpus) for gpus in (8, 10))
@@ -198,7 +197,7 @@ def test_pools_inside_a_node_are_joined_by_its_own_links() -> None:
 
 
 def test_the_side_with_fewer_gpus_says_how_long_a_kv_cache_takes() -> None:
-    few, many = (Scenario.of(model="70b", tp=tp, stack="vllm") for tp in (2, 8))
+    few, many = (Scenario(model="70b", tp=tp, stack="vllm") for tp in (2, 8))
     pool = Pool(times=Times(), spec=SchedulerSpec(**SPEC), replicas=1, gpus=2)  # type: ignore[arg-type]
     for sides in ((few, many), (many, few)):
         assert Prefill.between(pool, *sides, 10).gpu_bytes(1000) == KV_BYTES_PER_TOKEN * 1000 / 2

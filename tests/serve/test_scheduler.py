@@ -24,12 +24,11 @@ SPEC = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000)
 
 REQUESTS = st.lists(
     st.builds(
-        lambda gap, prompt, gen, parts, priority: (gap, prompt, gen, parts, priority),
+        lambda gap, prompt, gen, parts: (gap, prompt, gen, parts),
         st.sampled_from([0.0, 0.0, 0.003, 0.1]),
         st.integers(1, 500),
         st.integers(1, 90),
         st.integers(0, 4),
-        st.integers(0, 2),
     ),
     min_size=1,
     max_size=30,
@@ -39,7 +38,6 @@ SPECS = st.builds(
     step_tokens=st.sampled_from([16, 100, 1000]),
     step_requests=st.sampled_from([1, 3, 16]),
     kv_blocks=st.sampled_from([40, 60, 400]),
-    policy=st.sampled_from(["fcfs", "priority"]),
     mixed_steps=st.booleans(),
     prefix_cache=st.booleans(),
     ahead=st.booleans(),
@@ -49,8 +47,8 @@ SPECS = st.builds(
 )
 
 
-def at_once(*sizes: tuple[int, int]) -> list[tuple[float, int, int, int, int]]:
-    return [(0.0, prompt, gen, 0, 0) for prompt, gen in sizes]
+def at_once(*sizes: tuple[int, int]) -> list[tuple[float, int, int, int]]:
+    return [(0.0, prompt, gen, 0) for prompt, gen in sizes]
 
 
 def decoded(number: int, gen: int, spec: SchedulerSpec) -> list[int]:
@@ -73,14 +71,12 @@ PROMPTS_FIRST = SchedulerSpec(step_tokens=16, step_requests=3, kv_blocks=40, mix
 # a prompt of one token has the rows of the request that decodes already
 @example(at_once((1, 2), (1, 1)), replace(PROMPTS_FIRST, ahead=False, speculation=DRAFTS))
 @given(REQUESTS, SPECS)
-def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int, int]], spec: SchedulerSpec) -> None:
+def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int]], spec: SchedulerSpec) -> None:
     requests, now_s = [], 0.0
-    for gap, prompt, gen, parts, priority in drawn:
+    for gap, prompt, gen, parts in drawn:
         now_s += gap
         prefix = tuple(range(parts))
-        requests.append(
-            Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48, priority=priority)
-        )
+        requests.append(Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48))
     steps = Steps()
     answers = serve(requests, spec, steps)
     assert sorted(answer.number for answer in answers) == list(range(len(requests)))

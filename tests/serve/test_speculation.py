@@ -61,7 +61,7 @@ def test_a_drafter_runs_over_all_rows_and_then_over_one_of_each_request() -> Non
 
 
 def test_a_drafter_is_a_layer_and_the_lm_head_by_default() -> None:
-    given = Scenario.of(model="70b", stack="vllm")
+    given = Scenario(model="70b", stack="vllm")
     by_default = scheduler_spec(given, 2000, speculation=Speculation(acceptance=RATES))
     assert by_default.speculation is not None
     # a layer of 0.86 and a head of 1.05 of 69.5 billion weights
@@ -74,7 +74,7 @@ def test_a_drafter_is_a_layer_and_the_lm_head_by_default() -> None:
 def test_a_step_with_drafted_tokens_takes_longer_than_without_and_less_than_as_many_requests() -> None:
     traffic = Traffic(prompt=Lengths.parse("1024"), gen=Lengths.parse("64"), rate=1.0, requests=2)
     changed = {"speculation": Speculation(acceptance=RATES)}
-    service = Service.for_requests(Scenario.of(model="8b", tp=2, stack="vllm"), traffic, changed=changed)
+    service = Service.for_requests(Scenario(model="8b", tp=2, stack="vllm"), traffic, changed=changed)
     times = service.times("ladder")
     plain_s, drafted_s, further_s = (
         times.of_mix(mix) for mix in (Mix(64, 64 * 1024), Mix(64, 64 * 1024, drafted=192), Mix(256, 256 * 1024))

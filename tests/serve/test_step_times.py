@@ -11,26 +11,46 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.step_times import LIMITS, drawn
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.program import Program
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve import StepTimes
+from ladder_sim.serve import StepLimits, StepTimes
 from ladder_sim.serve.steps import cache as cache_module
 from ladder_sim.serve.steps.cache import cached, folder
 from ladder_sim.serve.steps.grids import Grids
-from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.serve.steps.step_model import Attention, Mixes, StepModel, rows_of
+from ladder_sim.serve.steps.times import Axis, Grid
 from tests.support.scenarios import with_overheads
+
+LIMITS = StepLimits(requests=256, tokens=8192, context=8192)
+
+
+def drawn(count: int, *, prompts: bool) -> Mixes:
+    """Steps of all sizes within the limits."""
+    random = np.random.default_rng(1)
+
+    def between(low: float, high: Any) -> Any:
+        return np.round(np.exp(random.uniform(np.log(low), np.log(high), count)))
+
+    decoding = between(1, LIMITS.requests)
+    context, nothing = between(1, LIMITS.context), np.zeros(count)
+    if not prompts:
+        return Mixes(decoding, decoding * context, nothing, nothing, nothing)
+    chunk = np.minimum(between(4, LIMITS.tokens), LIMITS.tokens - decoding)
+    several = np.minimum(between(1, 16), np.floor(chunk / 2))
+    length = chunk / several
+    before = np.where(random.random(count) < 0.5, 0.0, np.minimum(between(1, LIMITS.context), LIMITS.context - length))
+    length += 2.0 * np.maximum(before, 0.0)
+    return Mixes(decoding, decoding * context, several, chunk, chunk * length)
 
 
 def scenario(**given: Any) -> Scenario:
-    return Scenario.of(**{"model": "70b", "stack": "vllm", **given})
+    return Scenario(**{"model": "70b", "stack": "vllm", **given})
 
 
 def looked_up_s(times: StepTimes, steps: Mixes, duty: float = 0.0, drafted: Any = 0.0) -> Any:

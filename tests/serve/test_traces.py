@@ -62,7 +62,7 @@ def test_units_are_known_by_what_is_in_a_trace() -> None:
     assert trace.units == "times in seconds, a hash for each 16 tokens"
     assert requests[-1].arrival_s == pytest.approx(12.72 - 0.301)
     assert {request.prefix_tokens for request in requests} == {16}
-    outcome = serve(Scenario.of(model="70b", tp=8, stack="vllm", concurrency=1), trace, ["standard"])["standard"]
+    outcome = serve(Scenario(model="70b", tp=8, stack="vllm", concurrency=1), trace, ["standard"])["standard"]
     assert outcome.stable
     assert outcome.seconds("ttft") <= 0.073
     assert outcome.fields()["cached_prompt_share"] == pytest.approx(0.18, abs=0.005)

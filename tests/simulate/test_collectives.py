@@ -8,8 +8,8 @@ import networkx as nx
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.graph.build import build
 from ladder_sim.simulate.collectives import Collective
+from tests.support.graphs import build
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:4", "desync:3", "upper-bound"]
 PLANS: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def named(variant: str, **arguments: Any) -> dict[str, Collective]:
     """Of a decode step, by name; the first of those that differ."""
-    each = predict(Scenario.of(**{"stack": "vllm", **arguments}), variant).collectives
+    each = predict(Scenario(**{"stack": "vllm", **arguments}), variant).collectives
     return {collective.name: collective for collective in reversed(each)}
 
 
@@ -67,7 +67,7 @@ def test_a_collective_behind_another_one_holds_its_kernels() -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_said_is_what_is_simulated(name: str) -> None:
     for stack in ("vllm", "gpt-fast"):
-        scenario = Scenario.of(**{"gen": 2, "prompt": 100, "stack": stack, **PLANS[name]})
+        scenario = Scenario(**{"gen": 2, "prompt": 100, "stack": stack, **PLANS[name]})
         variants = [variant for variant in VARIANTS if not (scenario.plan.sp and variant.startswith("desync"))]
         for variant, prediction in predict(scenario, variants).items():
             step = prediction.request.decode
@@ -83,7 +83,7 @@ def test_what_is_said_is_what_is_simulated(name: str) -> None:
 def test_kernels_next_to_a_collective_do_not_depend_on_it(name: str) -> None:
     """In the graph of all layers, with collectives in order."""
     for variant in ("standard", "parallel", "ladder"):
-        scenario = Scenario.of(**{"stack": "gpt-fast", "prompt": 100, **PLANS[name]}, variant=variant)
+        scenario = Scenario(**{"stack": "gpt-fast", "prompt": 100, **PLANS[name]}, variant=variant)
         graph = build(scenario, "decode", 101)
         ops = list(graph.ops())
         in_order = nx.DiGraph(graph.edges)

@@ -33,7 +33,7 @@ SETTINGS: tuple[dict[str, str], ...] = (
     {},
     {"stack.cuda_graphs": "off"},
     {"stack.cuda_graphs": "off", "stack.eager_launch": "12 us"},
-    {"stack.cuda_graphs": "all", "stack.kernel_gap": "0.5 us"},
+    {"stack.cuda_graphs": "all"},
     {"stack.stream_wait": "0", "stack.collective_launch": "0"},
 )
 
@@ -66,7 +66,7 @@ def sampled() -> list[tuple[str, Scenario]]:
         nodes, batch = chance.choice((1, 1, 2)), chance.choice((1, 4, 16, 64))
         settings, p2p = chance.randrange(len(SETTINGS)), chance.random() > 0.1
         try:
-            scenario = Scenario.of(
+            scenario = Scenario(
                 **names,
                 nodes=nodes,
                 batch=batch,
@@ -135,14 +135,14 @@ def test_a_model_that_fits_nowhere_is_left_out(engines_agree: ModuleType) -> Non
 
 def test_unknown_engines_are_refused() -> None:
     with pytest.raises(UsageError, match="simpy"):
-        predict(Scenario.of(model="8b"), ["standard"], engine="simpy")  # type: ignore[arg-type]
+        predict(Scenario(model="8b"), ["standard"], engine="simpy")  # type: ignore[arg-type]
 
 
 # hardware figures
 
 
 def test_unknown_figures_are_named() -> None:
-    hardware = Hardware.of(Scenario.of(model="8b"))
+    hardware = Hardware.of(Scenario(model="8b"))
     for name in ("inter.bandwith_Bps", "inter", "bandwidth_Bps", "inter.fabric", "rank_skew.x", ""):
         with pytest.raises(UnknownNameError) as caught:
             hardware.vary({name: [1.0, 2.0]})
@@ -152,7 +152,7 @@ def test_unknown_figures_are_named() -> None:
 
 
 def test_varying_replaces_only_what_is_named() -> None:
-    hardware = Hardware.of(Scenario.of(model="8b", nodes=2))
+    hardware = Hardware.of(Scenario(model="8b", nodes=2))
     varied = hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "rank_skew": [0.0, 0.1]})
     np.testing.assert_array_equal(varied.inter.bandwidth_Bps, [25e9, 50e9])
     np.testing.assert_array_equal(varied.rank_skew, [0.0, 0.1])
@@ -163,7 +163,7 @@ def test_varying_replaces_only_what_is_named() -> None:
 
 
 def test_every_figure_can_be_varied() -> None:
-    hardware = Hardware.of(Scenario.of(model="8b"))
+    hardware = Hardware.of(Scenario(model="8b"))
     for name in Hardware.figures():
         varied = hardware.vary({name: [1.0, 2.0, 3.0]})
         np.testing.assert_array_equal(varied.figure(name), [1.0, 2.0, 3.0])
@@ -171,7 +171,7 @@ def test_every_figure_can_be_varied() -> None:
 
 def test_figures_vary_together() -> None:
     """Arrays of two lengths have no configurations in common."""
-    hardware = Hardware.of(Scenario.of(model="8b"))
+    hardware = Hardware.of(Scenario(model="8b"))
     with pytest.raises((LadderSimError, ValueError), match="length"):
         hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "inter.allreduce_floor_s": [1e-5, 2e-5, 3e-5]})
 
@@ -205,7 +205,7 @@ def alone(
         own = dict(zip(names, map(float, values), strict=True))
         overlap = {name.removeprefix("overlap."): own.pop(name) for name in list(own) if name.startswith("overlap.")}
         overheads = {name.removeprefix("stack."): own.pop(name) for name in list(own) if find_setting(name) is None}
-        scenario = Scenario.of(**flags, overrides={**overrides, **own})  # type: ignore[arg-type]
+        scenario = Scenario(**flags, overrides={**overrides, **own})  # type: ignore[arg-type]
         profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap}, overheads=overheads)
         kv_len = 1025 if phase == "decode" else 1024
         seconds.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)
@@ -223,7 +223,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_varying_one_figure_equals_setting_it(case: str, h100: CalibrationProfile) -> None:
     flags, overrides = CASES[case]
-    scenario = Scenario.of(**flags, overrides=overrides)  # type: ignore[arg-type]
+    scenario = Scenario(**flags, overrides=overrides)  # type: ignore[arg-type]
     for figure, phase in product(Hardware.figures(), PHASES):
         figures = {figure: FACTORS * own_value(scenario, figure)}
         # a figure that no op of the pass depends on may leave one value
@@ -235,7 +235,7 @@ def test_varying_one_figure_equals_setting_it(case: str, h100: CalibrationProfil
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_varying_many_figures_equals_setting_them(variant: str, h100: CalibrationProfile) -> None:
     flags: dict[str, object] = {"model": "405b", "nodes": 2, "variant": variant}
-    scenario = Scenario.of(**flags)  # type: ignore[arg-type]
+    scenario = Scenario(**flags)  # type: ignore[arg-type]
     chance = np.random.default_rng(4)
     names = [
         *(
@@ -257,7 +257,7 @@ def test_varying_many_figures_equals_setting_them(variant: str, h100: Calibratio
 def test_an_algorithm_is_chosen_for_each_configuration(variant: str, h100: CalibrationProfile) -> None:
     """A slow link makes another all-reduce the fastest; which one decides how many SMs it holds."""
     flags: dict[str, object] = {"model": "70b", "stack": "vllm", "batch": 64, "variant": variant}
-    scenario = Scenario.of(**flags)  # type: ignore[arg-type]
+    scenario = Scenario(**flags)  # type: ignore[arg-type]
     for figure in ("intra.bandwidth_Bps", "intra.allreduce_floor_s"):
         figures = {figure: np.geomspace(0.02, 50.0, 9) * own_value(scenario, figure)}
         seconds = batched(scenario, "decode", h100, figures)
@@ -267,17 +267,17 @@ def test_an_algorithm_is_chosen_for_each_configuration(variant: str, h100: Calib
 @pytest.mark.parametrize("figure", ["intra.bandwidth_Bps", "inter.bandwidth_Bps", "stack.graph_launch_s"])
 def test_there_is_a_time_for_every_configuration(figure: str, h100: CalibrationProfile) -> None:
     """Also where the figure does not matter."""
-    scenario = Scenario.of(model="8b", variant="ladder")
+    scenario = Scenario(model="8b", variant="ladder")
     seconds = batched(scenario, "prefill", h100, {figure: FACTORS * own_value(scenario, figure)})
     assert seconds.shape == FACTORS.shape
 
 
 def test_batches_hold_the_times_of_predictions(h100: CalibrationProfile) -> None:
-    scenario = Scenario.of(model="405b", nodes=2, variant="ladder", gen=2)
+    scenario = Scenario(model="405b", nodes=2, variant="ladder", gen=2)
     figures = {"inter.bandwidth_Bps": np.array([10e9, 50e9])}
     predicted = [
         predict(
-            Scenario.of(model="405b", nodes=2, gen=2, overrides={"inter.bandwidth": speed}),
+            Scenario(model="405b", nodes=2, gen=2, overrides={"inter.bandwidth": speed}),
             ["ladder"],
             profile=h100,
             ignore_memory=True,

@@ -15,7 +15,7 @@ ENGINES = ("vllm", "trtllm", "sglang")
 
 
 def step(phase: Phase = "decode", **given: Any) -> ForwardPass:
-    scenario = Scenario.of(**{"model": "deepseek-v2-lite", "tp": 2, "batch": 4, **given})
+    scenario = Scenario(**{"model": "deepseek-v2-lite", "tp": 2, "batch": 4, **given})
     return simulate(scenario, phase, 1024, KernelCosts(scenario, resolve_profile(scenario, None)))
 
 
@@ -42,7 +42,7 @@ def test_shared_experts_of_prompts_take_their_time() -> None:
 
 def test_launches_of_models_with_experts_have_a_figure_of_their_own() -> None:
     def launch_s(model: str, **overrides: str) -> object:
-        return Hardware.of(Scenario.of(model=model, stack="trtllm", overrides=overrides)).stack.eager_launch_s
+        return Hardware.of(Scenario(model=model, stack="trtllm", overrides=overrides)).stack.eager_launch_s
 
     assert launch_s("70b") == 50e-6
     assert launch_s("qwen3-30b-a3b") == 5e-6

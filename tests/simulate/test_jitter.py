@@ -43,17 +43,17 @@ def figures(predictions: Predictions) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def small() -> Scenario:
-    return Scenario.of(model="8b", tp=4)
+    return Scenario(model="8b", tp=4)
 
 
 @pytest.fixture(scope="module")
 def even() -> Predictions:
-    return predict(Scenario.of(model="405b", nodes=2))
+    return predict(Scenario(model="405b", nodes=2))
 
 
 @pytest.fixture(scope="module")
 def uneven() -> Predictions:
-    return predict(Scenario.of(model="405b", nodes=2), jitter=SIGMA)
+    return predict(Scenario(model="405b", nodes=2), jitter=SIGMA)
 
 
 def test_no_jitter_is_the_default(small: Scenario, even: Predictions) -> None:
@@ -130,7 +130,7 @@ def test_jitter_shows_on_405b(even: Predictions, uneven: Predictions) -> None:
 def test_skew_matters_only_where_ranks_meet() -> None:
     by_skew = {}
     for skew in ("0", "0.2"):
-        scenario = Scenario.of(model="8b", tp=4, overrides={"cluster.rank_skew": skew})
+        scenario = Scenario(model="8b", tp=4, overrides={"cluster.rank_skew": skew})
         by_skew[skew] = predict(scenario, ["standard", "upper-bound"], jitter=SIGMA)
     assert by_skew["0.2"]["upper-bound"].request_s == by_skew["0"]["upper-bound"].request_s
     assert by_skew["0.2"]["standard"].request_s > 1.1 * by_skew["0"]["standard"].request_s
@@ -151,7 +151,7 @@ def test_one_token(small: Scenario) -> None:
 @pytest.mark.parametrize("attention", ["flash", "math"])
 def test_growing_context(attention: str) -> None:
     """Jitter lengthens every decode step as it does the middle one."""
-    scenario = Scenario.of(model="8b", tp=4, gen=2048, overrides={"stack.attention": attention})
+    scenario = Scenario(model="8b", tp=4, gen=2048, overrides={"stack.attention": attention})
     jittered, before = predict(scenario, jitter=SIGMA), predict(scenario)
     for name in FOUR:
         ratio = jittered[name].request_s / before[name].request_s

@@ -42,7 +42,7 @@ def step(
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
-    scenario = Scenario.of(model=model, stack=stack, tp=8, variant=variant, batch=batch, overrides=settings)
+    scenario = Scenario(model=model, stack=stack, tp=8, variant=variant, batch=batch, overrides=settings)
     costs = KernelCosts(scenario, replace(load_profile("h100-sxm"), overheads=overheads))
     return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine=engine, keep=keep)
 
@@ -62,7 +62,7 @@ def test_eager_is_never_faster_than_a_graph(model: str, cluster: str, batch: int
     for stack in catalog.stack_names():
         scenario = {"model": model, "cluster": cluster, "stack": stack, "batch": batch, "gen": 8}
         graph, eager = (
-            predict(Scenario.of(**scenario, overrides=settings), VARIANTS)  # type: ignore[arg-type]
+            predict(Scenario(**scenario, overrides=settings), VARIANTS)  # type: ignore[arg-type]
             for settings in (GRAPHS, EAGER)
         )
         for variant in VARIANTS:
@@ -98,7 +98,7 @@ def test_a_launch_bound_step_scales_with_the_launch() -> None:
 
 
 def test_predictions_name_launches() -> None:
-    scenario = Scenario.of(model="1b", stack="vllm", prompt=128, gen=64, overrides=EAGER)
+    scenario = Scenario(model="1b", stack="vllm", prompt=128, gen=64, overrides=EAGER)
     ladder = predict(scenario, ["standard", "ladder"])["ladder"]
     assert ladder.limited_by == "launches"
     assert math.fsum(ladder.breakdown.limits_s.values()) == pytest.approx(ladder.request_s, rel=RTOL)
@@ -157,7 +157,7 @@ def test_a_graphs_launch_is_paid_once(variant: str) -> None:
 def test_a_graphs_launch_is_paid_once_per_token() -> None:
     without, launched = (
         predict(
-            Scenario.of(model="8b", gen=17, overrides=GRAPHS),
+            Scenario(model="8b", gen=17, overrides=GRAPHS),
             ["standard"],
             profile=replace(load_profile("h100-sxm"), overheads=overheads),
         )["standard"]
@@ -171,7 +171,7 @@ def test_every_kernel_pays_its_gap() -> None:
     """Where nothing overlaps, a gap per kernel is the whole difference; collectives have a start-up of their own."""
     for variant, phase in product(("standard", "parallel", "desync:2", "upper-bound"), PHASES):
         without = step(phase, variant=variant)
-        gapped = step(phase, variant=variant, settings={**GRAPHS, "stack.kernel_gap": "1.5 us"})
+        gapped = step(phase, variant=variant, overheads={"kernel_gap_s": 1.5e-6})
         added_s = ops(without, "compute") * 1.5e-6
         assert gapped.seconds == pytest.approx(without.seconds + added_s, rel=RTOL)
         assert gapped.breakdown.limits_s["waits"] == pytest.approx(

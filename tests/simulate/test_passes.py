@@ -1,6 +1,5 @@
 """One forward pass: closed forms of overlap, and the shortcut over identical layers."""
 
-import dataclasses
 import math
 from itertools import product
 
@@ -31,7 +30,7 @@ WIRINGS = (
 
 
 def step_s(variant: str, costs: NamedCosts, spec: StackSpec | None = None) -> float:
-    scenario = Scenario.of(model=shallow(LAYERS), tp=4, variant=variant, stack=spec or bare_stack())
+    scenario = Scenario(model=shallow(LAYERS), tp=4, variant=variant, stack=spec or bare_stack())
     return simulate(scenario, "decode", 1025, NamedCosts(costs.seconds, spec)).seconds
 
 
@@ -130,7 +129,7 @@ def test_no_wiring_beats_the_upper_bound_and_less_to_wait_for_takes_no_longer(
 @pytest.mark.parametrize("stack_name", catalog.stack_names())
 def test_no_wiring_beats_the_upper_bound_at_modelled_costs(stack_name: str) -> None:
     """But for wider GEMMs of parallel blocks."""
-    scenario = Scenario.of(model="70b", stack=stack_name, batch=16)
+    scenario = Scenario(model="70b", stack=stack_name, batch=16)
     for phase in PHASES:
         seconds = {variant: modelled_s(scenario, variant, phase) for variant in (*WIRINGS, "upper-bound")}
         for variant in WIRINGS:
@@ -140,7 +139,7 @@ def test_no_wiring_beats_the_upper_bound_at_modelled_costs(stack_name: str) -> N
 @pytest.mark.parametrize("stack_name", catalog.stack_names())
 def test_fewer_channels_to_sum_take_no_longer(stack_name: str) -> None:
     """By one library: engines choose by size, and may choose a faster kernel for more."""
-    scenario = Scenario.of(model="70b", stack=stack_name, batch=16, allreduce="nccl")
+    scenario = Scenario(model="70b", stack=stack_name, batch=16, allreduce="nccl")
     for phase in PHASES:
         shares_s = [modelled_s(scenario, f"partial:{percent}", phase) for percent in (1, 25, 50, 75, 99)]
         assert shares_s == sorted(shares_s), phase
@@ -148,7 +147,7 @@ def test_fewer_channels_to_sum_take_no_longer(stack_name: str) -> None:
 
 def modelled_s(scenario: Scenario, variant: str, phase: Phase) -> float:
     costs = KernelCosts(scenario, None)
-    return simulate(dataclasses.replace(scenario, variant=variant), phase, 1025, costs).seconds
+    return simulate(scenario.having(variant=variant), phase, 1025, costs).seconds
 
 
 @given(SECONDS, SECONDS, SECONDS, SECONDS)
@@ -178,13 +177,13 @@ def test_unfused_adds_delay_only_ladder(block_s: float, all_reduce_s: float, add
 
 
 def test_hidden_and_exposed_communication() -> None:
-    costs, scenario = blocks(4.0, 4.0, 3.0), Scenario.of(model=shallow(LAYERS), tp=4, stack=bare_stack())
+    costs, scenario = blocks(4.0, 4.0, 3.0), Scenario(model=shallow(LAYERS), tp=4, stack=bare_stack())
     for variant, exposed_s in (("standard", 18 * 3.0), ("ladder", 3.0), ("upper-bound", 0.0)):
-        decode = simulate(dataclasses.replace(scenario, variant=variant), "decode", 1025, costs)
+        decode = simulate(scenario.having(variant=variant), "decode", 1025, costs)
         assert decode.breakdown.comm_s == pytest.approx(0.0 if variant == "upper-bound" else 18 * 3.0)
         assert decode.breakdown.exposed_comm_s == pytest.approx(exposed_s)
     # twice as long as the blocks that cover it: the first 17 are half hidden
-    longer = simulate(dataclasses.replace(scenario, variant="ladder"), "decode", 1025, blocks(4.0, 4.0, 8.0))
+    longer = simulate(scenario.having(variant="ladder"), "decode", 1025, blocks(4.0, 4.0, 8.0))
     assert longer.breakdown.comm_s - longer.breakdown.exposed_comm_s == pytest.approx(17 * 4.0)
 
 
@@ -218,7 +217,7 @@ def both_ways(scenario: Scenario, phase: Phase, costs: CostModel) -> tuple[Forwa
 )
 def test_condensing_is_exact(model_name: str, stack_name: str, tp: int, batch: int) -> None:
     for variant, phase in product(WIRINGS, PHASES):
-        scenario = Scenario.of(model=model_name, stack=stack_name, nodes=2, tp=tp, batch=batch, variant=variant)
+        scenario = Scenario(model=model_name, stack=stack_name, nodes=2, tp=tp, batch=batch, variant=variant)
         short, full = both_ways(scenario, phase, KernelCosts(scenario, None))
         assert_same(short, full)
         # computation may run ahead of communication for many layers before it has to wait for it
@@ -229,7 +228,7 @@ def test_condensing_is_exact(model_name: str, stack_name: str, tp: int, batch: i
 def test_condensing_behind_a_layer_that_reduces_nothing() -> None:
     """Regression: a first layer with fewer adds was paired with the next one, which ended with an error."""
     variant = "farskip:own"
-    scenario = Scenario.of(model="deepseek-v2-lite", tp=1, attention_dp=2, batch=64, variant=variant)
+    scenario = Scenario(model="deepseek-v2-lite", tp=1, attention_dp=2, batch=64, variant=variant)
     for phase in PHASES:
         assert_same(*both_ways(scenario, phase, KernelCosts(scenario, None)))
 
@@ -243,7 +242,7 @@ TIMES = st.fixed_dictionaries(dict.fromkeys((*TIMED, "lm_head"), SECONDS))
 def test_condensing_is_exact_for_any_costs(
     seconds: dict[str, float], variant: str, wait_s: float, fused: bool, extra_layers: int
 ) -> None:
-    scenario = Scenario.of(
+    scenario = Scenario(
         model=shallow(16 + extra_layers),
         tp=4,
         variant=variant,
@@ -262,7 +261,7 @@ def test_condensing_is_exact_for_any_costs(
 @given(st.sets(st.integers(0, 31), min_size=1, max_size=31), TIMES)
 def test_condensing_a_configs_own_ladder_layers(listed: set[int], seconds: dict[str, float]) -> None:
     spec = shallow(32, ladder_layers=tuple(sorted(listed)))
-    scenario = Scenario.of(model=spec, tp=4, variant=f"hybrid-ladder:{len(listed)}", stack=bare_stack(wait_s=0.5))
+    scenario = Scenario(model=spec, tp=4, variant=f"hybrid-ladder:{len(listed)}", stack=bare_stack(wait_s=0.5))
     short, full = both_ways(scenario, "decode", NamedCosts(seconds, scenario.stack))
     assert short.seconds == pytest.approx(full.seconds, rel=RTOL)
     for field in ("comm_s", "exposed_comm_s", "busy_s"):
@@ -272,7 +271,7 @@ def test_condensing_a_configs_own_ladder_layers(listed: set[int], seconds: dict[
 
 @given(st.sampled_from(catalog.stack_names()), st.sampled_from(WIRINGS), st.sampled_from(PHASES))
 def test_breakdown_adds_up(stack_name: str, variant: str, phase: Phase) -> None:
-    scenario = Scenario.of(model="70b", stack=stack_name, variant=variant, batch=4)
+    scenario = Scenario(model="70b", stack=stack_name, variant=variant, batch=4)
     step = simulate(scenario, phase, 1025, KernelCosts(scenario, None))
     parts = step.breakdown
     assert math.fsum(parts.limits_s.values()) == pytest.approx(step.seconds, rel=RTOL)
@@ -292,9 +291,7 @@ def test_deep_models_cost_no_more_to_simulate() -> None:
     costs = blocks(4.0, 5.0, 3.0)
     for variant in WIRINGS:
         few, many = (
-            simulate(
-                Scenario.of(model=shallow(layers), tp=4, variant=variant, stack=bare_stack()), "decode", 1025, costs
-            )
+            simulate(Scenario(model=shallow(layers), tp=4, variant=variant, stack=bare_stack()), "decode", 1025, costs)
             for layers in (60, 600)
         )
         assert len(many.ops) == len(few.ops)

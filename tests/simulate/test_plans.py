@@ -10,11 +10,9 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.engine import run
-from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.scan import scan
+from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
@@ -25,6 +23,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
 from ladder_sim.specs import catalog
+from tests.support.graphs import build
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:5", "desync:3", "upper-bound"]
 # of each kind of layer and plan
@@ -53,7 +52,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_both_engines_agree(name: str) -> None:
     for stack in ("vllm", "gpt-fast"):
-        scenario = Scenario.of(**{"gen": 4, "prompt": 100, "stack": stack, **SCENARIOS[name]})
+        scenario = Scenario(**{"gen": 4, "prompt": 100, "stack": stack, **SCENARIOS[name]})
         fast, des = (predict(scenario, VARIANTS, engine=engine) for engine in ("fast", "des"))  # type: ignore[arg-type]
         for variant in VARIANTS:
             assert fast[variant].request_s == pytest.approx(des[variant].request_s, rel=1e-9), (stack, variant)
@@ -64,9 +63,9 @@ def test_both_engines_agree(name: str) -> None:
 def test_ops_of_any_size_follow_from_those_of_one_token(name: str) -> None:
     for stack, sp in (("vllm", False), ("gpt-fast", False), ("vllm", True)):
         given = {"gen": 4, "prompt": 100, "stack": stack, **SCENARIOS[name]}
-        if sp and Scenario.of(**given).plan.tp == 1:
+        if sp and Scenario(**given).plan.tp == 1:
             continue
-        scenario = Scenario.of(**given, sp=sp)
+        scenario = Scenario(**given, sp=sp)
         inputs, workload = PassInputs.of(scenario), scenario.workload
         phases: tuple[Phase, ...] = ("prefill", "decode")
         for phase in phases:
@@ -82,7 +81,7 @@ def test_ops_of_any_size_follow_from_those_of_one_token(name: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_layers_left_out_are_equal_to_those_kept(name: str) -> None:
     for variant in ("standard", "ladder", "desync:3"):
-        scenario = Scenario.of(**{"prompt": 100, "stack": "vllm", "variant": variant, **SCENARIOS[name]})
+        scenario = Scenario(**{"prompt": 100, "stack": "vllm", "variant": variant, **SCENARIOS[name]})
         costs = KernelCosts(scenario, resolve_profile(scenario, None))
         few, every = (simulate(scenario, "decode", 101, costs, keep=keep) for keep in (3, 1000))
         assert few.seconds == pytest.approx(every.seconds, rel=1e-9), variant
@@ -92,7 +91,7 @@ def test_layers_left_out_are_equal_to_those_kept(name: str) -> None:
 def test_ops_are_simulated_in_the_order_of_their_issue(name: str) -> None:
     """To look for another order takes several times as long as to simulate them."""
     for variant in VARIANTS:
-        scenario = Scenario.of(**{"prompt": 100, "stack": "vllm", "variant": variant, **SCENARIOS[name]})
+        scenario = Scenario(**{"prompt": 100, "stack": "vllm", "variant": variant, **SCENARIOS[name]})
         costs = KernelCosts(scenario, resolve_profile(scenario, None))
         _, program = simulate(scenario, "decode", 101, costs).lowered(FIRST_PERIODS)
         assert evaluation_order(program, COMPUTE, COMM) == range(len(program.tasks)), variant
@@ -101,7 +100,7 @@ def test_ops_are_simulated_in_the_order_of_their_issue(name: str) -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_requests_in_flight(name: str) -> None:
     arguments = {key: value for key, value in SCENARIOS[name].items() if key != "batch"}
-    predictions = predict(Scenario.of(**{"stack": "vllm", "concurrency": 48, **arguments}), ["standard", "upper-bound"])
+    predictions = predict(Scenario(**{"stack": "vllm", "concurrency": 48, **arguments}), ["standard", "upper-bound"])
     standard, bound = predictions["standard"], predictions["upper-bound"]
     assert bound.request_s <= standard.request_s
     assert sum(standard.request.breakdown.limits_s.values()) == pytest.approx(standard.request_s, rel=1e-6)
@@ -117,7 +116,7 @@ def test_one_expert_is_a_dense_model() -> None:
     for arguments in ({"batch": 1}, {"batch": 64}, {"batch": 8, "prompt": 2000}):
         one, other = (
             predict(
-                Scenario.of(model=model, tp=1, stack=stack, overrides=floors, **arguments),  # type: ignore[arg-type]
+                Scenario(model=model, tp=1, stack=stack, overrides=floors, **arguments),  # type: ignore[arg-type]
                 "standard",
                 profile="none",
             )
@@ -130,22 +129,20 @@ def test_one_expert_is_a_dense_model() -> None:
 
 
 def test_replicas_serve_their_own_requests() -> None:
-    one = predict(Scenario.of(model="8b", tp=2, batch=3), "ladder")
-    four = predict(Scenario.of(model="8b", tp=2, dp=4, batch=12), "ladder")
+    one = predict(Scenario(model="8b", tp=2, batch=3), "ladder")
+    four = predict(Scenario(model="8b", tp=2, dp=4, batch=12), "ladder")
     assert four.request_s == one.request_s
     assert four.tokens_per_s.value == pytest.approx(4 * one.tokens_per_s.value)
     # the one that has most is the slowest
-    assert predict(Scenario.of(model="8b", tp=2, dp=4, batch=9), "ladder").request_s == one.request_s
-    served = [
-        predict(Scenario.of(model="8b", tp=2, dp=dp, concurrency=16 * dp, stack="vllm"), "ladder") for dp in (1, 4)
-    ]
+    assert predict(Scenario(model="8b", tp=2, dp=4, batch=9), "ladder").request_s == one.request_s
+    served = [predict(Scenario(model="8b", tp=2, dp=dp, concurrency=16 * dp, stack="vllm"), "ladder") for dp in (1, 4)]
     assert served[0].tpot_s == served[1].tpot_s
 
 
 def test_stages_add_their_sends() -> None:
     """A pass of a micro-batch through all stages is one through all layers of a single stage."""
-    whole = predict(Scenario.of(model="8b", tp=4, batch=2, stack="vllm"), "standard")
-    staged = predict(Scenario.of(model="8b", tp=4, pp=2, batch=4, stack="vllm"), "standard")
+    whole = predict(Scenario(model="8b", tp=4, batch=2, stack="vllm"), "standard")
+    staged = predict(Scenario(model="8b", tp=4, pp=2, batch=4, stack="vllm"), "standard")
     assert whole.request.decode is not None
     assert staged.request.decode is not None
     send_s = 15.6e-6 / 2 + 2 * 2 * 4096 * 2 / 450e9
@@ -154,7 +151,7 @@ def test_stages_add_their_sends() -> None:
     assert staged.ttft_s == pytest.approx(1.5 * whole.ttft_s, rel=0.02)
     # a single request goes through all stages, alone
     for load in ({"batch": 1}, {"concurrency": 1}):
-        alone, one = (predict(Scenario.of(model="8b", tp=4, pp=pp, stack="vllm", **load), "standard") for pp in (2, 1))
+        alone, one = (predict(Scenario(model="8b", tp=4, pp=pp, stack="vllm", **load), "standard") for pp in (2, 1))
         assert alone.ttft_s == pytest.approx(one.ttft_s, rel=0.02)
         assert alone.tpot_s == pytest.approx(one.tpot_s, rel=0.02)
 
@@ -163,7 +160,7 @@ def test_sends_to_another_node_take_longer() -> None:
     """Four stages of four ranks on two nodes: one of three sends leaves its node."""
     times = {}
     for latency in ("40us", "1ms"):
-        scenario = Scenario.of(model="8b", nodes=2, tp=4, pp=4, overrides={"inter.allreduce_floor": latency})
+        scenario = Scenario(model="8b", nodes=2, tp=4, pp=4, overrides={"inter.allreduce_floor": latency})
         times[latency] = predict(scenario, "standard").tpot_s
     assert times["1ms"] - times["40us"] == pytest.approx(960e-6 / 2, rel=1e-6)  # type: ignore[operator]
 
@@ -185,7 +182,7 @@ def test_micro_batches_follow_one_another_as_in_a_pipeline(arguments: dict[str, 
     Ladder's stages are compared as if nothing overlapped.
     """
     for variant, error in (("standard", 0.01), ("ladder", 0.03)):
-        scenario = Scenario.of(**{"gen": 9, **arguments}, variant=variant)
+        scenario = Scenario(**{"gen": 9, **arguments}, variant=variant)
         prediction = predict(scenario, variant)
         micro_batches = int(scenario.plan.micro_batches(scenario.workload.batch))
         prompts = pipeline(stages_s(prediction.request.prefill), micro_batches, rounds=1)
@@ -228,8 +225,8 @@ def pipeline(stages: list[float], micro_batches: int, rounds: int) -> Timeline:
 @pytest.mark.parametrize("model", ["70b", "qwen3-30b-a3b", "deepseek-v2-lite"])
 def test_degrees_of_one_change_nothing(model: str) -> None:
     """One stage has nothing to send, one part of the experts nothing to exchange, one replica nothing to share."""
-    plain = Scenario.of(model=model, tp=4, batch=8, stack="vllm")
-    ones = Scenario.of(model=model, tp=4, pp=1, ep=1, attention_dp=1, dp=1, sp=False, batch=8, stack="vllm")
+    plain = Scenario(model=model, tp=4, batch=8, stack="vllm")
+    ones = Scenario(model=model, tp=4, pp=1, ep=1, attention_dp=1, dp=1, sp=False, batch=8, stack="vllm")
     assert ones == plain
     for phase in ("prefill", "decode", "mixed"):
         messages = [op for op in build(plain, phase, 1025).ops() if isinstance(op.shape, CollectiveShape)]
@@ -248,7 +245,7 @@ def test_expert_parallelism_of_a_whole_node_divides_the_work_as_tensor_paralleli
     for per_token in (1, 8):
         model = dataclasses.replace(many, experts_per_token=per_token)
         by_width, by_expert = (
-            Scenario.of(model=model, tp=8, ep=ep, batch=16, stack="vllm", imbalance="balanced") for ep in (1, 8)
+            Scenario(model=model, tp=8, ep=ep, batch=16, stack="vllm", imbalance="balanced") for ep in (1, 8)
         )
         shapes = [
             next(op.shape for op in build(each, "prefill", 1024).ops() if op.kind == "experts")
@@ -273,7 +270,7 @@ def test_prompts_wait_for_the_rank_whose_experts_have_most_tokens() -> None:
     for ep in (2, 8):
         ttft_s = {
             name: predict(
-                Scenario.of(model="qwen3-30b-a3b", tp=8, ep=ep, batch=64, stack="vllm", imbalance=imbalance),  # type: ignore[arg-type]
+                Scenario(model="qwen3-30b-a3b", tp=8, ep=ep, batch=64, stack="vllm", imbalance=imbalance),  # type: ignore[arg-type]
                 "standard",
             ).ttft_s
             for name, imbalance in given.items()
@@ -286,7 +283,7 @@ def test_prompts_wait_for_the_rank_whose_experts_have_most_tokens() -> None:
 def test_latent_attention_reads_less_of_a_long_context() -> None:
     """A token of DeepSeek-V3 keeps 70 kB in 16 bits, one of Llama 405B 516 kB."""
     deepseek, llama = (
-        predict(Scenario.of(model=name, tp=8, prompt=prompt, dtype="bf16", kv_dtype="bf16"), "standard", **ignored)
+        predict(Scenario(model=name, tp=8, prompt=prompt, dtype="bf16", kv_dtype="bf16"), "standard", **ignored)
         for name, prompt, ignored in (
             ("deepseek-v3", 100_000, {"ignore_memory": True}),
             ("405b", 100_000, {"ignore_memory": True}),

@@ -33,7 +33,7 @@ LAYERS = 40
 def step(
     variant: str, costs: NamedCosts, tp: int, *, sigma: float = 0.0, seed: int = 0, layers: int = LAYERS
 ) -> RankedStep:
-    scenario = Scenario.of(model=shallow(layers), tp=tp, nodes=2, variant=variant, stack=bare_stack())
+    scenario = Scenario(model=shallow(layers), tp=tp, nodes=2, variant=variant, stack=bare_stack())
     return simulate_ranks(simulate(scenario, "decode", 1025, costs), scenario.plan.tp, Jitter(sigma=sigma, seed=seed))
 
 
@@ -80,7 +80,7 @@ def test_without_jitter_it_is_the_step_of_one_rank(model_name: str, nodes: int, 
     """With persistent skew too: the slowest rank is the one that is simulated otherwise."""
     profile = load_profile("h100-sxm")
     for phase, overrides in product(PHASES, ({}, NO_SKEW)):
-        scenario = Scenario.of(model=model_name, nodes=nodes, stack=stack_name, variant=variant, overrides=overrides)
+        scenario = Scenario(model=model_name, nodes=nodes, stack=stack_name, variant=variant, overrides=overrides)
         costs = KernelCosts(scenario, profile)
         alone = simulate(scenario, phase, 1280, costs)
         ranked = simulate_ranks(alone, scenario.plan.tp, EVEN)
@@ -141,7 +141,7 @@ def test_an_all_gather_makes_the_upper_bound_meet(monkeypatch: pytest.MonkeyPatc
     all_layers(monkeypatch)
     ranked = []
     for skew in ("0", "0.5"):
-        scenario = Scenario.of(
+        scenario = Scenario(
             model="8b", tp=8, stack="vllm", variant="upper-bound", overrides={"cluster.rank_skew": skew}
         )
         ranked.append(
@@ -181,7 +181,7 @@ def test_waiting_grows_with_ranks_as_order_statistics_say(
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_waiting_with_real_kernels(tp: int) -> None:
-    scenario = Scenario.of(model="70b", tp=tp, variant="standard", overrides=NO_SKEW)
+    scenario = Scenario(model="70b", tp=tp, variant="standard", overrides=NO_SKEW)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
     sigma = 0.03
     expected_s, variance = 0.0, 0.0
@@ -270,8 +270,8 @@ def test_kernels_get_random_times_and_collectives_do_not(timelines: list[Timelin
 def test_layers_left_out_are_drawn_from_those_simulated(
     monkeypatch: pytest.MonkeyPatch, timelines: list[Timeline], variant: str, phase: Phase
 ) -> None:
-    spec = dataclasses.replace(Scenario.of(model="70b").model, layers=45)
-    scenario = Scenario.of(model=spec, tp=4, variant=variant)
+    spec = dataclasses.replace(Scenario(model="70b").model, layers=45)
+    scenario = Scenario(model=spec, tp=4, variant=variant)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
     short = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.plan.tp, Jitter(sigma=0.02))
     tasks = len(timelines[-1].program.tasks)
@@ -302,7 +302,7 @@ def test_deep_models_draw_what_they_leave_out(monkeypatch: pytest.MonkeyPatch, v
 )
 def test_waiting_of_the_layers_left_out(monkeypatch: pytest.MonkeyPatch, variant: str, stack_name: str) -> None:
     """Where all-reduces are hidden, ranks drift apart by the skew of each block until the fastest is a block ahead."""
-    scenario = Scenario.of(model="70b", tp=8, variant=variant, stack=stack_name)
+    scenario = Scenario(model="70b", tp=8, variant=variant, stack=stack_name)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
     short = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.plan.tp, EVEN)
     all_layers(monkeypatch)
@@ -313,7 +313,7 @@ def test_waiting_of_the_layers_left_out(monkeypatch: pytest.MonkeyPatch, variant
 
 def test_waiting_for_sms_is_no_waiting_for_ranks() -> None:
     """A collective that is launched into a running kernel waits for its wave, on every rank alike."""
-    scenario = Scenario.of(
+    scenario = Scenario(
         model="405b", nodes=2, variant="ladder", overrides={**NO_SKEW, "stack.collective_launch": "50us"}
     )
     costs = KernelCosts(scenario, load_profile("h100-sxm"))

@@ -121,7 +121,7 @@ def smallest_that_fits(model: str, cluster: str, stack: str) -> dict[str, object
         most = nodes * min(catalog.cluster(cluster).gpus_per_node, 8)
         degrees = [tp for tp in catalog.model(model).tp_degrees(most) if tp <= 8 or tp % 8 == 0]
         try:
-            scenario = Scenario.of(
+            scenario = Scenario(
                 model=model, cluster=cluster, stack=stack, nodes=nodes, tp=degrees[-1], prompt=128, gen=4
             )
             return dict(predict(scenario, ["standard", "ladder"]))
@@ -159,7 +159,7 @@ def test_cluster_figures_are_possible(name: str) -> None:
 @pytest.mark.parametrize("name", ["l40s-pcie", "rtx-pro-6000", "h100-pcie"])
 def test_nvls_needs_a_switch(name: str) -> None:
     with pytest.raises(UsageError, match="needs an NVLink switch"):
-        predict(Scenario.of(model="8b", cluster=name, allreduce="nvls"), ["standard"])
+        predict(Scenario(model="8b", cluster=name, allreduce="nvls"), ["standard"])
 
 
 def test_catalog_page_lists_everything() -> None:
@@ -252,7 +252,7 @@ def test_a_fabric_of_ones_own(tmp_path: Path) -> None:
     found = shipped(path)
     assert found.curve.seconds[0] == pytest.approx(30e-6)
     slow, fast = (
-        predict(Scenario.of(model="70b", nodes=2, overrides=overrides), ["standard"])["standard"].request_s
+        predict(Scenario(model="70b", nodes=2, overrides=overrides), ["standard"])["standard"].request_s
         for overrides in ({}, {"inter.fabric": path})
     )
     assert fast < slow
@@ -310,7 +310,7 @@ def test_bad_fabric_file(tmp_path: Path, text: str, rule: str) -> None:
 
 def test_fabric_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such file"):
-        predict(Scenario.of(model="8b", nodes=2, overrides={"inter.fabric": str(tmp_path / "no.toml")}), ["standard"])
+        predict(Scenario(model="8b", nodes=2, overrides={"inter.fabric": str(tmp_path / "no.toml")}), ["standard"])
     path = write(tmp_path / "x.toml", FABRIC.replace("h100-sxm", "h100-smx"))
     with pytest.raises(UnknownNameError, match="h100-smx"):
         fabric_curve(path)

@@ -38,7 +38,7 @@ LOADED: Mapping[str, Any] = {"model": "8b", "tp": 1, "concurrency": 512}
 def test_sets_one_figure_of_the_stack(
     stack: str, option: str, value: str | float, field: str, expected: object
 ) -> None:
-    scenario = Scenario.of(**LOADED, stack=stack, overrides={option: value})
+    scenario = Scenario(**LOADED, stack=stack, overrides={option: value})
     assert getattr(scenario.stack, field) == expected
     assert set(scenario.settings) == {f"stack.{field}"}
     spec = scheduler_spec(scenario, 1024)
@@ -54,14 +54,14 @@ def test_sets_one_figure_of_the_stack(
 def test_holds_on_every_gpu(cluster: str) -> None:
     """Regression: a figure by hand changed nothing where the stack has another one for the GPU."""
     overrides = {"max-num-batched-tokens": "1024", "max-num-seqs": "48"}
-    scenario = Scenario.of(**LOADED, cluster=cluster, stack="vllm", overrides=overrides)
+    scenario = Scenario(**LOADED, cluster=cluster, stack="vllm", overrides=overrides)
     assert (scenario.step_tokens, scenario.step_requests) == (1024, 48)
 
 
 def test_defaults_are_those_of_the_gpu() -> None:
     """vLLM admits 1,024 requests on an H100, 256 on an A100 and on GPUs of less than 70 GiB."""
     clusters = ("h100-sxm", "b200-sxm", "a100-sxm-hdr", "l40s-pcie")
-    admitted = [Scenario.of(**LOADED, cluster=name, stack="vllm").step_requests for name in clusters]
+    admitted = [Scenario(**LOADED, cluster=name, stack="vllm").step_requests for name in clusters]
     assert admitted == [1024, 1024, 256, 256]
 
 
@@ -77,7 +77,7 @@ def test_defaults_are_those_of_the_gpu() -> None:
 def test_an_option_of_another_engine_is_refused(stack: str, option: str, hint: str) -> None:
     value = "true" if "cache" in option else "1"
     with pytest.raises(UsageError) as caught:
-        Scenario.of(model="8b", tp=1, stack=stack, overrides={option: value})
+        Scenario(model="8b", tp=1, stack=stack, overrides={option: value})
     assert caught.value.message.startswith(f"{option.replace('_', '-')} is an option of ")
     assert caught.value.hint == hint
 
@@ -91,7 +91,7 @@ def test_a_sweep_refuses_options_of_other_engines_as_well() -> None:
 
 def test_one_figure_is_set_once() -> None:
     with pytest.raises(UsageError, match=r"stack\.step_requests and max-num-seqs set the same figure"):
-        Scenario.of(**LOADED, overrides={"stack.step_requests": 64, "max-num-seqs": 32})
+        Scenario(**LOADED, overrides={"stack.step_requests": 64, "max-num-seqs": 32})
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_one_figure_is_set_once() -> None:
 )
 def test_bad_values(option: str, value: str, kind: type[UsageError], message: str) -> None:
     with pytest.raises(kind) as caught:
-        Scenario.of(**LOADED, stack="vllm", overrides={option: value})
+        Scenario(**LOADED, stack="vllm", overrides={option: value})
     assert message in caught.value.message
     assert caught.value.hint
 
 
 def test_requests_beyond_the_longest_are_refused() -> None:
-    scenario = Scenario.of(**LOADED, stack="vllm", prompt=1024, gen=512, overrides={"max-model-len": 1024})
+    scenario = Scenario(**LOADED, stack="vllm", prompt=1024, gen=512, overrides={"max-model-len": 1024})
     with pytest.raises(UsageError, match=r"requests of 1536 tokens: vllm takes at most 1024 \(max-model-len\)"):
         predict(scenario, profile="none")
     with pytest.raises(UsageError, match="max-model-len"):

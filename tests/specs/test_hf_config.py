@@ -147,12 +147,12 @@ def test_ladder_layers_of_another_type_are_not_dropped_silently() -> None:
 
 def test_a_wiring_by_name() -> None:
     model = read(ladder_sim_wiring="delayed:2")
-    assert default_variants(Scenario.of(model=model, tp=8)) == ("standard", "parallel", "delayed:2", "upper-bound")
+    assert default_variants(Scenario(model=model, tp=8)) == ("standard", "parallel", "delayed:2", "upper-bound")
     assert own_variant(model) == "delayed:2"
     assert "must be the name" in refused(ladder_sim_wiring=2).message
     assert "ladder_layers" in refused(ladder_sim_wiring="ladder", model_type="llamaLadder").message
     with pytest.raises(UnknownNameError, match="dleayed"):
-        default_variants(Scenario.of(model=read(ladder_sim_wiring="dleayed:2"), tp=8))
+        default_variants(Scenario(model=read(ladder_sim_wiring="dleayed:2"), tp=8))
 
 
 @pytest.mark.parametrize("field", [f for f in SIZES if f not in ("num_key_value_heads", "head_dim")])
@@ -529,10 +529,10 @@ def test_sliding_window() -> None:
 
 def test_a_static_cache_is_read_beyond_a_sliding_window() -> None:
     model = read(model_type="mistral", sliding_window=4096)
-    long, short = (scenario_warnings(Scenario.of(model=model, prompt=prompt, gen=96)) for prompt in (4096, 4000))
+    long, short = (scenario_warnings(Scenario(model=model, prompt=prompt, gen=96)) for prompt in (4096, 4000))
     assert any("last 4096 tokens only" in text and "reads its whole cache" in text for text in long)
     assert not any("last 4096" in text for text in short)
-    assert not scenario_warnings(Scenario.of(model=model, prompt=4096, stack="vllm"))
+    assert not scenario_warnings(Scenario(model=model, prompt=4096, stack="vllm"))
 
 
 field_names = st.sampled_from([*SIZES, *OTHERS, *FLAGS, *REFUSED])

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
@@ -15,8 +16,6 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_types import CLASS_SIZES, EXPERTS, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario_warnings import scenario_warnings
-from runtime.config import ModelConfig
-from runtime.model_types import TYPES as RUNTIME_TYPES
 from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.configs import LLAMA_8B
@@ -100,7 +99,7 @@ def test_gemma_3(name: str) -> None:
     assert model.block_norms == "both"
     assert model.multimodal
     text_only = (f"'{name}': only the text decoder is predicted, not its encoders",)
-    assert scenario_warnings(Scenario.of(model=model, tp=1, stack="vllm")) == text_only
+    assert scenario_warnings(Scenario(model=model, tp=1, stack="vllm")) == text_only
 
 
 def test_attention_of_each() -> None:
@@ -118,7 +117,7 @@ def test_attention_of_each() -> None:
 
 
 def test_command_r_says_which_variant_it_is() -> None:
-    predictions = predict(Scenario.of(model=str(CONFIGS / "c4ai-command-r-v01.json"), tp=2), ["standard", "parallel"])
+    predictions = predict(Scenario(model=str(CONFIGS / "c4ai-command-r-v01.json"), tp=2), ["standard", "parallel"])
     (warning,) = predictions.to_dict()["warnings"]
     assert "variant parallel is the model as it is" in warning
     assert read("c4ai-command-r-v01").tied_embeddings
@@ -128,7 +127,7 @@ def test_norms_behind_the_blocks_are_kernels() -> None:
     """Two more a layer, or one where both blocks share an all-reduce."""
     model = read("gemma-3-27b-it")
     before, *others = (
-        Scenario.of(model=dataclasses.replace(model, block_norms=block_norms), tp=4, stack="vllm")
+        Scenario(model=dataclasses.replace(model, block_norms=block_norms), tp=4, stack="vllm")
         for block_norms in ("before", "behind", "both")
     )
     for variant in ("standard", "parallel", "ladder", "hybrid-ladder:10", "upper-bound"):
@@ -211,9 +210,7 @@ def test_norms_over_all_heads_are_kernels_with_weights() -> None:
         for kind in ("llama", "olmo2")
     )
     assert olmo.parameters - llama.parameters == 32 * (32 + 8) * 128
-    assert (
-        predict(Scenario.of(model=olmo), "standard").request_s > predict(Scenario.of(model=llama), "standard").request_s
-    )
+    assert predict(Scenario(model=olmo), "standard").request_s > predict(Scenario(model=llama), "standard").request_s
 
 
 @pytest.mark.parametrize(
@@ -221,8 +218,8 @@ def test_norms_over_all_heads_are_kernels_with_weights() -> None:
 )
 def test_what_is_predicted_is_not_run_with_other_blocks(kind: str) -> None:
     """The runtime must have the blocks of a type, or refuse it."""
-    if kind in RUNTIME_TYPES:
-        assert {*TYPES[kind]} & NOT_OF_LLAMA == {*RUNTIME_TYPES[kind]} & NOT_OF_LLAMA
+    if kind not in UNSUPPORTED:
+        assert not {*TYPES[kind]} & {"post_norms", "parallel_blocks"}
         return
     with pytest.raises(UsageError, match=f"model_type '{kind}' has .*, which are not implemented"):
         ModelConfig.from_hf({**LLAMA_8B, "model_type": kind})

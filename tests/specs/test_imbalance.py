@@ -64,7 +64,7 @@ def test_any_text_is_a_name_or_refused(text: str) -> None:
 
 def test_what_does_not_fit_the_model() -> None:
     def of(**given: Any) -> Scenario:
-        return Scenario.of(**{"model": "mixtral-8x7b", "tp": 4, **given})
+        return Scenario(**{"model": "mixtral-8x7b", "tp": 4, **given})
 
     assert of(imbalance=[1, 2, 3, 4, 5, 6, 7, 8]).workload.imbalance.counts[-1] == 8.0
     with pytest.raises(UsageError, match=r"tokens of 4 experts, and model 'mixtral-8x7b' has 8"):

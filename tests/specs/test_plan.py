@@ -16,10 +16,10 @@ DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8, 16))
 
 
 def test_by_default_tensor_parallelism_takes_every_gpu() -> None:
-    assert Scenario.of(model="8b").plan == Plan(tp=8)
-    assert Scenario.of(model="8b", nodes=2, pp=2).plan == Plan(tp=8, pp=2)
-    assert Scenario.of(model="8b", dp=4, batch=4).plan == Plan(tp=2, dp=4)
-    assert Scenario.of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8).plan == Plan(attention_dp=8, ep=8)
+    assert Scenario(model="8b").plan == Plan(tp=8)
+    assert Scenario(model="8b", nodes=2, pp=2).plan == Plan(tp=8, pp=2)
+    assert Scenario(model="8b", dp=4, batch=4).plan == Plan(tp=2, dp=4)
+    assert Scenario(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8).plan == Plan(attention_dp=8, ep=8)
 
 
 def test_ranks_of_a_stage_share_attention_and_experts() -> None:
@@ -93,25 +93,25 @@ def test_nodes_hold_whole_stages(tp: int, attention_dp: int, pp: int, dp: int, p
 )
 def test_illegal_plans(arguments: dict[str, Any], error: type[LadderSimError], message: str, hint: str) -> None:
     with pytest.raises(error) as caught:
-        Scenario.of(**arguments)
+        Scenario(**arguments)
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.exit_code == (3 if error is PartitionError else 2)
 
 
 def test_what_a_plan_leaves_idle_is_said() -> None:
-    three = Scenario.of(model="8b", pp=3, batch=8)
+    three = Scenario(model="8b", pp=3, batch=8)
     assert three.plan.gpus == 6
     assert "tp 2 x pp 3 uses 6 of 8 GPUs" in scenario_warnings(three)
-    assert not any("GPUs" in line for line in scenario_warnings(Scenario.of(model="8b", tp=4)))
-    assert not any("GPUs" in line for line in scenario_warnings(Scenario.of(model="8b", tp=4, dp=2, batch=2)))
+    assert not any("GPUs" in line for line in scenario_warnings(Scenario(model="8b", tp=4)))
+    assert not any("GPUs" in line for line in scenario_warnings(Scenario(model="8b", tp=4, dp=2, batch=2)))
     one = "1 request on 4 stages: no more stages work at a time"
-    assert one in scenario_warnings(Scenario.of(model="8b", tp=2, pp=4))
-    assert one in scenario_warnings(Scenario.of(model="8b", pp=4, dp=2, concurrency=2, stack="vllm"))
-    assert not any("stages" in line for line in scenario_warnings(Scenario.of(model="8b", tp=2, pp=4, batch=4)))
+    assert one in scenario_warnings(Scenario(model="8b", tp=2, pp=4))
+    assert one in scenario_warnings(Scenario(model="8b", pp=4, dp=2, concurrency=2, stack="vllm"))
+    assert not any("stages" in line for line in scenario_warnings(Scenario(model="8b", tp=2, pp=4, batch=4)))
 
 
 def test_uneven_stages_are_shown() -> None:
-    warnings = scenario_warnings(Scenario.of(model="deepseek-v3", nodes=4, pp=4))
+    warnings = scenario_warnings(Scenario(model="deepseek-v3", nodes=4, pp=4))
     assert "61 layers on 4 stages: 15, 15, 16, 15" in warnings
-    assert not any("layers on" in line for line in scenario_warnings(Scenario.of(model="70b", nodes=2, pp=2)))
+    assert not any("layers on" in line for line in scenario_warnings(Scenario(model="70b", nodes=2, pp=2)))

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import SpecError
-from ladder_sim.graph.build import build
 from ladder_sim.graph.shapes import GemmShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.quantization import read_quantization
 from tests.conftest import DATA
+from tests.support.graphs import build
 
 
 def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_layers_in_several_precisions_are_predicted_as_they_are(tmp_path: Path) 
     shape = {**catalog.model_config("405b"), "num_hidden_layers": layers}
     fields = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": names}
     (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": fields}), "utf-8")
-    scenario = Scenario.of(model=str(tmp_path), tp=8, stack="vllm")
+    scenario = Scenario(model=str(tmp_path), tp=8, stack="vllm")
     hidden, width, vocab = 16384, 53248, 128256
     attention, mlp = hidden * (2 * hidden + 2 * 8 * 128), 3 * hidden * width
     linear_bytes = 2 * (layers * attention + len(ends) * mlp) + (layers - len(ends)) * mlp + 2 * 2 * vocab * hidden
@@ -212,7 +212,7 @@ def test_layers_in_several_precisions_are_predicted_as_they_are(tmp_path: Path) 
     assert [formats[f"layer{layer}.mlp.up"] for layer in range(layers)] == ["bf16", *["fp8"] * 6, "bf16"]
     # between all in 16 bits and all in 8
     times = [
-        predict(Scenario.of(model=str(tmp_path), tp=8, stack="vllm", **given), "standard").request_s
+        predict(Scenario(model=str(tmp_path), tp=8, stack="vllm", **given), "standard").request_s
         for given in ({"dtype": "fp8"}, {}, {"dtype": "bf16"})
     ]
     assert times == sorted(times)
@@ -249,22 +249,22 @@ def quantised(tmp_path: Path, name: str) -> str:
 
 def test_a_checkpoint_decides_unless_precision_is_given(tmp_path: Path) -> None:
     config = quantised(tmp_path, "NVIDIA, NVFP4")
-    own = Scenario.of(model=config, cluster="b200-sxm", stack="vllm")
+    own = Scenario(model=config, cluster="b200-sxm", stack="vllm")
     assert (own.workload.dtype, own.workload.kv_dtype) == ("nvfp4", "fp8")
     # what is given holds; the checkpoint's cache belongs to its own precision
-    assert Scenario.of(model=config, dtype="fp8").workload.kv_dtype == "bf16"
-    assert Scenario.of(model=config, kv_dtype="bf16").workload.dtype == "nvfp4"
-    by_hand = Scenario.of(model=config, overrides={"workload.dtype": "bf16", "workload.kv_dtype": "fp8"})
+    assert Scenario(model=config, dtype="fp8").workload.kv_dtype == "bf16"
+    assert Scenario(model=config, kv_dtype="bf16").workload.dtype == "nvfp4"
+    by_hand = Scenario(model=config, overrides={"workload.dtype": "bf16", "workload.kv_dtype": "fp8"})
     assert (by_hand.workload.dtype, by_hand.workload.kv_dtype) == ("bf16", "fp8")
-    assert predict(own, "standard").tpot_s < predict(Scenario.of(model="8b", cluster="b200-sxm"), "standard").tpot_s  # type: ignore[operator]
+    assert predict(own, "standard").tpot_s < predict(Scenario(model="8b", cluster="b200-sxm"), "standard").tpot_s  # type: ignore[operator]
 
 
 def test_an_engine_has_a_habit_for_the_cache() -> None:
     """TensorRT-LLM's fp8 checkpoints ask for an fp8 cache."""
     for dtype, kept in (("fp8", "fp8"), ("nvfp4", "fp8"), ("bf16", "bf16"), ("w4a16", "bf16")):
-        assert Scenario.of(model="8b", stack="trtllm", dtype=dtype).workload.kv_dtype == kept
-    assert Scenario.of(model="8b", stack="vllm", dtype="fp8").workload.kv_dtype == "bf16"
-    off = Scenario.of(model="8b", stack="trtllm", dtype="fp8", overrides={"stack.fp8_kv_cache": "false"})
+        assert Scenario(model="8b", stack="trtllm", dtype=dtype).workload.kv_dtype == kept
+    assert Scenario(model="8b", stack="vllm", dtype="fp8").workload.kv_dtype == "bf16"
+    off = Scenario(model="8b", stack="trtllm", dtype="fp8", overrides={"stack.fp8_kv_cache": "false"})
     assert off.workload.kv_dtype == "bf16"
 
 

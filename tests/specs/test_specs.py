@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import tomllib
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -41,7 +42,7 @@ KV_BYTES_PER_TOKEN = 2 * 80 * 8 * 128 * 2
 
 
 def test_kv_cache_of_a_prediction() -> None:
-    scenario = Scenario.of(model="70b", tp=1, batch=3, prompt=99, gen=1)
+    scenario = Scenario(model="70b", tp=1, batch=3, prompt=99, gen=1)
     assert memory_use(scenario).kv_cache_bytes == 3 * 100 * KV_BYTES_PER_TOKEN
 
 
@@ -221,8 +222,15 @@ SPECS = {
     "cluster": catalog.cluster("h100-sxm"),
     "stack": catalog.stack("gpt-fast"),
     "workload": Workload(),
-    "scenario": Scenario.of(model="8b"),
+    "scenario": Scenario(model="8b"),
 }
+
+
+def changed(spec: Any, field: str, value: object) -> Any:
+    how = spec.having if isinstance(spec, Scenario) else partial(dataclasses.replace, spec)
+    return how(**{field: value})
+
+
 BAD_NUMBERS: list[Any] = [-1, math.nan, math.inf, True, "8", None, 10**400]
 
 
@@ -234,7 +242,7 @@ def test_every_number_is_checked(spec: str, bad: object) -> None:
     assert numbers
     for field in numbers:
         with pytest.raises(SpecError, match=rf"\b{field} is ") as caught:
-            dataclasses.replace(SPECS[spec], **{field: bad})  # type: ignore[type-var]
+            changed(SPECS[spec], field, bad)
         assert caught.value.hint
 
 
@@ -243,10 +251,10 @@ def test_every_flag_and_name_is_checked(spec: str) -> None:
     for field in dataclasses.fields(SPECS[spec]):
         if field.type is bool:
             with pytest.raises(SpecError, match=f"{field.name} is 1: must be true or false"):
-                dataclasses.replace(SPECS[spec], **{field.name: 1})  # type: ignore[type-var]
+                changed(SPECS[spec], field.name, 1)
         elif field.name in ("name", "fabric", "variant"):
             with pytest.raises(SpecError, match="must be text, not empty"):
-                dataclasses.replace(SPECS[spec], **{field.name: ""})  # type: ignore[type-var]
+                changed(SPECS[spec], field.name, "")
 
 
 def test_zero_waits_are_allowed_and_zero_rates_are_not() -> None:
@@ -300,14 +308,14 @@ def test_model_rules() -> None:
 )
 def test_scenario_refuses(change: dict[str, Any], message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Scenario.of(**{"model": "8b", **change})
+        Scenario(**{"model": "8b", **change})
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.exit_code == 2
 
 
 def test_scenario_defaults() -> None:
-    scenario = Scenario.of()
+    scenario = Scenario()
     assert (scenario.model.name, scenario.cluster.name, scenario.stack.name) == (
         "llama-3.1-70b",
         "h100-sxm",
@@ -316,24 +324,24 @@ def test_scenario_defaults() -> None:
     assert scenario.workload == Workload(batch=1, prompt=1024, gen=512, dtype="bf16")
     assert (scenario.nodes, scenario.plan.tp, scenario.variant, scenario.p2p) == (1, 8, "standard", True)
     assert scenario_warnings(scenario) == ()
-    assert hash(scenario) == hash(Scenario.of())
+    assert hash(scenario) == hash(Scenario())
 
 
 def test_ranks_and_nodes() -> None:
-    two = Scenario.of(nodes=2)
+    two = Scenario(nodes=2)
     assert (two.plan.tp, two.ranks_per_node, two.group_nodes) == (16, 8, 2)
-    assert (Scenario.of(tp=4).ranks_per_node, Scenario.of(tp=4).group_nodes) == (4, 1)
-    assert Scenario.of(tp=1).plan.tp == 1
-    four = Scenario.of(nodes=2, gpus_per_node=4)
+    assert (Scenario(tp=4).ranks_per_node, Scenario(tp=4).group_nodes) == (4, 1)
+    assert Scenario(tp=1).plan.tp == 1
+    four = Scenario(nodes=2, gpus_per_node=4)
     assert (four.plan.tp, four.ranks_per_node, four.group_nodes) == (8, 4, 2)
-    assert Scenario.of(allreduce="one-shot").stack.allreduce == "one-shot"
+    assert Scenario(allreduce="one-shot").stack.allreduce == "one-shot"
     # the default degree counts the GPUs that a setting leaves
-    assert Scenario.of(overrides={"cluster.gpus_per_node": "4"}).plan.tp == 4
+    assert Scenario(overrides={"cluster.gpus_per_node": "4"}).plan.tp == 4
 
 
 def test_specs_in_place_of_names() -> None:
     model, cluster, stack = catalog.model("8b"), catalog.cluster("h100-sxm"), catalog.stack("vllm")
-    scenario = Scenario.of(model=model, cluster=cluster, stack=stack)
+    scenario = Scenario(model=model, cluster=cluster, stack=stack)
     assert (scenario.model, scenario.cluster, scenario.stack) == (model, cluster, stack)
 
 
@@ -352,7 +360,7 @@ def test_specs_in_place_of_names() -> None:
 )
 def test_tp_that_does_not_divide(change: dict[str, Any], message: str, hint: str) -> None:
     with pytest.raises(PartitionError) as caught:
-        Scenario.of(**{"model": "8b", **change})
+        Scenario(**{"model": "8b", **change})
     assert message in caught.value.message
     assert caught.value.hint.endswith(hint)
     assert caught.value.exit_code == 3
@@ -360,7 +368,7 @@ def test_tp_that_does_not_divide(change: dict[str, Any], message: str, hint: str
 
 def test_too_few_gpus() -> None:
     with pytest.raises(UsageError) as caught:
-        Scenario.of(tp=16)
+        Scenario(tp=16)
     assert caught.value.message == "tp 16 needs 16 GPUs: there are 1 x 8"
     assert caught.value.hint == "add nodes (--nodes 2), or use --tp 8 or less"
     assert caught.value.exit_code == 2
@@ -368,31 +376,31 @@ def test_too_few_gpus() -> None:
 
 def test_group_across_nodes_fills_them() -> None:
     model = dataclasses.replace(catalog.model("8b"), heads=24, kv_heads=12, intermediate=12288)
-    assert Scenario.of(model=model, tp=12, nodes=2, gpus_per_node=6).tp_degrees() == (1, 2, 3, 4, 6, 12)
+    assert Scenario(model=model, tp=12, nodes=2, gpus_per_node=6).tp_degrees() == (1, 2, 3, 4, 6, 12)
     with pytest.raises(UsageError, match="tp 12 on nodes of 8 GPUs") as caught:
-        Scenario.of(model=model, tp=12, nodes=2)
+        Scenario(model=model, tp=12, nodes=2)
     assert caught.value.exit_code == 2
-    assert Scenario.of(model=model, tp=6, nodes=2).tp_degrees() == (1, 2, 3, 4, 6)
+    assert Scenario(model=model, tp=6, nodes=2).tp_degrees() == (1, 2, 3, 4, 6)
 
 
 def test_warnings() -> None:
-    assert scenario_warnings(Scenario.of(nodes=2)) == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
-    assert scenario_warnings(Scenario.of(model="llama-3.1-405b-kv16", nodes=2)) == ()
-    assert scenario_warnings(Scenario.of(cluster="a100-sxm-hdr", dtype="fp8")) == (
+    assert scenario_warnings(Scenario(nodes=2)) == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
+    assert scenario_warnings(Scenario(model="llama-3.1-405b-kv16", nodes=2)) == ()
+    assert scenario_warnings(Scenario(cluster="a100-sxm-hdr", dtype="fp8")) == (
         "A100 SXM4 80GB has no fp8 tensor cores: fp8 saves memory and its traffic, and is multiplied at the rate of "
         "bf16",
     )
     for typed, warned in (("3958TFLOP/s", True), ("1978.9TFLOP/s", False), ("1000TFLOP/s", False)):
-        texts = scenario_warnings(Scenario.of(dtype="fp8", overrides={"gpu.fp8": typed}))
+        texts = scenario_warnings(Scenario(dtype="fp8", overrides={"gpu.fp8": typed}))
         sparse = "gpu.fp8 is above the dense peak of H100 SXM5 80GB: it may be the figure with sparsity"
         assert texts == ((sparse,) if warned else ())
-    assert scenario_warnings(Scenario.of(dtype="fp16")) == (
+    assert scenario_warnings(Scenario(dtype="fp16")) == (
         "fp16 uses the bf16 tables: the same bytes and tensor-core rate",
     )
-    assert scenario_warnings(Scenario.of(model="1b", prompt=2048, gen=1)) == (
+    assert scenario_warnings(Scenario(model="1b", prompt=2048, gen=1)) == (
         "context of 2049 tokens: 'ladder-1b' was made for 2048",
     )
-    assert scenario_warnings(Scenario.of(tp=8, nodes=2)) == ("tp 8 uses 1 of 2 nodes",)
+    assert scenario_warnings(Scenario(tp=8, nodes=2)) == ("tp 8 uses 1 of 2 nodes",)
 
 
 def test_published_70b_rows_are_scenarios_that_fit() -> None:
@@ -400,7 +408,7 @@ def test_published_70b_rows_are_scenarios_that_fit() -> None:
     rows = {(row.configuration.tp, row.configuration.batch) for row in read_dataset().measurements}
     assert (2, 4) in rows
     for tp, batch in rows | {(1, 1)}:
-        scenario = Scenario.of(model="70b", tp=tp, batch=batch, dtype="fp16")
+        scenario = Scenario(model="70b", tp=tp, batch=batch, dtype="fp16")
         model = scenario.model
         replicated = 2 * model.vocab * model.hidden
         weights = ((model.parameters - replicated) / tp + replicated) * 2
@@ -424,5 +432,5 @@ def test_another_product_is_not_suggested(name: str) -> None:
 
 def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
-        Scenario.of(dtype="fp6")
+        Scenario(dtype="fp6")
     assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, fp8-dynamic, mxfp4, nvfp4, w4a16"

@@ -29,7 +29,7 @@ def test_a_version_has_the_figures_of_its_time() -> None:
 def test_the_ends_of_what_is_known(name: str) -> None:
     for version in ("1.2.0rc6.post1", "0.5.6.post2", "0.12.0"):
         try:
-            assert Scenario.of(model="8b", stack=f"{name}@{version}").stack.version == version
+            assert Scenario(model="8b", stack=f"{name}@{version}").stack.version == version
         except UsageError as error:
             assert f"nearest is {name}@" in error.hint  # noqa: PT017
     for version, end in (("0.0.1", "oldest"), ("99", "newest")):

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from ladder_sim_runtime.assemble import TORCH_DTYPES, load
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.config import EngineConfig, ModelConfig
+from ladder_sim_runtime.kinds import RopeScaling
+from ladder_sim_runtime.memory import Workload
+from ladder_sim_runtime.model.wiring import lay_out
 from torch import Tensor
 
-from runtime.assemble import TORCH_DTYPES, load
-from runtime.comm.base import Communicator
-from runtime.config import EngineConfig, ModelConfig
-from runtime.kinds import RopeScaling
-from runtime.memory import Workload
-from runtime.model.wiring import lay_out
 from tests.conftest import DATA
 from tests.support.ranks import on_ranks
 

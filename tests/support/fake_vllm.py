@@ -1,6 +1,6 @@
 """A stand-in for vLLM's command: a server that says it is well, and a client whose results are those of one that works.
 
-With FAKE_VLLM_FAILS in the environment a server whose command line has that text ends with an error.
+With FAKE_VLLM_FAILS in the environment a server whose command line has that text ends with the error FAKE_VLLM_ERROR.
 """
 
 import http.server
@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
         return 0
     fails = os.environ.get("FAKE_VLLM_FAILS")
     if fails and any(fails in word for word in words):
-        print("ValueError: no kernel image is available\nit ends", flush=True)
+        print(f"{os.environ['FAKE_VLLM_ERROR']}\nit ends", flush=True)
         return 1
     http.server.HTTPServer(("127.0.0.1", int(flags["port"])), _Health).serve_forever()
     return 0

@@ -32,10 +32,9 @@ def compute(question: tuple[str, str], tell: Callable[[str], object]) -> None:
 
 @dataclass(frozen=True)
 class Absent:
-    """`compute`, as long as a file is there; else the process that is to compute ends or hangs while it starts."""
+    """`compute`, as long as a file is there; else the process that is to compute ends while it starts."""
 
     file: Path
-    hangs: bool = False
 
     def __call__(self, question: tuple[str, str], tell: Callable[[str], object]) -> None:
         """As `compute`."""
@@ -43,12 +42,10 @@ class Absent:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What the process imports first."""
-        return _compute_of, (self.file, self.hangs)
+        return _compute_of, (self.file,)
 
 
-def _compute_of(file: Path, hangs: bool) -> Callable[..., None]:
+def _compute_of(file: Path) -> Callable[..., None]:
     if not file.exists():
-        if hangs:
-            threading.Event().wait()
         os._exit(3)
     return compute

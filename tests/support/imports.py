@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import REPO
+from tests.support.packages import PACKAGES
 
 
 class Import(NamedTuple):
@@ -27,8 +28,9 @@ class Import(NamedTuple):
 
 def files_of(package: str) -> dict[str, Path]:
     """Every Python file of a package, by module name."""
-    paths = sorted((REPO / package).rglob("*.py"))
-    return {".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    folder = PACKAGES.get(package, REPO / package)
+    names = {path: path.relative_to(folder.parent).with_suffix("").parts for path in sorted(folder.rglob("*.py"))}
+    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
 
 
 def imports_in(package: str) -> list[Import]:

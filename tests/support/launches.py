@@ -1,6 +1,6 @@
 """What a GPU would be given to run: kernels and collectives by stream, waits and graphs, from a pass on the CPU.
 
-The real `runtime.device.Cuda` runs on fake streams; what it calls of CUDA besides is here.
+The real `ladder_sim_runtime.device.Cuda` runs on fake streams; what it calls of CUDA besides is here.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from ladder_sim_runtime import device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime import device
 from tests.support.fake_cuda import FakeCuda
 
 # operators that only look at a tensor another way, or make one without writing to it
@@ -131,7 +131,7 @@ def install(patch: pytest.MonkeyPatch) -> tuple[FakeCuda, Launches, list[list[tu
 
     patch.setattr("torch.cuda.CUDAGraph", new_graph)
     patch.setattr("torch.cuda.graph", lambda graph, **options: graph.capture(**options))
-    patch.setattr("runtime.device._compiled", lambda kernel, **options: launches.fuse(kernel))
-    patch.setattr("runtime.device._compiler_problem", lambda kind: "")
+    patch.setattr("ladder_sim_runtime.device._compiled", lambda kernel, **options: launches.fuse(kernel))
+    patch.setattr("ladder_sim_runtime.device.Device.compiler_problem", "")
     patch.setitem(device.DEVICES, "cpu", device.Cuda())
     return cuda, launches, graphs

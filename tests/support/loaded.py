@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ladder_sim_runtime.assemble import load
+from ladder_sim_runtime.checkpoint.files import Checkpoint
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.complete import left_padded, of_first_rank
+from ladder_sim_runtime.config import EngineConfig, ModelConfig
+from ladder_sim_runtime.generate import Generator
+from ladder_sim_runtime.memory import Workload
+from ladder_sim_runtime.model.decoder import Decoder
+from ladder_sim_runtime.model.wiring import Wiring, lay_out
 from torch import Tensor
 
-from runtime.assemble import load
-from runtime.checkpoint.files import Checkpoint
-from runtime.comm.base import Communicator
-from runtime.complete import left_padded, of_first_rank
-from runtime.config import EngineConfig, ModelConfig
-from runtime.generate import Generator
-from runtime.memory import Workload
-from runtime.model.decoder import Decoder
-from runtime.model.wiring import Wiring, lay_out
 from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])

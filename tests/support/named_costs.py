@@ -28,7 +28,7 @@ class NamedCosts:
 
     def __init__(self, seconds: Mapping[str, float], stack: StackSpec | None = None) -> None:
         self.seconds = seconds
-        scenario = Scenario.of(model="8b", stack=stack or bare_stack(), overrides={"cluster.rank_skew": "0"})
+        scenario = Scenario(model="8b", stack=stack or bare_stack(), overrides={"cluster.rank_skew": "0"})
         self.hardware = Hardware.of(scenario)
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:

@@ -17,7 +17,7 @@ SIZES = 2.0 ** np.arange(3, 35)
 
 
 def scenario(**fields: object) -> Scenario:
-    return Scenario.of(**{"model": "405b", **fields})
+    return Scenario(**{"model": "405b", **fields})
 
 
 def network(profile: CalibrationProfile | None, **fields: object) -> Network:

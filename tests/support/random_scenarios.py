@@ -41,7 +41,7 @@ def scenarios(
     if len(dtypes) > 1:
         how["dtype"] = draw(st.sampled_from(dtypes))
     try:
-        return Scenario.of(**{**how, **fixed})
+        return Scenario(**{**how, **fixed})
     except LadderSimError:
         assume(False)
         raise

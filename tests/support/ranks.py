@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ladder_sim_runtime.comm.base import ONE_STAGE, Communicator
+from ladder_sim_runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups
 
-from runtime.comm.base import ONE_STAGE, Alone
-from runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups
 from tests.support.waiting import HANG_S
 
 
@@ -22,7 +22,7 @@ def on_ranks(
     with requests of their own.
     """
     if size == 1:
-        return [compute(Alone(), *arguments)]
+        return [compute(Communicator(), *arguments)]
     # one process imports torch, the ranks fork from it
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([compute.__module__])

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
+from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
+from ladder_sim_runtime.checkpoint.weights import random_weights
+from ladder_sim_runtime.config import ModelConfig
+from ladder_sim_runtime.kinds import Experts, Yarn
 from torch import Tensor
-
-from runtime.checkpoint.tensors import tensor_shapes
-from runtime.checkpoint.weights import random_weights
-from runtime.config import ModelConfig
-from runtime.kinds import Experts, Yarn
 
 Weights = Mapping[str, Tensor]
 

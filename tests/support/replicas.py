@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import simpy
 
+from ladder_sim.serve import Promise, Service, Traffic
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.measured_steps import MeasuredSteps
 from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
@@ -12,7 +13,9 @@ from ladder_sim.serve.engine.scheduler import SchedulerSpec
 from ladder_sim.serve.replicas.pools import Pool
 from ladder_sim.serve.replicas.simulation import simulate
 from ladder_sim.serve.requests.request import Request
+from ladder_sim.serve.sizing.capacity import Capacity, Search
 from ladder_sim.serve.steps.mix import Mix, StepLimits
+from ladder_sim.specs.scenario import Scenario
 
 SERVER = MeasuredSteps(
     engine="vllm 0.32.0, TP 2",
@@ -114,3 +117,11 @@ def serve(
         env.process(watch(env, replica, answers))
     env.run()
     return answers
+
+
+def capacity(
+    scenario: Scenario, traffic: Traffic, promise: Promise, variants: Sequence[str] = ("standard", "ladder")
+) -> dict[str, Capacity]:
+    """The fewest replicas on the plan of a scenario, with steps as predicted."""
+    service = Service.for_requests(scenario, traffic)
+    return {name: Search(service, name, traffic, promise).capacity() for name in variants}

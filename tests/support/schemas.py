@@ -9,16 +9,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
+import ladder_sim_calibration.fit.samples
 from jsonschema import Draft202012Validator
+from ladder_sim_calibration.crosscheck.store import ResultDocument
+from ladder_sim_calibration.fit.samples import Sample
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-import calibration.fit.samples
 import ladder_sim.cli.doctor
 import ladder_sim.costs.collectives.fabrics
 import ladder_sim.serve.engine.measured_steps
-from calibration.crosscheck.store import ResultDocument
-from calibration.fit.samples import Sample
 from ladder_sim.costs.moe_file import MoeDocument
 from ladder_sim.costs.profile_file import DerivedDocument, ProfileDocument
 from ladder_sim.report.documents.settings import value_schema
@@ -71,7 +71,13 @@ def made() -> dict[str, dict[str, Any]]:
         "samples": _of(
             "A line of a samples file (.jsonl): the machine in the first, a measured op in the others, or between them "
             "the states of the GPUs before or after a run",
-            {"anyOf": [{**header, **_marked(calibration.fit.samples.SCHEMA, header)}, between, typed(Sample)]},
+            {
+                "anyOf": [
+                    {**header, **_marked(ladder_sim_calibration.fit.samples.SCHEMA, header)},
+                    between,
+                    typed(Sample),
+                ]
+            },
         ),
         "doctor": _of(
             "The answer of `ladder-sim doctor --json`",

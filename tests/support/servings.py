@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.evidence import SERVINGS
-from calibration.serving_fit import fit_serving
 from ladder_sim.confidence.interval import Interval
-from ladder_sim.validation.compare import Quantity
-from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, summarize_servings, summary
+from ladder_sim.validation.compare import ErrorStats, Quantity
+from ladder_sim.validation.serving import ServingComparison, compare_servings, summarize_servings, summary
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import REPO, SHIPPED
+from tools.profiles.serving_fit import fit_serving
 
 SAMPLE = SHIPPED / "serving-moe.csv"
 PAGE = REPO / "docs" / "accuracy.md"
@@ -60,14 +60,14 @@ def _moved(quantity: Quantity | None, log_error: float) -> Quantity:
     return replace(quantity, predicted=predicted)
 
 
-def _cells(tpot: ErrorSummary | None, ttft: ErrorSummary | None) -> tuple[str, ...]:
+def _cells(tpot: ErrorStats | None, ttft: ErrorStats | None) -> tuple[str, ...]:
     assert tpot is not None
     assert ttft is not None
     shares = (
-        *(tpot.mean_abs_error, tpot.median_abs_error, tpot.bias, tpot.inside_90, tpot.half_width),
-        *(ttft.mean_abs_error, ttft.median_abs_error),
+        *(tpot.mean_error, tpot.median_error, tpot.bias, tpot.inside, tpot.half_width),
+        *(ttft.mean_error, ttft.median_error),
     )
-    return (str(tpot.n), *(f"{share:.4f}" for share in shares))
+    return (str(tpot.rows), *(f"{share:.4f}" for share in shares))
 
 
 def shown() -> list[dict[str, str]]:
@@ -91,8 +91,8 @@ def sample_line() -> str:
     """What the page says of the rows that come with the package."""
     errors, _ = summary(compared(SAMPLE))
     assert errors is not None
-    mean, median = (f"{100 * share:.1f} %" for share in (errors.mean_abs_error, errors.median_abs_error))
-    rows = f"{errors.n} of these rows, which come with the package"
+    mean, median = (f"{100 * share:.1f} %" for share in (errors.mean_error, errors.median_error))
+    rows = f"{errors.rows} of these rows, which come with the package"
     return f"`ladder-sim validate {SAMPLE.stem}` compares {rows}: {mean}, {median}."
 
 

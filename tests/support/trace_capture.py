@@ -5,8 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-from runtime.trace import recorded_steps
+from ladder_sim_runtime.trace import recorded_steps
 
 LAYERS, HIDDEN, TOKENS, STEPS = 3, 256, 64, 2
 

@@ -63,7 +63,6 @@ def arrivals(
     return arrived
 
 
-PRIORITY = {"priority": lambda random: random.randint(0, 2)}
 # the same parts of prompts after other beginnings
 PARTS = {
     "prefix": lambda random: tuple(random.randint(0, 2) for _ in range(random.randint(0, 4))),
@@ -78,12 +77,6 @@ CASES = {
     ),
     "prompts that are cached but for a token": Case(arrivals(23, prompt=(193, 193), rate=20.0, **ALIKE), SPEC),
     "twelve at once": Case(arrivals(24, together=12), SPEC),
-    "twelve at once, by priority": Case(
-        arrivals(25, together=12, **PRIORITY), replace(SPEC, policy="priority", step_requests=8)
-    ),
-    "little memory, twelve at once, by priority": Case(
-        arrivals(26, together=12, prompt=(1, 600), **PRIORITY), replace(SMALL, policy="priority")
-    ),
     "prompts in small chunks": Case(arrivals(27), replace(SPEC, step_tokens=64)),
     "little memory, prompts in small chunks, without scheduling ahead": Case(
         arrivals(28, prompt=(1, 700), rate=30.0), replace(SMALL, step_tokens=64, ahead=False)
@@ -117,7 +110,8 @@ def scheduled_by_vllm(case: Case) -> Scheduled:
     """What vLLM makes of a load now."""
     script = str(REPO / "tests" / "serve" / "vllm_scheduler.py")
     given = pickle.dumps((case.requests, case.spec, TIMES))
-    run = subprocess.run([os.environ["LADDER_TEST_VLLM"], script], input=given, capture_output=True)
+    env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'plugins' / 'vllm-ladder'}"}
+    run = subprocess.run([os.environ["LADDER_TEST_VLLM"], script], input=given, capture_output=True, env=env)
     assert run.returncode == 0, run.stderr.decode()[-3000:]
     return Scheduled(*pickle.loads(run.stdout))
 

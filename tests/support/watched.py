@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ladder_sim_runtime.comm.base import DONE, Handle
+from ladder_sim_runtime.comm.process_group import ProcessGroup
+from ladder_sim_runtime.config import EngineConfig
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder_sim.graph.build import StepGraph
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.specs.stack import StackSpec
-from runtime.comm.base import DONE, Exchange, Handle
-from runtime.comm.process_group import ProcessGroup, RowExchange
-from runtime.config import EngineConfig
+from tests.support.graphs import StepGraph
 
 Entry = tuple[object, ...]
 
@@ -70,7 +70,7 @@ class Watched(TorchDispatchMode):
         number, self.started = self.started, self.started + 1
         watched = self
 
-        class Noted:
+        class Noted(Handle):
             def wait(self) -> None:
                 watched.waits.setdefault(number, len(watched.entries))
                 handle.wait()
@@ -181,27 +181,27 @@ class WatchedGroup(ProcessGroup):
         return part, self._watched.noted(handle)
 
 
-class WatchedExchange(RowExchange):
+class WatchedExchange(ProcessGroup):
     """A fake exchange that does so too."""
 
     def __init__(self, group: dist.ProcessGroup, watched: Watched) -> None:
-        super().__init__(ProcessGroup("fake", group))
+        super().__init__("fake", group)
         self._watched = watched
         self._messages = 0
 
-    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        gathered = super().all_gather(*tensors)
+    def gather_all(self, *tensors: Tensor) -> list[Tensor]:
+        gathered = super().gather_all(*tensors)
         # a dispatch; which experts tokens chose, and their weights, travel with the tokens
         entries = self._watched.entries
         assert [entries.pop() for _ in tensors[1:]] == [("all_gather", x.nbytes) for x in reversed(gathered[1:])]
         return gathered
 
-    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
-        part, handle = super().reduce_scatter(x)
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        part, handle = super().scatter_sum(x, blocking=blocking)
         return part, self._watched.noted(handle)
 
-    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
-        arriving, handle = super().all_to_all(x, sent, received)
+    def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        arriving, handle = super().swap_rows(x, sent, received)
         if not x.is_floating_point():
             # the numbers of copies, and of their experts, travel with these; ranks send to each other alike
             assert self._watched.entries.pop() == ("all_to_all", x.nbytes)
@@ -235,7 +235,7 @@ class WatchedRank(WatchedGroup):
     """A rank of a group, of one of several such groups, in one of several stages."""
 
     def __init__(
-        self, group: dist.ProcessGroup, watched: Watched, *, exchange: Exchange | None, stage: int, stages: int
+        self, group: dist.ProcessGroup, watched: Watched, *, exchange: ProcessGroup | None, stage: int, stages: int
     ) -> None:
         super().__init__(group, watched)
         self.exchange = exchange or self.exchange

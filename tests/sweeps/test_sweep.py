@@ -29,6 +29,7 @@ def _same(found: SweepTable, other: SweepTable) -> bool:
 def test_every_point_equals_a_single_prediction() -> None:
     """Over fields that change the graph, settings that do not, and hardware figures in arrays."""
     found = sweep(
+        None,
         {
             "model": "8b,70b",
             "stack": "gpt-fast,vllm",
@@ -41,7 +42,7 @@ def test_every_point_equals_a_single_prediction() -> None:
     )
     assert len(found) == 2**6
     for row in range(0, len(found), 3):
-        scenario = Scenario.of(
+        scenario = Scenario(
             model=found["model"][row],
             stack=found["stack"][row],
             batch=int(found["batch"][row]),
@@ -65,7 +66,7 @@ def test_an_error_of_one_point_is_its_row(monkeypatch: pytest.MonkeyPatch) -> No
         return whole(scenario, *rest)
 
     monkeypatch.setattr(evaluation, "simulate_requests", of_one_batch)
-    found = sweep({"model": "8b", "tp": "2,4,8"}, ["ladder"])
+    found = sweep(None, {"model": "8b", "tp": "2,4,8"}, ["ladder"])
     assert found["infeasible"].tolist() == ["", "ValueError: a collective on one rank (a bug)", ""]
     assert np.isnan(found["ladder.speedup"]).tolist() == [False, True, False]
 
@@ -92,13 +93,13 @@ AXES: dict[str, list[object]] = {
 
 @given(st.lists(st.sampled_from(sorted(AXES)), min_size=1, max_size=4, unique=True), st.data())
 def test_a_row_of_any_sweep_equals_a_single_prediction(names: list[str], data: st.DataObject) -> None:
-    table = sweep({name: AXES[name] for name in names}, VARIANTS, profile="none", ignore_memory=True)
+    table = sweep(None, {name: AXES[name] for name in names}, VARIANTS, profile="none", ignore_memory=True)
     row = data.draw(st.integers(0, len(table) - 1))
     values = {name: table[name][row] for name in names}
     arguments = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
     overrides = {name: arguments.pop(name) for name in names if "." in name}
     try:
-        single = predict(Scenario.of(**arguments, overrides=overrides), VARIANTS, profile="none", ignore_memory=True)
+        single = predict(Scenario(**arguments, overrides=overrides), VARIANTS, profile="none", ignore_memory=True)
     except LadderSimError as error:
         assert table["infeasible"][row] == error.message  # noqa: PT017
         return
@@ -110,32 +111,36 @@ def test_a_row_of_any_sweep_equals_a_single_prediction(names: list[str], data: s
 def test_sizes_share_a_graph_and_keep_their_own_reasons() -> None:
     """Points that fit, that do not, and that cannot be, between each other: each row is what it is alone."""
     axes = {"model": "70b", "stack": "vllm", "batch": "1:512:x8", "prompt": "1000,99999999,100000001", "gen": "1,600"}
-    found = sweep({**axes, "inter.allreduce_floor": "1,2us"}, ["ladder"])
+    found = sweep(None, {**axes, "inter.allreduce_floor": "1,2us"}, ["ladder"])
     assert len(found) == 4 * 3 * 2 * 2
     assert 0 < found.feasible.sum() < len(found)
     for row in range(0, len(found), 2):
         one = {name: [found[name][row].item()] for name in ("batch", "prompt", "gen")}
-        alone = sweep({**axes, **one}, ["ladder"])
+        alone = sweep(None, {**axes, **one}, ["ladder"])
         assert found["infeasible"][row] == alone["infeasible"][0]
         for name in ("memory_bytes_per_gpu", "ladder.ttft_s", "ladder.tpot_s", "ladder.speedup"):
             assert found[name][row] == pytest.approx(alone[name][0], rel=1e-12, nan_ok=True), name
 
 
 def test_a_setting_has_the_last_word_over_sizes() -> None:
-    found = sweep({"model": "8b", "batch": "1,2", "workload.batch": "4"}, ["ladder"])
-    assert found["ladder.ttft_s"][0] == found["ladder.ttft_s"][1] == sweep({"model": "8b", "batch": 4})["ladder.ttft_s"]
+    found = sweep(None, {"model": "8b", "batch": "1,2", "workload.batch": "4"}, ["ladder"])
+    assert (
+        found["ladder.ttft_s"][0]
+        == found["ladder.ttft_s"][1]
+        == sweep(None, {"model": "8b", "batch": 4})["ladder.ttft_s"]
+    )
 
 
 def test_rows_come_in_the_grids_order() -> None:
     """Fields of the scenario first, hardware figures last and fastest, whatever the order they were named in."""
-    found = sweep({"inter.allreduce_floor": "1,2us", "batch": "2,1", "model": "8b", "tp": "4,2"}, ["ladder"])
+    found = sweep(None, {"inter.allreduce_floor": "1,2us", "batch": "2,1", "model": "8b", "tp": "4,2"}, ["ladder"])
     assert found.varied == ("tp", "batch", "inter.allreduce_floor_s")
     places = zip(found["tp"], found["batch"], found["inter.allreduce_floor_s"], strict=True)
     assert list(places) == list(itertools.product((4, 2), (2, 1), (1e-6, 2e-6)))
 
 
 def test_what_cannot_run_is_a_row_with_the_reason() -> None:
-    found = sweep({"model": "8b,405b", "tp": "8,5,16", "stack": "vllm"}, ["ladder"])
+    found = sweep(None, {"model": "8b,405b", "tp": "8,5,16", "stack": "vllm"}, ["ladder"])
     reasons = dict(zip(zip(found["model"], found["tp"], strict=True), found["infeasible"], strict=True))
     assert reasons["llama-3.1-8b", 8] == reasons["llama-3.1-405b", 16] == ""
     assert "not divisible by tp 5" in reasons["llama-3.1-8b", 5]
@@ -148,34 +153,34 @@ def test_what_cannot_run_is_a_row_with_the_reason() -> None:
 def test_what_cannot_run_is_batched_as_the_rest() -> None:
     for load in ({"concurrency": 8}, {"concurrency": [8, 16]}, {"batch": 8}, {"batch": [8, 16]}):
         point = {"model": "8b", "stack": "vllm", "nodes": 1, "tp": 8, "pp": [1, 2], **load}
-        table = sweep(point, variants=["ladder"])
+        table = sweep(None, point, variants=["ladder"])
         assert table.feasible.tolist() == [True] * (len(table) // 2) + [False] * (len(table) // 2)
         assert set(table["batching"]) == {"continuous" if "concurrency" in load else "static"}
 
 
 def test_a_variant_deeper_than_the_model_is_a_reason_too() -> None:
-    found = sweep({"model": "8b,70b"}, ["hybrid-ladder:40"])
+    found = sweep(None, {"model": "8b,70b"}, ["hybrid-ladder:40"])
     assert "at most 32" in found["infeasible"][0]
     assert found["infeasible"][1] == ""
 
 
 def test_a_group_gets_the_nodes_it_needs() -> None:
-    found = sweep({"model": "405b", "tp": "8:32"}, ["ladder"], ignore_memory=True)
+    found = sweep(None, {"model": "405b", "tp": "8:32"}, ["ladder"], ignore_memory=True)
     assert found["nodes"].tolist() == [1, 2, 4]
-    assert sweep({"model": "405b", "tp": "16", "nodes": "1"}).feasible.tolist() == [False]
+    assert sweep(None, {"model": "405b", "tp": "16", "nodes": "1"}).feasible.tolist() == [False]
 
 
 def test_a_plan_gets_the_nodes_it_needs_and_is_that_of_predict() -> None:
     plans = {"tp": [1, 4], "pp": [1, 4], "ep": [1, 4], "attention_dp": [1, 4]}
     point = {"model": "mixtral-8x7b", "stack": "vllm", "batch": 8}
-    table = sweep({**point, **plans}, ["standard"], ignore_memory=True)
+    table = sweep(None, {**point, **plans}, ["standard"], ignore_memory=True)
     # four parts of the experts need the ranks of a stage to be a multiple of four
     assert table.feasible.sum() == 14
     for row in np.flatnonzero(table.feasible):
         plan = {name: int(table[name][row]) for name in plans}
         nodes = int(table["nodes"][row])
         assert nodes == -(-plan["tp"] * plan["pp"] * plan["attention_dp"] // 8)
-        alone = predict(Scenario.of(**point, nodes=nodes, **plan), "standard", ignore_memory=True)
+        alone = predict(Scenario(**point, nodes=nodes, **plan), "standard", ignore_memory=True)
         assert table["standard.ttft_s"][row] == pytest.approx(alone.ttft_s, rel=1e-12)
 
 
@@ -188,7 +193,7 @@ def test_sizes_that_cannot_run_do_not_take_a_block_apart() -> None:
 
 
 def test_one_new_token_has_no_time_per_token() -> None:
-    found = sweep({"model": "8b", "gen": "1,2"}, ["ladder"])
+    found = sweep(None, {"model": "8b", "gen": "1,2"}, ["ladder"])
     assert np.isnan(found["ladder.tpot_s"]).tolist() == [True, False]
     assert found.feasible.all()
 
@@ -197,7 +202,7 @@ def test_one_new_token_has_no_time_per_token() -> None:
 def test_chunks_change_nothing(points: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a grid is cut, each point is there once: blocks of 24 points are cut, joined or left whole."""
     axes = {"model": "8b", "batch": "1:4", "intra.bandwidth": "100:800:x2GB/s", "intra.allreduce_floor": "1:6:+1us"}
-    whole = sweep(axes, ["ladder"])
+    whole = sweep(None, axes, ["ladder"])
     monkeypatch.setattr(grids, "CHUNK_POINTS", points)
     monkeypatch.setattr(grids, "CHUNK_BLOCKS", blocks)
     grid = Grid(axes, ["ladder"])
@@ -233,17 +238,22 @@ def test_values_may_be_objects() -> None:
     from ladder_sim.specs import catalog
 
     model = catalog.model("8b")
-    assert sweep({"model": [model], "tp": [1, 2], "p2p": False})["tp"].tolist() == [1, 2]
+    assert sweep(None, {"model": [model], "tp": [1, 2], "p2p": False})["tp"].tolist() == [1, 2]
     with pytest.raises(UsageError, match="no values"):
-        sweep({"model": []})
+        sweep(None, {"model": []})
 
 
 def test_a_wrong_profile_is_no_points_fault() -> None:
     """It is an error at once, not a reason in every row."""
     with pytest.raises(ProfileError, match="no shipped profile"):
-        sweep({"model": "8b"}, profile="h100")
+        sweep(None, {"model": "8b"}, profile="h100")
 
 
 def test_an_unknown_column_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown column 'ladder\.speed'"):
-        _ = sweep({"model": "8b"}, ["ladder"])["ladder.speed"]
+        _ = sweep(None, {"model": "8b"}, ["ladder"])["ladder.speed"]
+
+
+def test_a_table_holds_columns_not_rows() -> None:
+    with pytest.raises(UsageError, match="column 0: must be text, the name of a column"):
+        next(iter(sweep(None, {"model": "8b"}, ["ladder"])))

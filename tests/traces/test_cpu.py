@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ladder_sim_runtime.trace import recorded_steps
 from torch.profiler import ExecutionTraceObserver
 from typer.testing import CliRunner
 
@@ -20,7 +21,6 @@ from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate, with_times
 from ladder_sim.traces.summary import summarize_run
 from ladder_sim.traces.wirings import predict_variants
-from runtime.trace import recorded_steps
 from tests.conftest import REPO
 from tests.support.trace_capture import LAYERS, STEPS
 from tests.support.waiting import HANG_S
@@ -160,7 +160,7 @@ def test_a_loop_left_early_is_observed_no_longer(tmp_path: Path, monkeypatch: py
             # so that no destructor hides what is left behind
             observers.append(self)
 
-    monkeypatch.setattr("runtime.trace.ExecutionTraceObserver", Kept)
+    monkeypatch.setattr("ladder_sim_runtime.trace.ExecutionTraceObserver", Kept)
     for number in recorded_steps(tmp_path, observe_steps=True):
         if number == left_at:
             break

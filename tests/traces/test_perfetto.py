@@ -93,7 +93,7 @@ def points(before: TraceOp, op: TraceOp) -> bool:
 
 @pytest.mark.parametrize("stack", ["gpt-fast", "vllm"])
 def test_a_predicted_run(reader: Processor, stack: str) -> None:
-    scenario = Scenario.of(model="8b", tp=4, variant="ladder", stack=stack)
+    scenario = Scenario(model="8b", tp=4, variant="ladder", stack=stack)
     assert_shown(reader, {"predicted": predicted_run(scenario, "decode", profile="h100-sxm")})
 
 

@@ -49,7 +49,7 @@ def reread(path: Path, scenario: Scenario, **how: Any) -> TraceGraph:
 )
 def test_a_rewired_70b_is_its_prediction(tmp_path: Path, given: dict[str, Any]) -> None:
     """Regression: ladder 1.36 where 1.31 is predicted, and in flight 1.16 where TPOT's ratio is 1.23."""
-    scenario = Scenario.of(model="70b", **given)
+    scenario = Scenario(model="70b", **given)
     run = reread(tmp_path / "run.json.gz", scenario)
     rewired, predicted = predict_variants(run, WIRINGS), predict(scenario, WIRINGS)
     for name in WIRINGS:
@@ -58,7 +58,7 @@ def test_a_rewired_70b_is_its_prediction(tmp_path: Path, given: dict[str, Any]) 
 
 
 def test_its_steps_are_those_that_time_per_token_averages(tmp_path: Path) -> None:
-    scenario = Scenario.of(model="8b", tp=4, concurrency=16, overrides=FEW_LAYERS)
+    scenario = Scenario(model="8b", tp=4, concurrency=16, overrides=FEW_LAYERS)
     run = reread(tmp_path / "run.json", scenario)
     assert list(run.weights) == [
         "decode of half of the requests",
@@ -91,7 +91,7 @@ class Slower:
 @pytest.mark.parametrize("kind", ["gemm", "attention", "all_reduce"])
 def test_times_are_those_of_the_trace(tmp_path: Path, kind: str) -> None:
     """Kernels that take another time in the trace take it in every wiring, next to what they then overlap."""
-    scenario = Scenario.of(model="70b", stack="gpt-fast", batch=4, overrides=FEW_LAYERS)
+    scenario = Scenario(model="70b", stack="gpt-fast", batch=4, overrides=FEW_LAYERS)
     run = whatif.scale(reread(tmp_path / "run.json", scenario), kind, 3.0)
     expected = simulate_request(scenario, WIRINGS, Slower(scenario, [kind], 3.0))
     for name, rewired in predict_variants(run, WIRINGS).items():
@@ -100,17 +100,17 @@ def test_times_are_those_of_the_trace(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_faster_cpu_is_one_in_every_wiring(tmp_path: Path) -> None:
-    scenario = Scenario.of(model="8b", tp=4, stack="vllm", concurrency=64, overrides=FEW_LAYERS)
+    scenario = Scenario(model="8b", tp=4, stack="vllm", concurrency=64, overrides=FEW_LAYERS)
     run = reread(tmp_path / "run.json", scenario)
     faster = whatif.without_launch_gaps(run)
     settings = {**FEW_LAYERS, **dict.fromkeys(CPU, "0")}
-    expected = predict(Scenario.of(model="8b", tp=4, stack="vllm", concurrency=64, overrides=settings), WIRINGS)
+    expected = predict(Scenario(model="8b", tp=4, stack="vllm", concurrency=64, overrides=settings), WIRINGS)
     for name, rewired in predict_variants(faster, WIRINGS).items():
         assert rewired.seconds == pytest.approx(expected[name].tpot_s, rel=1e-6), name
 
 
 def test_kernels_that_the_trace_does_not_hold_are_named(tmp_path: Path) -> None:
-    run = reread(tmp_path / "run.json", Scenario.of(model="8b", tp=4, overrides=FEW_LAYERS))
+    run = reread(tmp_path / "run.json", Scenario(model="8b", tp=4, overrides=FEW_LAYERS))
     unrecorded = {name: time.unrecorded for name, time in predict_variants(run, WIRINGS).items()}
     assert unrecorded == {
         "standard": (),
@@ -121,7 +121,7 @@ def test_kernels_that_the_trace_does_not_hold_are_named(tmp_path: Path) -> None:
 
 
 def test_ops_that_overlap_slow_each_other_as_predicted(tmp_path: Path) -> None:
-    scenario = Scenario.of(model="70b", nodes=2, batch=16, overrides=FEW_LAYERS)
+    scenario = Scenario(model="70b", nodes=2, batch=16, overrides=FEW_LAYERS)
     run = reread(tmp_path / "run.json", scenario)
     shared, apart = (predict_variants(run, WIRINGS, contended=contended) for contended in (True, False))
     assert shared["standard"].seconds == apart["standard"].seconds
@@ -131,7 +131,7 @@ def test_ops_that_overlap_slow_each_other_as_predicted(tmp_path: Path) -> None:
 
 
 def test_a_prefill_and_a_draw_on_every_rank(tmp_path: Path) -> None:
-    scenario = Scenario.of(model="8b", tp=2, overrides=FEW_LAYERS)
+    scenario = Scenario(model="8b", tp=2, overrides=FEW_LAYERS)
     path = tmp_path / "run.json"
     perfetto.write({"run": predicted_run(scenario, "prefill")}, path)
     rewired, predicted = predict_variants(load([path]), WIRINGS), predict(scenario, WIRINGS)
@@ -140,13 +140,16 @@ def test_a_prefill_and_a_draw_on_every_rank(tmp_path: Path) -> None:
     drawn = predicted_run(scenario, "decode", jitter=0.05)
     assert drawn.ranks == [0, 1]
     assert drawn.origin is None
+    assert predict_variants(choose_step(drawn, None), ["ladder"])["ladder"].speedup > 1.0
+    with pytest.raises(UsageError, match="the trace is one draw of jitter in another wiring than standard"):
+        predict_variants(predicted_run(scenario.having(variant="ladder"), "decode", jitter=0.05), ["standard"])
     with pytest.raises(UsageError, match="an answer of 1 token has no decode step"):
-        predicted_run(Scenario.of(model="8b", tp=2, gen=1), "decode")
+        predicted_run(Scenario(model="8b", tp=2, gen=1), "decode")
 
 
 def test_any_wiring_can_be_the_trace_s(tmp_path: Path) -> None:
     """What overlaps in the trace is told from how long it takes alone."""
-    scenario = Scenario.of(model="70b", nodes=2, batch=16, variant="ladder", overrides=FEW_LAYERS)
+    scenario = Scenario(model="70b", nodes=2, batch=16, variant="ladder", overrides=FEW_LAYERS)
     run = reread(tmp_path / "run.json", scenario)
     rewired, predicted = predict_variants(run, WIRINGS), predict(scenario, WIRINGS)
     for name in WIRINGS:
@@ -156,7 +159,7 @@ def test_any_wiring_can_be_the_trace_s(tmp_path: Path) -> None:
 
 
 def test_a_part_of_it_is_rewired_like_a_recording(tmp_path: Path) -> None:
-    run = reread(tmp_path / "run.json", Scenario.of(model="8b", tp=4, overrides=FEW_LAYERS))
+    run = reread(tmp_path / "run.json", Scenario(model="8b", tp=4, overrides=FEW_LAYERS))
     assert run.keep(range(len(run.ops) // 2)).origin is None
     assert whatif.without_communication(run).origin is None
     renamed = replace(run, ops=tuple(replace(op, name=op.name.replace("qkv", "wqkv")) for op in run.ops))
@@ -167,7 +170,7 @@ def test_a_part_of_it_is_rewired_like_a_recording(tmp_path: Path) -> None:
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_to_what_it_was_predicted_from_is_seen(tmp_path: Path, data: st.DataObject) -> None:
-    scenario = Scenario.of(model="8b", tp=4, overrides={"model.layers": "2"})
+    scenario = Scenario(model="8b", tp=4, overrides={"model.layers": "2"})
     document = json.loads(perfetto.to_json({"run": predicted_run(scenario, "decode")}))
     try:
         document["ladder_sim"]["origin"] = json.loads(data.draw(damaged(document["ladder_sim"]["origin"])))

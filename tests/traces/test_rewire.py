@@ -35,7 +35,7 @@ ALIKE = {
 
 def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
     """Our own simulation of every layer, with nothing shared: a trace does not say what was."""
-    scenario = Scenario.of(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
+    scenario = Scenario(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
     hardware = Hardware.of(scenario)
     # at the clocks that the GPU has in standard
     hardware = replace(hardware, stack=replace(hardware.stack, sustained_share=1.0))

@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from ladder_sim.cli.trace import trace
 from ladder_sim.traces.graph import TraceGraph
-from ladder_sim.traces.idle import idle_times
 from ladder_sim.traces.load import load
-from ladder_sim.traces.summary import module_totals, summarize_run
+from ladder_sim.traces.summary import idle_times, module_totals, summarize_run
 from ladder_sim.traces.whatif import scale
 from tests.conftest import DATA
 from tests.support.trace_files import MAIN, TraceFile

@@ -48,7 +48,7 @@ def test_all_reduces_are_priced_by_their_size(graph: TraceGraph) -> None:
 
 
 def test_a_slower_interconnect_costs_more() -> None:
-    near, far = (whatif.all_reduce_seconds(Scenario.of(cluster="h100-sxm", nodes=nodes)) for nodes in (1, 2))
+    near, far = (whatif.all_reduce_seconds(Scenario(cluster="h100-sxm", nodes=nodes)) for nodes in (1, 2))
     assert 0.0 < near(8192.0) < far(8192.0)
 
 

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks import beside
+from benchmarks import beside, evidence
 
 
 def of_all(*, exchange: bool) -> list[float]:
@@ -51,3 +51,5 @@ def test_ladder_rewired_from_a_trace_of_standard() -> None:
     gains = beside.rewired_gains()
     assert 1.29 < gains["recorded"] < 1.345
     assert 1.28 < gains["contention"] <= gains["recorded"]
+    page = evidence.PAGE.read_text("utf-8")
+    assert all(f"{gain:.3f}x" in page for gain in (beside.measured_gain(), *gains.values()))

@@ -30,7 +30,7 @@ def compared(name: str, **given: object) -> tuple[LoadComparison, ...]:
 def test_each_figure_stands_next_to_a_simulation_of_the_same_requests() -> None:
     (load,) = compared("vllm_rate.json", **SERVER)
     requests = load.result.requests
-    outcome = serve(Scenario.of(concurrency=1, **SERVER), requests, ["standard"])["standard"]  # type: ignore[arg-type]
+    outcome = serve(Scenario(concurrency=1, **SERVER), requests, ["standard"])["standard"]  # type: ignore[arg-type]
     assert load.figures.keys() == load.result.figures.keys()
     assert load.figures["ttft_p95_s"].predicted.value == pytest.approx(outcome.seconds("ttft", 95))
     assert load.figures["tpot_mean_s"].predicted.value == pytest.approx(outcome.seconds("tpot"))
@@ -52,7 +52,7 @@ def test_an_inferencex_row_says_what_served_it() -> None:
     assert abs(served.figures["tpot_mean_s"].error) < 0.1
     assert "unknown system 'mi300x'" in unknown.note
     assert "speculative decoding" in drafts.note
-    assert summarize_loads((served, unknown, drafts))["tpot_mean_s"].n == 1
+    assert summarize_loads((served, unknown, drafts))["tpot_mean_s"].rows == 1
 
 
 def of_row(tmp_path: Path, fields: dict[str, object], **given: object) -> Scenario:

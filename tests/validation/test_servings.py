@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.serving_fit import _Problem, half_widths, inside_of_others, log_errors
 from ladder_sim.closed_loop.checks import checks_of
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import to_text
@@ -16,12 +15,13 @@ from ladder_sim.report.documents.validation import servings_document
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.report.tables.validation import servings_report
 from ladder_sim.specs import catalog
-from ladder_sim.validation.compare import Quantity
-from ladder_sim.validation.serving import ErrorSummary, compare_servings, gate, summarize_servings, summary
+from ladder_sim.validation.compare import Quantity, error_stats
+from ladder_sim.validation.serving import compare_servings, gate, summarize_servings, summary
 from ladder_sim.validation.serving_table import Serving, is_serving_table, read_servings
 from tests.conftest import SHIPPED
 from tests.support import servings
 from tests.support.commands import run
+from tools.profiles.serving_fit import Problem, half_widths, inside_of_others, log_errors
 
 SAMPLE = SHIPPED / "serving-dense.csv"
 # what the page says of all servings of models with experts
@@ -302,13 +302,13 @@ def test_errors_are_summed_up() -> None:
     def quantity(measured: float) -> Quantity:
         return Quantity(measured=measured, predicted=Interval(value=1.0, low=0.9, high=1.1))
 
-    errors = ErrorSummary.of([quantity(1.0), None, quantity(0.8), quantity(1.25)])
+    errors = error_stats([quantity(1.0), None, quantity(0.8), quantity(1.25)])
     assert errors is not None
-    assert (errors.n, errors.inside_90) == (3, pytest.approx(1 / 3))
-    assert errors.mean_abs_error == pytest.approx((0.0 + 0.25 + 0.2) / 3)
-    assert errors.median_abs_error == pytest.approx(0.2)
+    assert (errors.rows, errors.inside) == (3, pytest.approx(1 / 3))
+    assert errors.mean_error == pytest.approx((0.0 + 0.25 + 0.2) / 3)
+    assert errors.median_error == pytest.approx(0.2)
     assert errors.bias == pytest.approx((0.0 + 0.25 - 0.2) / 3)
-    assert ErrorSummary.of([None]) is None
+    assert error_stats([None]) is None
 
 
 def test_a_sample_of_measured_servings_is_met() -> None:
@@ -316,10 +316,10 @@ def test_a_sample_of_measured_servings_is_met() -> None:
     tpot, _ = summary(compared)
     assert tpot is not None
     # the whole table has a bound of 8 %; four of its rows with reused prompts make two of these 34
-    assert tpot.mean_abs_error < 0.10
-    assert tpot.median_abs_error < 0.055
+    assert tpot.mean_error < 0.10
+    assert tpot.median_error < 0.055
     groups = summarize_servings(compared)
-    assert sum(each.n for each, _ in groups["tp"].values() if each) == len(compared)
+    assert sum(each.rows for each, _ in groups["tp"].values() if each) == len(compared)
 
 
 def test_a_sample_of_servings_of_models_with_experts_is_met() -> None:
@@ -327,8 +327,8 @@ def test_a_sample_of_servings_of_models_with_experts_is_met() -> None:
     compared = servings.compared(servings.SAMPLE)
     tpot, _ = summary(compared)
     assert tpot is not None
-    assert tpot.mean_abs_error < 0.14
-    assert tpot.median_abs_error < 0.09
+    assert tpot.mean_error < 0.14
+    assert tpot.median_error < 0.09
     assert servings.sample_line() in servings.PAGE.read_text("utf-8")
     reasons = {each.note.partition(",")[0] for each in compared if each.serving.left_out}
     assert len(reasons) == 3
@@ -404,14 +404,14 @@ if SOURCE:
 
     def test_half_widths_are_those_of_the_table() -> None:
         rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
-        widths = half_widths(rows, log_errors(rows, *_Problem(rows).times_s()))
+        widths = half_widths(rows, log_errors(rows, *Problem(rows).times_s()))
         for check in checks_of(catalog.model("deepseek-r1")):
             for name, width in widths[check.stack, check.cluster.name].items():
                 assert np.expm1(width) == pytest.approx(getattr(check, name), rel=0.01)
 
     def test_intervals_from_one_model_hold_the_other() -> None:
         rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
-        shares = inside_of_others(rows, log_errors(rows, *_Problem(rows).times_s())["tpot"])
+        shares = inside_of_others(rows, log_errors(rows, *Problem(rows).times_s())["tpot"])
         assert len(shares) == 6
         assert min(shares.values()) >= 0.9
 

@@ -18,8 +18,7 @@ from ladder_sim.report.figures.validation import error_figure
 from ladder_sim.system.files import read_bytes
 from ladder_sim.validation import dataset
 from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, summarize, validate
-from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
-from ladder_sim.validation.splits import PROTOCOLS, split
+from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from tests.conftest import DATA, REPO
 from tests.support.commands import Ran, run
 
@@ -183,19 +182,16 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_protocols_part_the_rows_as_agreed(name: str, variants: set[str]) -> None:
     """A calibration sees some rows at TP 2 and 4; every TP 8 row and every parallel row is test data."""
     rows = read_dataset().measurements
-    parts = split(rows, PROTOCOLS[name])
-    assert not set(parts.fit) & set(parts.test)
-    assert set(parts.fit) | set(parts.test) == set(rows)
-    assert len(parts.fit) + len(parts.test) == len(rows)
-    assert set(parts.fit) == {row for row in rows if row.variant in variants and row.configuration.tp in (2, 4)}
-    assert all(row in parts.test for row in rows if row.configuration.tp == 8 or row.variant == "parallel")
+    fitted = set(filter(PROTOCOLS[name].fits, rows))
+    assert fitted == {row for row in rows if row.variant in variants and row.configuration.tp in (2, 4)}
+    assert not any(row in fitted for row in rows if row.configuration.tp == 8 or row.variant == "parallel")
 
 
 def test_comparison_is_what_predict_says() -> None:
     data = read_dataset()
     chosen = [row for row in data.measurements if row.configuration.tp == 8 and row.configuration.batch == 4]
     part = dataclasses.replace(data, measurements=tuple(chosen))
-    scenario = Scenario.of(model="70b", tp=8, batch=4, dtype="fp16")
+    scenario = Scenario(model="70b", tp=8, batch=4, dtype="fp16")
     for level, profile in (("roofline", "none"), ("microbench", "h100-sxm"), ("protocol-b", "h100-sxm-gpt-fast")):
         expected = predict(scenario, ["ladder"], profile=profile)["ladder"]
         (one,) = (

@@ -13,9 +13,9 @@ from ladder_sim.costs.collectives.formulas import (
     LL_BYTES,
     NVLS_NODE_S,
     across_nodes_s,
+    host_ring_s,
     nvls_in_nodes,
     rail_bytes,
-    through_host_s,
 )
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged, extended
 from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
@@ -33,16 +33,7 @@ LARGE_BYTES = 2.0**30
 class AcrossNodes:
     """NCCL's collectives of one group of a scenario's ranks, by formulas and the fabric's measured all-reduces.
 
-    Parameters
-    ----------
-    scenario
-        What runs, on several nodes.
-    hardware
-        Its figures.
-    group
-        Whose ranks take part.
-    measured
-        Collectives inside a node, by kind and algorithm.
+    `measured` has the collectives inside a node, by kind and algorithm.
     """
 
     def __init__(
@@ -57,7 +48,6 @@ class AcrossNodes:
         self._fabric = fabric_curve(self._cluster.inter.fabric)
 
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
-        """As `ladder_sim.costs.collectives.network.Network.times`."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
         low_latency_s = self._low_latency_s(_stages(kind), message, self._hardware.intra, self._ranks)
         ways = self._ways(kind, message, node_wire_s, low_latency_s, nvlink=self._cluster.intra.full_nvlink)
@@ -210,7 +200,7 @@ class AcrossNodes:
         if self._ranks == 1:
             return np.zeros_like(message)
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(_stages(kind), message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
+        return host_ring_s(message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share, _stages(kind))
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:

@@ -71,7 +71,6 @@ class Line(NamedTuple):
     """The floor grows with this power of the ranks."""
 
     def seconds(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
-        """Time of messages, bytes."""
         floor_s = self.floor * floor_growth(ranks, self.growth) * allreduce_floor_s
         return floor_s + self.traffic(ranks) * message / (self.rate * bandwidth_Bps)
 
@@ -103,9 +102,7 @@ def _at_most(ranks: int, scenario: Scenario) -> bool:
 P2P = Need("peer-to-peer access between GPUs, and it is off", attrgetter("p2p"), "leave out --no-p2p", has="")
 SWITCH = Need("an NVLink switch", attrgetter("cluster.intra.switch"), "--set intra.switch=true if the link has one")
 NVLINK = Need(
-    "NVLink between all GPUs",
-    attrgetter("cluster.intra.full_nvlink"),
-    "--set intra.full_nvlink=true if it joins them",
+    "NVLink between all GPUs", attrgetter("cluster.intra.full_nvlink"), "--set intra.full_nvlink=true if it joins them"
 )
 ONE_NODE = Need("ranks of one node", _in_one_node, "take deepep-auto", has="; {cluster} has {fabric} in a node")
 PCIE = Need("GPUs that NVLink does not join", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")
@@ -147,7 +144,6 @@ class Algorithm:
     """Where there is a switch, what runs under its name may be a kernel that reduces there."""
 
     def __call__(self, message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number) -> Floats:
-        """Time of messages, bytes."""
         fastest = self.lines[0].seconds(message, ranks, allreduce_floor_s, bandwidth_Bps)
         for line in self.lines[1:]:
             fastest = np.minimum(fastest, line.seconds(message, ranks, allreduce_floor_s, bandwidth_Bps))

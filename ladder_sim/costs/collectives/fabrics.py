@@ -16,6 +16,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.plan import MAX_RANKS
 from ladder_sim.specs.values import nonempty, real, whole
 from ladder_sim.system.files import read_toml, shown_path, stamp
 from ladder_sim.system.schema import Schema
@@ -28,7 +29,6 @@ _SHIPPED = Path(__file__).parent.parent / "data" / "fabrics"
 _KEYS = ("cluster", "nodes", "ranks_per_node", "bytes", "time_us", "source")
 # a petabyte; a quarter of an hour
 MAX_BYTES, MAX_US = 1e15, 1e9
-MAX_GPUS = 100_000
 _HINT = "`ladder-sim calibrate import nccl-tests` writes such files"
 
 
@@ -92,8 +92,8 @@ def _read(path: Path, written: tuple[int, ...]) -> FabricCurve:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)
     return FabricCurve(
         cluster=_cluster(nonempty(data["cluster"], f"{file}: cluster")),
-        nodes=whole(data["nodes"], f"{file}: nodes", 2, MAX_GPUS),
-        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, MAX_GPUS),
+        nodes=whole(data["nodes"], f"{file}: nodes", 2, MAX_RANKS),
+        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, MAX_RANKS),
         curve=_curve(data, file),
         source=nonempty(data["source"], f"{file}: source"),
     )

@@ -63,31 +63,24 @@ def floor_growth(ranks: float, exponent: float) -> float:
 
 
 def host_ring_s(
-    message: Floats, ranks: float, allreduce_floor_s: Number, bandwidth_Bps: Number, low_latency_share: Number
-) -> Floats:
-    """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
-
-    Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
-    the number of channels does. Floor and `low_latency_share` are those of LL, the latter between two ranks.
-    """
-    floor = allreduce_floor_s * (ranks - 1) / (FULL_NODE - 1)
-    wire = 2.0 * (ranks - 1) / ranks * message / bandwidth_Bps
-    share = np.minimum(1.0, low_latency_share * ranks / 2.0)
-    fastest: Floats = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
-    return fastest
-
-
-def through_host_s(
-    kind: str,
     message: Floats,
     ranks: float,
     allreduce_floor_s: Number,
     bandwidth_Bps: Number,
     low_latency_share: Number,
+    kind: str = "all_reduce",
 ) -> Floats:
-    """NCCL through host memory: by its ring; all but an all-reduce take half the steps and half the traffic."""
-    ring_s = host_ring_s(message, ranks, allreduce_floor_s, bandwidth_Bps, low_latency_share)
-    return ring_s if kind == "all_reduce" else 0.5 * ring_s
+    """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
+
+    Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
+    the number of channels does. Floor and `low_latency_share` are those of LL, the latter between two ranks. Other
+    kinds than an all-reduce take half the steps and half the traffic.
+    """
+    floor = allreduce_floor_s * (ranks - 1) / (FULL_NODE - 1)
+    wire = 2.0 * (ranks - 1) / ranks * message / bandwidth_Bps
+    share = np.minimum(1.0, low_latency_share * ranks / 2.0)
+    fastest: Floats = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
+    return fastest if kind == "all_reduce" else 0.5 * fastest
 
 
 def across_nodes_s(

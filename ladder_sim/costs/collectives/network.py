@@ -9,8 +9,9 @@ import numpy as np
 
 from ladder_sim.costs.collectives.across_nodes import AcrossNodes
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
-from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, through_host_s
+from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, host_ring_s
 from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, of_each, unmeasured
+from ladder_sim.costs.contention import COPY_TRAFFIC
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -35,8 +36,6 @@ ODD = 5.0
 
 # engines' own kernels that they take by size where no rule of theirs is known: about the fastest
 CUSTOM = ("one-shot", "two-shot")
-# device memory traffic of a copy, bytes for each of a message
-COPY_TRAFFIC = 2.0
 # bytes of a quantised message over those of 16 bits: each 32 values have a scale of 16 bits (QuickReduce)
 QUANTIZED = {"int8": 8.5 / 16.0, "fp8": 8.5 / 16.0, "int4": 4.5 / 16.0}
 # routers that choose among groups of experts keep a token's on at most four nodes (DeepSeek-V3 report, 2.1.2), and so
@@ -134,14 +133,8 @@ class Network:
     def with_norm(self, message: Floats, fused_s: Number, apart_s: Number) -> CollectiveTimes:
         """Time all-reduces with the norms that read their sums.
 
-        Parameters
-        ----------
-        message
-            Sizes of the messages.
-        fused_s
-            What the norm adds to an all-reduce after which every rank normalises every token.
-        apart_s
-            Time of a norm of its own.
+        A norm takes `apart_s` by itself, and adds `fused_s` to an all-reduce after which every rank normalises every
+        token.
         """
         if not self._fuses_norm:
             times = self.times("all_reduce_norm", message)
@@ -155,13 +148,7 @@ class Network:
         return fastest(ways)
 
     def alone(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
-        """Time collectives of one kind inside a node by one algorithm, whichever the stack takes.
-
-        Raises
-        ------
-        UsageError
-            It does not work on these GPUs.
-        """
+        """Time collectives of one kind inside a node by one algorithm, whichever the stack takes, if it works here."""
         algorithm = ALGORITHMS[kind, name]
         self._require(kind, name)
         if name == "nccl":
@@ -326,7 +313,7 @@ class Network:
 
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return through_host_s(kind, message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share)
+        return host_ring_s(message, self._ranks, tier.allreduce_floor_s, tier.bandwidth_Bps, share, kind)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:

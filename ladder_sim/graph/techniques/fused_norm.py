@@ -22,12 +22,7 @@ _REDUCE, _ADD, _NORM, _ADD_NORM = (ResidualOp(op) for op in ("all_reduce", "add"
 def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
     """Fuse every all-reduce whose only reader adds it and is normalised.
 
-    Parameters
-    ----------
-    layout
-        Of a pass.
-    at_once
-        Only those that the very next kernel adds and normalises: what engines fuse by themselves.
+    With `at_once` only those that the very next kernel adds and normalises: what engines fuse by themselves.
     """
     steps = steps_of(layout)
     readers = readers_of(steps)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from ladder_sim.traces.blocks import Cover
     from ladder_sim.traces.graph import TraceGraph
     from ladder_sim.traces.replay import Replay, StepError
-    from ladder_sim.traces.summary import RankSummary, RunSummary
-    from ladder_sim.traces.wirings import VariantTime
+    from ladder_sim.traces.summary import RankSummary, RunSummary, VariantTime
 
 
 def info_document(graph: TraceGraph, summary: RunSummary) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.display.document import Document, scenario_fields
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ladder_sim.validation.dataset import Dataset
     from ladder_sim.validation.load import LoadComparison
     from ladder_sim.validation.nearest import Likeness
-    from ladder_sim.validation.serving import ErrorSummary, ServingComparison
+    from ladder_sim.validation.serving import ServingComparison
 
 
 def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:
     """Every run and the summaries by level; errors, shares and half-widths are fractions."""
     from ladder_sim.validation.compare import evidence, summarize
-    from ladder_sim.validation.splits import PROTOCOLS
+    from ladder_sim.validation.dataset import PROTOCOLS
 
     rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
     content = {
@@ -73,8 +73,8 @@ def servings_document(name: str, comparisons: Sequence[ServingComparison]) -> Do
     """Every serving, and errors of all and by group; seconds, errors and shares as fractions."""
     from ladder_sim.validation.serving import summarize_servings, summary
 
-    def errors(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> dict[str, Any]:
-        return {time: asdict(each) if each else None for time, each in zip(("tpot", "ttft"), pair, strict=True)}
+    def errors(pair: tuple[ErrorStats | None, ErrorStats | None]) -> dict[str, Any]:
+        return {time: _error_fields(each) if each else None for time, each in zip(("tpot", "ttft"), pair, strict=True)}
 
     groups = {
         by: {value: errors(pair) for value, pair in values.items()}
@@ -132,7 +132,7 @@ def loads_document(name: str, comparisons: Sequence[LoadComparison]) -> Document
     head = {
         "batching": "continuous",
         "dataset": name,
-        "summary": {figure: asdict(errors) for figure, errors in summarize_loads(comparisons).items()},
+        "summary": {figure: _error_fields(errors) for figure, errors in summarize_loads(comparisons).items()},
     }
     return Document.of_rows(head, rows)
 
@@ -174,8 +174,18 @@ def _summary_fields(summary: GroupSummary) -> dict[str, Any]:
     }
 
 
-def _spread_fields(name: str, spread: ErrorStats | None) -> dict[str, Any]:
-    from ladder_sim.validation.compare import ErrorStats
+def _spread_fields(name: str, errors: ErrorStats | None) -> dict[str, Any]:
+    parts = ("mean_error", "max_error", "inside", "half_width")
+    fields = {f"{name}_rows": errors.rows if errors else 0}
+    return fields | {f"{name}_{part}": getattr(errors, part) if errors else None for part in parts}
 
-    values = asdict(spread) if spread else {"rows": 0, **dict.fromkeys([f.name for f in fields(ErrorStats)][1:])}
-    return {f"{name}_{part}": value for part, value in values.items()}
+
+def _error_fields(errors: ErrorStats) -> dict[str, Any]:
+    return {
+        "n": errors.rows,
+        "mean_abs_error": errors.mean_error,
+        "median_abs_error": errors.median_error,
+        "bias": errors.bias,
+        "inside_90": errors.inside,
+        "half_width": errors.half_width,
+    }

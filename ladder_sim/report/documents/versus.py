@@ -11,7 +11,7 @@ from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.documents.quality import adaptation_fields
 from ladder_sim.report.documents.serve import fleet_fields
-from ladder_sim.specs.support import with_sources
+from ladder_sim.specs.techniques import with_sources
 
 if TYPE_CHECKING:
     from ladder_sim.analysis.versus import Versus

@@ -1,9 +1,12 @@
-"""A cross-check's predictions against its measurements: latencies by parity, speedups by link."""
+"""A cross-check's predictions against its measurements: latencies by parity, speedups by link; and its page."""
 
 from collections.abc import Mapping
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ladder_sim.report.figures.page import figure_html, page
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
+from ladder_sim.report.tables.crosscheck import COLUMNS, Result, fitted_to, rows_of, title, verdict
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -11,7 +14,27 @@ if TYPE_CHECKING:
 _SYMBOLS = {"prefill": "circle", "decode": "diamond"}
 
 
-def error_figure(result: Mapping[str, Any]) -> "go.Figure":
+def crosscheck_page(result: Result) -> str:
+    """The page of a cross-check; it needs no network."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in rows_of(result)
+    )
+    style = (
+        "body{font:15px/1.45 Helvetica,Arial,sans-serif;max-width:1280px;margin:2em auto;color:#262626}"
+        "table{border-collapse:collapse}td,th{padding:.15em .8em;text-align:right}"
+        "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}tr:nth-child(even){background:#f5f5f5}"
+    )
+    body = (
+        "<h1>Predicted and measured on one machine</h1>\n"
+        f"<p>{escape(title(result)).replace(chr(10), '<br>')}</p>\n<p><b>{escape(verdict(result))}</b></p>\n"
+        f"{figure_html(error_figure(result))}\n<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
+        f"<p>{escape(fitted_to(result))}</p>"
+    )
+    return page("Cross-check", body, style)
+
+
+def error_figure(result: Result) -> "go.Figure":
     """Left: predicted over measured latency. Right: speedups, bars measured and markers predicted."""
     import plotly.graph_objects as go
 

@@ -38,22 +38,14 @@ _LIMIT_COLOURS = {
 }
 # name and colour of an op's kind; all others are small kernels
 _KINDS = {
-    "gemm": ("GEMM", "#0072B2"),
-    "lm_head": ("GEMM", "#0072B2"),
-    "router": ("GEMM", "#0072B2"),
-    "bmm": ("GEMM", "#0072B2"),
-    "expand": ("GEMM", "#0072B2"),
+    **dict.fromkeys(("gemm", "lm_head", "router", "bmm", "expand"), ("GEMM", "#0072B2")),
     "experts": ("experts", "#332288"),
     "attention": ("attention", "#56B4E9"),
-    "all_reduce": ("all-reduce", "#D55E00"),
-    "all_reduce_norm": ("all-reduce", "#D55E00"),
-    "all_gather": ("other messages", "#CC79A7"),
-    "reduce_scatter": ("other messages", "#CC79A7"),
-    "all_to_all": ("other messages", "#CC79A7"),
-    "dispatch": ("other messages", "#CC79A7"),
-    "combine": ("other messages", "#CC79A7"),
-    "broadcast": ("other messages", "#CC79A7"),
-    "send": ("other messages", "#CC79A7"),
+    **dict.fromkeys(("all_reduce", "all_reduce_norm"), ("all-reduce", "#D55E00")),
+    **dict.fromkeys(
+        ("all_gather", "reduce_scatter", "all_to_all", "dispatch", "combine", "broadcast", "send"),
+        ("other messages", "#CC79A7"),
+    ),
 }
 _SMALL = ("small kernels", "#009E73")
 _LANES = {COMPUTE: "compute", COMM: "communication"}
@@ -136,11 +128,7 @@ def timeline_figure(
     """Two layers in the middle of a forward pass: what each stream of a GPU does when, one pair of lanes per variant.
 
     Hatched is communication while nothing computes. A `compact` figure is a part of a page, which explains that itself.
-
-    Raises
-    ------
-    UsageError
-        There is no decode step, because only one token is asked for.
+    Raises UsageError if there is no decode step, because only one token is asked for.
     """
     import plotly.graph_objects as go
 

@@ -183,29 +183,22 @@ def _ticks_at(values: Sequence[float]) -> dict[str, Any]:
 def check_plot_path(path: Path) -> None:
     """Refuse a file that `save_figure` could not write, before anything is computed for it.
 
-    Raises
-    ------
-    UsageError
-        The extension is unknown, or the folder is missing.
-    MissingDependencyError
-        A PNG or SVG is wanted and kaleido is not installed.
+    Raises UsageError if the extension is unknown or the folder missing, MissingDependencyError without kaleido for a
+    PNG or SVG.
     """
     if path.suffix.lower() not in FILE_TYPES:
         raise UsageError(
-            f"plot '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
+            f"figure '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
         )
-    check_folder("plot", path)
+    check_folder("figure", path)
     if path.suffix.lower() != ".html" and find_spec("kaleido") is None:
-        raise MissingPackageError(f"plot '{path}' needs kaleido", extra="plots", otherwise="write an .html file")
+        raise MissingPackageError(f"figure '{path}' needs kaleido", extra="plots", otherwise="write an .html file")
 
 
 def save_figure(figure: "go.Figure", path: Path) -> None:
     """Write a figure as a web page that needs no network, or as a PNG or SVG.
 
-    Raises
-    ------
-    UsageError, MissingDependencyError
-        As `check_plot_path` does; or the file cannot be written, or kaleido finds no browser to draw with.
+    Raises errors as `check_plot_path` does, also if the file cannot be written, or kaleido finds no browser.
     """
     check_plot_path(path)
     write_file(path, figure_page(figure) if path.suffix.lower() == ".html" else _image(figure, path))
@@ -227,7 +220,7 @@ def _image(figure: "go.Figure", path: Path) -> bytes:
         image: bytes = kaleido.calc_fig_sync(figure, options, kopts=OFFLINE)
     except RuntimeError as error:
         raise MissingDependencyError(
-            f"plot '{path}' needs Chrome or Chromium, which kaleido draws with",
+            f"figure '{path}' needs Chrome or Chromium, which kaleido draws with",
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
         ) from error
     return image

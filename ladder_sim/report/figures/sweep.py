@@ -35,13 +35,7 @@ _NOW_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"
 
 
 def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
-    """The figure that suits a sweep: lines along one field, a map of ladder's speedup over two fields.
-
-    Raises
-    ------
-    UsageError
-        More than two fields vary, or none.
-    """
+    """Lines along the field of a sweep, or a map of ladder's speedup over two; raises UsageError for other numbers."""
     if len(table.varied) == 1:
         return speedup_lines(table)
     if len(table.varied) == 2:

@@ -24,12 +24,7 @@ _COLOURS = {
     _SYNC: SERIES_COLOURS[7],
 }
 _GROUPS = {
-    "gemm": "gemm",
-    "lm_head": "gemm",
-    "router": "gemm",
-    "bmm": "gemm",
-    "expand": "gemm",
-    "experts": "gemm",
+    **dict.fromkeys(("gemm", "lm_head", "router", "bmm", "expand", "experts"), "gemm"),
     "attention": "attention",
     "sync": _SYNC,
     **dict.fromkeys(COLLECTIVES, _COMM),

@@ -60,7 +60,7 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
 def servings_figure(name: str, comparisons: Sequence[ServingComparison]) -> "go.Figure":
     """Time per token of servings, predicted over measured."""
     errors, _ = summary(comparisons)
-    subtitle = f"{errors.n} servings: error {errors.mean_abs_error:.1%} on average" if errors else "nothing to compare"
+    subtitle = f"{errors.rows} servings: error {errors.mean_error:.1%} on average" if errors else "nothing to compare"
     points = [(each.serving.setup.stack, str(each.serving), each.tpot) for each in comparisons if each.tpot]
     title = f"Time per token with requests in flight, predicted and measured: {name}"
     return _parity_figure(title, subtitle, "TPOT", points)

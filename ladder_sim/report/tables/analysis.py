@@ -12,7 +12,7 @@ from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import field_label, field_text, workload_label
+from ladder_sim.display.labels import field_label, field_text, interval_text, workload_label
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import find_setting
 from ladder_sim.units import format_bytes, format_rate, format_seconds
@@ -189,23 +189,21 @@ def _options(title: str, advice: Advice, options: Sequence[Option]) -> Cells:
     priced = options[0].usd_per_Mtoken is not None
     load = _load_column(advice)
     columns = ("variant", "plan", *load, "GPUs", "TTFT", "TPOT", "tok/s (90%)", "tok/s per GPU", "memory")
-    rows = []
-    for option in options:
-        rate = advice.predictions[option].tokens_per_s
-        rows.append(
-            (
-                option.variant,
-                str(option.plan),
-                *([str(option.requests)] if load else []),
-                str(option.plan.gpus),
-                format_seconds(option.ttft_s),
-                format_seconds(option.tpot_s),
-                f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
-                format_rate(option.tokens_per_gpu),
-                format_bytes(option.memory_bytes),
-                *([_price(option.usd_per_Mtoken)] if priced else []),
-            )
+    rows = [
+        (
+            option.variant,
+            str(option.plan),
+            *([str(option.requests)] if load else []),
+            str(option.plan.gpus),
+            format_seconds(option.ttft_s),
+            format_seconds(option.tpot_s),
+            interval_text(advice.predictions[option].tokens_per_s, format_rate),
+            format_rate(option.tokens_per_gpu),
+            format_bytes(option.memory_bytes),
+            *([_price(option.usd_per_Mtoken)] if priced else []),
         )
+        for option in options
+    ]
     return Cells(title, (*columns, *(["$/Mtoken"] if priced else [])), rows, options)
 
 
@@ -299,14 +297,13 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
     for variant, base in first.predictions.items():
         for candidate in candidates:
             prediction = candidate.predictions[variant]
-            rate = prediction.tokens_per_s
             rows.append(
                 (
                     variant if candidate is first else "",
                     candidate.name,
                     format_seconds(prediction.ttft_s),
                     "-" if prediction.tpot_s is None else format_seconds(prediction.tpot_s),
-                    f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
+                    interval_text(prediction.tokens_per_s, format_rate),
                     f"{base.request_s / prediction.request_s:.2f}x",
                     f"{prediction.speedup.value:.2f}",
                     _price(candidate.token_price(variant)),

@@ -10,7 +10,7 @@ from ladder_sim.display.console import table
 from ladder_sim.units import format_bytes, format_seconds
 
 COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "bound")
-# as `calibration.crosscheck.run` makes it
+# as `ladder_sim_calibration.crosscheck.run` makes it
 Result = Mapping[str, Any]
 
 

@@ -1,7 +1,7 @@
 """The answers of `ladder_sim.serve` as tables."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import gpus_label, hardware_label, stack_label
+from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
 from ladder_sim.serve.replicas.pools import Sizes
@@ -78,23 +78,23 @@ def serve_report(label: str, estimates: Estimates, usd_per_gpu_hour: float | Non
         figures = each.figures
         row = [
             name,
-            _span(figures["tokens_per_s"], format_rate),
+            interval_text(figures["tokens_per_s"], format_rate),
             format_rate(figures["tokens_per_s_per_gpu"].value),
             f"{100 * figures['utilisation'].value:.0f} %",
             f"{100 * figures['kv_occupancy'].value:.0f} %",
             f"{figures['preemptions'].value:.0f}",
         ]
         if each.promise:
-            row += [_span(figures["goodput"], "{:.3g}".format), _kept(each)]
+            row += [interval_text(figures["goodput"], "{:.3g}".format), _kept(each)]
         if usd_per_gpu_hour is not None:
-            row.append(_span(estimate_price(each, usd_per_gpu_hour), "${:.2f}".format))
+            row.append(f"${interval_text(estimate_price(each, usd_per_gpu_hour), '{:.2f}'.format)}")
         rates.append(row)
     first = variants[estimates.first]
     columns = ["variant", "tok/s", "tok/s/GPU", "busy", "KV cache", "preempted"]
     columns += ["goodput/s", "promise kept"] if first.promise else []
     columns += ["$/Mtok"] if usd_per_gpu_hour is not None else []
     gains = [
-        (name, *(_span(each.gains[f"{metric}_{column}_s"], "{:.2f}".format) for _, metric, column in _GAINS))
+        (name, *(interval_text(each.gains[f"{metric}_{column}_s"], "{:.2f}".format) for _, metric, column in _GAINS))
         for name, each in variants.items()
         if each.gains
     ]
@@ -113,10 +113,6 @@ def serve_report(label: str, estimates: Estimates, usd_per_gpu_hour: float | Non
 def _kept(estimate: Estimate) -> str:
     doubt = f", unsure: {', '.join(estimate.unsure)}" if estimate.unsure else ""
     return ("yes" if estimate.kept else f"no: {', '.join(estimate.broken)}") + doubt
-
-
-def _span(interval: Interval, write: Callable[[float], str]) -> str:
-    return f"{write(interval.value)} ({write(interval.low).lstrip('$')}-{write(interval.high).lstrip('$')})"
 
 
 def _seconds_span(interval: Interval) -> str:
@@ -144,11 +140,10 @@ def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) 
         else:
             row += ["none", "none", "0", f"{', '.join(need.breaks)} on an idle replica", "", ""]
         saves = name != first and not math.isnan(each.saved.value)
-        row += [gpus_text(each.saved), _span(each.gain, "{:.2f}".format)] if saves else ["", ""]
+        row += [gpus_text(each.saved), interval_text(each.gain, "{:.2f}".format)] if saves else ["", ""]
         if usd_per_gpu_hour is not None:
-            row.append(
-                _span(fleet_price(each, fleets.traffic, usd_per_gpu_hour), "${:.2f}".format) if need.replicas else ""
-            )
+            price = fleet_price(each, fleets.traffic, usd_per_gpu_hour)
+            row.append(f"${interval_text(price, '{:.2f}'.format)}" if need.replicas else "")
         rows.append(row)
     columns = ["variant", "plan", "GPUs", "replicas", "requests/s of one", "breaks first", "TTFT p95", "TPOT p95"]
     columns += ["GPUs saved", "rate per GPU"] + (["$/Mtok"] if usd_per_gpu_hour is not None else [])
@@ -161,12 +156,12 @@ def _sizes(sizes: Sizes) -> str:
 
 def gpus_text(number: Interval) -> str:
     """A number of GPUs with its interval."""
-    return _span(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
+    return interval_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
 
 
 def rate_text(rate: Interval) -> str:
     """Requests per second with their interval."""
-    return _span(rate, "{:.3g}".format)
+    return interval_text(rate, "{:.3g}".format)
 
 
 def _plans(fleets: Fleets) -> Iterator[str]:

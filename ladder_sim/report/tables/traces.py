@@ -11,8 +11,7 @@ from ladder_sim.traces.blocks import Cover
 from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import Replay, StepError
-from ladder_sim.traces.summary import RunSummary, summarize_run
-from ladder_sim.traces.wirings import VariantTime
+from ladder_sim.traces.summary import RunSummary, VariantTime, summarize_run
 from ladder_sim.units import format_seconds
 
 # characters of a kernel's name: C++ templates run to hundreds

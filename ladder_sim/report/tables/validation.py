@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import hardware_label, stack_label
+from ladder_sim.display.labels import hardware_label, interval_text, stack_label
 from ladder_sim.serve import Traffic
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.specs.scenario import Scenario
@@ -25,7 +25,7 @@ from ladder_sim.validation.compare import (
 )
 from ladder_sim.validation.dataset import Configuration, Dataset
 from ladder_sim.validation.load import LoadComparison, summarize_loads
-from ladder_sim.validation.serving import REPEATS, ErrorSummary, ServingComparison, summarize_servings, summary
+from ladder_sim.validation.serving import REPEATS, ServingComparison, summarize_servings, summary
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
@@ -120,9 +120,8 @@ def loads_report(name: str, comparisons: Sequence[LoadComparison]) -> Renderable
     if len(timed) > 1:
         if len(timed) > _SHOWN_LOADS:
             parts += [Text(), Text(f"{len(timed) - _SHOWN_LOADS} further loads: --json and --csv have them")]
-        rows = [
-            (_title(figure), str(errors.n), *_error_cells(errors)) for figure, errors in summarize_loads(timed).items()
-        ]
+        errors = summarize_loads(timed).items()
+        rows = [(_title(figure), str(each.rows), *_error_cells(each)) for figure, each in errors]
         columns = ("figure", "loads", "mean", "median", "bias", "inside", "half-width")
         parts += [Text(), Text("errors of all loads"), table(columns, rows)]
     notes = Counter(each.note for each in comparisons if each.note)
@@ -145,9 +144,7 @@ def load_title(result: Result, scenario: Scenario) -> str:
 
 def _figure_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
     show = format_seconds if name.endswith("_s") and not name.endswith("per_s") else format_rate
-    measured = show(quantity.measured)
-    value, low, high = map(show, (quantity.predicted.value, quantity.predicted.low, quantity.predicted.high))
-    return (_title(name), measured, f"{value} ({low}-{high})", *_verdict(quantity))
+    return _title(name), show(quantity.measured), interval_text(quantity.predicted, show), *_verdict(quantity)
 
 
 def _title(name: str) -> str:
@@ -157,19 +154,19 @@ def _title(name: str) -> str:
     return rates.get(name, f"{metric.upper()} {statistic}")
 
 
-def _serving_cells(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> tuple[str, ...]:
-    rows = str(max(each.n if each else 0 for each in pair))
+def _serving_cells(pair: tuple[ErrorStats | None, ErrorStats | None]) -> tuple[str, ...]:
+    rows = str(max(each.rows if each else 0 for each in pair))
     return rows, *(cell for each in pair for cell in _error_cells(each))
 
 
-def _error_cells(errors: ErrorSummary | None) -> tuple[str, ...]:
+def _error_cells(errors: ErrorStats | None) -> tuple[str, ...]:
     if errors is None:
         return ("-",) * 5
     return (
-        f"{errors.mean_abs_error:.1%}",
-        f"{errors.median_abs_error:.1%}",
+        f"{errors.mean_error:.1%}",
+        f"{errors.median_error:.1%}",
         f"{errors.bias:+.1%}",
-        f"{errors.inside_90:.0%}",
+        f"{errors.inside:.0%}",
         f"{errors.half_width:.1%}",
     )
 
@@ -179,8 +176,7 @@ def _far_cells(comparison: ServingComparison) -> tuple[str, ...]:
     measured = str(row.line), str(row), format_seconds(row.tpot_s)
     if tpot is None:
         return *measured, "-", "-", comparison.note
-    value, low, high = map(format_seconds, (tpot.predicted.value, tpot.predicted.low, tpot.predicted.high))
-    return *measured, f"{value} ({low}-{high})", f"{tpot.error:+.1%}", comparison.note
+    return *measured, interval_text(tpot.predicted, format_seconds), f"{tpot.error:+.1%}", comparison.note
 
 
 def level_cells(comparisons: ComparisonsByLevel) -> list[tuple[str, ...]]:
@@ -228,7 +224,6 @@ def _setup(configuration: Configuration) -> str:
 def row_cells(comparison: Comparison) -> tuple[str, ...]:
     """One comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
     row, rate, speedup = comparison.measurement, comparison.tokens_per_s, comparison.speedup
-    predicted = speedup.predicted if speedup else None
     return (
         row.variant,
         str(row.configuration.tp),
@@ -239,7 +234,7 @@ def row_cells(comparison: Comparison) -> tuple[str, ...]:
         f"{rate.predicted.value:.1f}" if rate else "-",
         *_verdict(rate),
         f"{speedup.measured:.3f}" if speedup else "-",
-        f"{predicted.value:.3f} ({predicted.low:.3f}-{predicted.high:.3f})" if predicted else "-",
+        interval_text(speedup.predicted, "{:.3f}".format) if speedup else "-",
         *_verdict(speedup),
         comparison.note,
     )

@@ -14,7 +14,7 @@ from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.report.tables.serve import gpus_text, rate_text
 from ladder_sim.serve.sizing.fleet import Fleet
-from ladder_sim.specs.support import engines
+from ladder_sim.specs.techniques import engines
 
 
 def versus_report(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> RenderableType:

@@ -34,14 +34,8 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
     """How the stack of a scenario schedules on its GPUs; each of the steps in a pipeline has its part of the room.
 
-    Parameters
-    ----------
-    scenario
-        Model, GPUs, plan and stack.
-    context
-        Tokens of a typical request, for models whose layers keep only the last ones.
-    **changed
-        Fields to set otherwise.
+    `context` are the tokens of a typical request, for models whose layers keep only the last ones; other fields are
+    `changed`.
 
     Raises
     ------

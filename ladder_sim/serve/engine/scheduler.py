@@ -9,7 +9,7 @@ needs another block, and at which it ends. A step costs as much as it has such e
 drafted tokens each advances by as many as are accepted, which is drawn when it begins to decode (`speculation`).
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,7 +19,6 @@ import numpy as np
 
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.kv_blocks import KvBlocks
-from ladder_sim.serve.engine.queues import QUEUES, Policy, Queue
 from ladder_sim.serve.engine.speculation import Speculation
 from ladder_sim.serve.steps.mix import Mix
 
@@ -36,8 +35,6 @@ class SchedulerSpec:
     """Blocks of the KV cache."""
     block_tokens: int = 16
     """Tokens of each."""
-    policy: Policy = "fcfs"
-    """Who goes first: who came first, or by priority."""
     mixed_steps: bool = True
     """Prompts share a step with requests that decode; else they go first, in steps of their own."""
     prefix_cache: bool = True
@@ -103,18 +100,13 @@ class Step(NamedTuple):
 
 
 class Scheduler:
-    """The requests of one replica.
-
-    Parameters
-    ----------
-    spec
-        How it schedules.
-    """
+    """The requests of one replica."""
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self.spec = spec
         self.blocks = KvBlocks(spec.kv_blocks, spec.block_tokens, reuse=spec.prefix_cache)
-        self.waiting: Queue = QUEUES[spec.policy]()
+        # in order of arrival; who had to start again goes first
+        self.waiting: deque[Answer] = deque()
         self._rows = spec.rows
         self._lookahead = spec.speculation.lookahead if spec.speculation else 0
         # all that run may decode in one step
@@ -147,8 +139,7 @@ class Scheduler:
         self._left: list[Answer] = []
 
     def add(self, answer: Answer) -> None:
-        """Take a request in that arrives."""
-        self.waiting.add(answer)
+        self.waiting.append(answer)
 
     def schedule(self) -> Step | None:
         """Decide what the next step runs; None if nothing can run."""
@@ -221,9 +212,9 @@ class Scheduler:
         A single token has the rows of a request that decodes, so that a CUDA graph holds the step, unless a prompt that
         was admitted before `goes_on` in it. Without room for all of these rows the request waits.
         """
-        if not len(self.waiting) or len(self.running) >= self._most:
+        if not self.waiting or len(self.running) >= self._most:
             return None
-        answer, blocks = self.waiting.peek(), self.blocks
+        answer, blocks = self.waiting[0], self.blocks
         cached = blocks.cached(answer)
         # of a KV cache that has come, one token is left to run
         computed = max(len(cached) * self.spec.block_tokens, answer.received - 1)
@@ -237,7 +228,7 @@ class Scheduler:
             kept = answer.prompt + answer.request.gen - 1 + self.spec.spare_tokens
         if blocks.needed(kept) - len(cached) + blocks.idle(cached) > len(blocks.free):
             return None
-        self.waiting.pop()
+        self.waiting.popleft()
         blocks.share(cached)
         answer.blocks, answer.computed = cached, computed
         if self.spec.whole_answers:
@@ -343,9 +334,9 @@ class Scheduler:
     def _make_room(self, answer: Answer, count: int) -> bool:
         """Make others start again until so many blocks are free; False if it is the request itself that has to."""
         while len(self.blocks.free) < count:
-            least = self.waiting.least(self.running)
-            self._preempt(least)
-            if least is answer:
+            last = next(reversed(self.running))
+            self._preempt(last)
+            if last is answer:
                 return False
         return True
 
@@ -376,7 +367,7 @@ class Scheduler:
             computed = answer.prompt - (2 if self.spec.ahead else 1)
         self.blocks.release(answer, computed)
         if answer.produced < answer.request.gen:
-            self.waiting.put_back(answer)
+            self.waiting.appendleft(answer)
 
     # steps
 

@@ -11,7 +11,7 @@ import numpy as np
 from ladder_sim.des.shared import Floats
 from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.replica import Replica
-from ladder_sim.serve.requests.promise import METRICS, PERCENTILES, Metric, Promise
+from ladder_sim.serve.requests.promise import METRICS, PERCENTILES, Bound, Metric, Promise
 
 # the queue grows without end if, when the last request arrives, it is so many times as long as half-way, and holds such
 # a share of all requests
@@ -95,22 +95,25 @@ class Outcome:
         return self.promise.broken(self.bounded_s) if self.promise else ()
 
     @property
+    def _bounds(self) -> Sequence[Bound]:
+        return self.promise.bounds if self.promise else ()
+
+    @property
     def bounded_s(self) -> list[float]:
         """What each bound of the promise bounds."""
-        bounds = self.promise.bounds if self.promise else ()
-        return [self.seconds(bound.metric, bound.percentile) for bound in bounds]
+        return [self.seconds(bound.metric, bound.percentile) for bound in self._bounds]
 
     @property
     def first_s(self) -> list[float]:
         """Time to first token in what each bound of the promise bounds: all of TTFT, a part of E2E, else none."""
-        bounds = self.promise.bounds if self.promise else ()
-        return [self.seconds("ttft", bound.percentile) if bound.metric in ("ttft", "e2e") else 0.0 for bound in bounds]
+        return [
+            self.seconds("ttft", bound.percentile) if bound.metric in ("ttft", "e2e") else 0.0 for bound in self._bounds
+        ]
 
     @property
     def caution(self) -> str:
         """Which bounds of the promise bound nothing, as a sentence; mostly empty."""
-        bounds = self.promise.bounds if self.promise else ()
-        names = [bound.name for bound, value_s in zip(bounds, self.bounded_s, strict=True) if isnan(value_s)]
+        names = [bound.name for bound, value_s in zip(self._bounds, self.bounded_s, strict=True) if isnan(value_s)]
         if not names:
             return ""
         return f"no request has a second token: {', '.join(names)} cannot be broken"
@@ -120,7 +123,7 @@ class Outcome:
         """Share of requests that keep every bound of the promise on single requests."""
         good = np.ones(len(self.answers), bool)
         times = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "request_s"}
-        for bound in self.promise.bounds if self.promise else ():
+        for bound in self._bounds:
             if bound.metric in times:
                 good &= np.array([getattr(answer, times[bound.metric]) for answer in self.answers]) <= bound.seconds
         return float(good.mean())

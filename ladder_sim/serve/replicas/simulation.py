@@ -1,8 +1,10 @@
 """Requests through replicas behind a router, on simpy."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from typing import Literal
 
 import simpy
 
@@ -11,10 +13,43 @@ from ladder_sim.serve.engine.answer import Answer
 from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Pool, Prefill
-from ladder_sim.serve.replicas.routers import ROUTERS, Router
 from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.request import MOST_TOKENS, Request, in_order
+from ladder_sim.serve.requests.request import Request, in_order
 from ladder_sim.specs.values import whole
+from ladder_sim.specs.workload import MAX_TOKENS
+
+# which replica a request goes to
+Router = Literal["round-robin", "least-loaded", "prefix-aware"]
+Choose = Callable[[Sequence[Replica], Answer], Replica]
+
+# a replica that has a request's beginning may have so many more requests than the least loaded one
+MOST_MORE = 16
+
+
+def _round_robin() -> Choose:
+    turns = count()
+    return lambda replicas, answer: replicas[next(turns) % len(replicas)]
+
+
+def _least_loaded() -> Choose:
+    return lambda replicas, answer: min(replicas, key=lambda replica: replica.load)
+
+
+def _prefix_aware() -> Choose:
+    def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
+        least = min(replica.load for replica in replicas)
+        near = [replica for replica in replicas if replica.load <= least + MOST_MORE]
+        return max(near, key=lambda replica: (replica.cached(answer), -replica.load))
+
+    return choose
+
+
+# each call begins anew. In turn; the one with the fewest requests; among those with few, the one that has most of it
+ROUTERS: Mapping[Router, Callable[[], Choose]] = {
+    "round-robin": _round_robin,
+    "least-loaded": _least_loaded,
+    "prefix-aware": _prefix_aware,
+}
 
 
 def simulate(
@@ -35,12 +70,10 @@ def simulate(
     ----------
     variant
         Whose steps these are.
-    pool
-        Replicas that serve them.
+    pool, prefill
+        Replicas that serve them, and that run prompts for those.
     requests
         In order of arrival.
-    prefill
-        Replicas that run the prompts for them.
     router
         Which replica of a pool a request goes to.
     concurrency
@@ -61,7 +94,7 @@ def simulate(
     env = simpy.Environment()
     system = _System(env, pool, prefill, router, watch, record=record)
     source = in_order(requests)
-    if whole(concurrency, "concurrency", 0, MOST_TOKENS, hint="give the most requests in flight; 0: all come in time"):
+    if whole(concurrency, "concurrency", 0, MAX_TOKENS, hint="give the most requests in flight; 0: all come in time"):
         system.hold_back(source, concurrency)
     else:
         env.process(system.arrivals(source))

@@ -9,7 +9,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.requests.request import MOST_TOKENS
+from ladder_sim.specs.workload import MAX_TOKENS
 from ladder_sim.units import quoted
 
 _HINT = "e.g. 1024, uniform:512:1536 or lognormal:1024:0.5 (median, standard deviation of the logarithm)"
@@ -49,8 +49,8 @@ class Lengths:
             raise UsageError(f"lengths {quoted(text)}: must be a number of tokens or a distribution", hint=_HINT)
         lengths = cls(kind=kind, first=values[0], second=values[1] if len(values) > 1 else 0.0)  # type: ignore[arg-type]
         bounds = (values[0], values[-1]) if kind == "uniform" else (values[0], values[0])
-        if not 1 <= bounds[0] <= bounds[1] <= MOST_TOKENS or not 0.0 <= lengths.second <= MOST_TOKENS:
-            raise UsageError(f"lengths {quoted(text)}: must be 1 to {MOST_TOKENS} tokens, smallest first", hint=_HINT)
+        if not 1 <= bounds[0] <= bounds[1] <= MAX_TOKENS or not 0.0 <= lengths.second <= MAX_TOKENS:
+            raise UsageError(f"lengths {quoted(text)}: must be 1 to {MAX_TOKENS} tokens, smallest first", hint=_HINT)
         if kind == "lognormal" and lengths.second > 3.0:
             raise UsageError(f"lengths {quoted(text)}: a spread above 3 is not meaningful", hint=_HINT)
         return lengths
@@ -67,7 +67,7 @@ class Lengths:
         if self.kind == "uniform":
             return random.integers(round(self.first), round(self.second), count, endpoint=True)
         drawn = self.first * np.exp(self.second * random.standard_normal(count))
-        return np.clip(np.round(drawn), 1, MOST_TOKENS).astype(np.int64)
+        return np.clip(np.round(drawn), 1, MAX_TOKENS).astype(np.int64)
 
     def __str__(self) -> str:
         numbers = [f"{self.first:g}", *([f"{self.second:g}"] if self.kind != "fixed" else [])]

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import real, whole
+from ladder_sim.specs.workload import MAX_TOKENS
 
-# beyond any published context, in tokens
-MOST_TOKENS = 100_000_000
 # a thousand years, in seconds: later, times of steps are lost in rounding
 _MOST_S = 3.2e10
 
@@ -32,14 +31,11 @@ class Request:
     """Names of the first parts of its prompt: prompts that begin with the same names begin with the same tokens."""
     prefix_tokens: int = 0
     """Tokens of each of these parts."""
-    priority: int = 0
-    """Smaller goes first, where the scheduler heeds it."""
 
     def __post_init__(self) -> None:
         real(self.arrival_s, "a request's arrival_s", _MOST_S, zero=True)
         for name, minimum in (("prompt", 1), ("gen", 1), ("prefix_tokens", 0)):
-            whole(getattr(self, name), f"a request's {name}", minimum, MOST_TOKENS, hint="give a number of tokens")
-        whole(self.priority, "a request's priority", -MOST_TOKENS, MOST_TOKENS)
+            whole(getattr(self, name), f"a request's {name}", minimum, MAX_TOKENS, hint="give a number of tokens")
 
     @property
     def shared_tokens(self) -> int:
@@ -48,13 +44,7 @@ class Request:
 
 
 def in_order(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield requests as they come.
-
-    Raises
-    ------
-    UsageError
-        One comes before the one in front of it.
-    """
+    """Yield requests as they come; a UsageError if one comes before the one in front of it."""
     before_s = 0.0
     for number, request in enumerate(requests, 1):
         if request.arrival_s < before_s:

@@ -87,11 +87,6 @@ class TraceFormat:
             Fields of each request by name; at least one.
         whole_unit
             Unit of times that are whole numbers, where nothing speaks against it.
-
-        Raises
-        ------
-        UsageError
-            A field of times or lengths is missing.
         """
         names = {re.sub(r"\W+", "_", name.strip()).lower(): name for name in rows[0]}
         at, suffix = _time_field(names)

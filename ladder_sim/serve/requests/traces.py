@@ -30,10 +30,11 @@ import numpy as np
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serve.requests.generators.aiperf import read_record
-from ladder_sim.serve.requests.request import MOST_TOKENS, Request
+from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.requests.results import read_results, reason_of
 from ladder_sim.serve.requests.trace_format import Row, TraceFormat
 from ladder_sim.serve.requests.traffic import Traffic
+from ladder_sim.specs.workload import MAX_TOKENS
 from ladder_sim.system.files import json_fault, shown_path
 
 # longest line that is read: a hash id for each 512 tokens of the longest context
@@ -265,8 +266,8 @@ def _check(where: str, at_s: float, before_s: float, prompt: int, gen: int) -> N
 
 def _check_lengths(where: str, prompt: int, gen: int) -> None:
     for what, tokens in (("prompt", prompt), ("answer", gen)):
-        if not 1 <= tokens <= MOST_TOKENS:
-            raise UsageError(f"{where}: {what} of {tokens} tokens: must be 1 to {MOST_TOKENS}", hint="correct it")
+        if not 1 <= tokens <= MAX_TOKENS:
+            raise UsageError(f"{where}: {what} of {tokens} tokens: must be 1 to {MAX_TOKENS}", hint="correct it")
 
 
 def _lines(file: IO[str], name: str) -> Iterator[tuple[int, str]]:

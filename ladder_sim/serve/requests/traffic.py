@@ -8,8 +8,9 @@ import numpy as np
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serve.requests.lengths import Lengths
-from ladder_sim.serve.requests.request import MOST_TOKENS, Request
+from ladder_sim.serve.requests.request import Request
 from ladder_sim.specs.values import whole
+from ladder_sim.specs.workload import MAX_TOKENS
 from ladder_sim.units import quoted
 
 # one request in a fortnight, and more than any service has
@@ -61,7 +62,7 @@ class Traffic:
                 f"rate {self.rate:g}: must be {MIN_RATE:g} to {MAX_RATE:g} requests/s", hint="e.g. --rate 4"
             )
         for name, low, hint in (("concurrency", 0, "e.g. 64"), ("requests", 1, "e.g. 1000"), ("prefix", 0, "e.g. 512")):
-            whole(getattr(self, name), name, low, MOST_TOKENS, hint=hint)
+            whole(getattr(self, name), name, low, MAX_TOKENS, hint=hint)
         whole(self.seed, "seed", 0, 2**32 - 1, hint="e.g. 0")
         if not MIN_BURSTINESS <= self.burstiness <= MAX_BURSTINESS:
             raise UsageError(

@@ -5,7 +5,7 @@ if they may do with fewer than the best so far, which one simulation says.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from ladder_sim.serve.load import Service
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
 from ladder_sim.serve.sizing.capacity import Capacity, Points, Search
-from ladder_sim.serve.sizing.points import Progress
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
@@ -30,6 +29,8 @@ _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # the closed form of requests in flight lies within this of simulated ones, in rates and times per token
 # (tests/serve/test_fleet.py)
 _SLACK = 1.25
+# points of one search, about: of a limit and of replicas
+_SEARCH_POINTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,23 @@ class Tried:
     """That keep the promise; 0: it was not simulated, or no number does."""
     reason: str
     """Why; empty: there are GPUs."""
+
+
+class Progress:
+    """Searches that are done, and how much of this one, in points of about one size."""
+
+    def __init__(self, searches: int, watch: Callable[[int, int], object]) -> None:
+        self.left, self.points, self.watch = searches, 0, watch
+        self._done = 0
+
+    def point(self) -> None:
+        """One more is about to be simulated."""
+        self._done, self.points = self._done + 1, self.points + 1
+        self.watch(self._done, self._done + max(1, _SEARCH_POINTS - self.points) + _SEARCH_POINTS * (self.left - 1))
+
+    def searched(self) -> None:
+        """One search is done, or need not be made."""
+        self.left, self.points = self.left - 1, 0
 
 
 class Context(NamedTuple):
@@ -77,11 +95,7 @@ class Best(NamedTuple):
 
 
 def best_plan(
-    context: Context,
-    variant: str,
-    scenario: Scenario,
-    kinds: Sequence[tuple[Plan, int | None]],
-    how: Mapping[str, Any],
+    context: Context, variant: str, scenario: Scenario, kinds: Sequence[tuple[Plan, int | None]], how: Mapping[str, Any]
 ) -> Best:
     """Search plans of a variant, and the same with prompts on replicas of a tensor parallelism, where one is given.
 
@@ -140,7 +154,7 @@ def _service(
     """Replicas of a plan, and of the same with another tensor parallelism for prompts."""
 
     def of_plan(plan: Plan) -> Scenario:
-        return replace(scenario, plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node))
+        return scenario.having(plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node))
 
     prefill = of_plan(replace(plan, tp=prefill_tp)) if prefill_tp else None
     return Service.for_requests(of_plan(plan), traffic, prefill=prefill, **how)
@@ -176,7 +190,7 @@ def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float
     loads = groups * _LOADS[spec.step_requests >= _LOADS]
     workload = replace(scenario.workload, batch=1, concurrency=groups, prompt=prompt, gen=gen)
     profile = resolve_profile(scenario, service.profile)
-    load = replace(scenario, workload=workload)
+    load = scenario.having(workload=workload)
     request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
     token_s = np.asarray(request.decode_s) / max(1, gen - 1)
     bounds = context.promise.bounds

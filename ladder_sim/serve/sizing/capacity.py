@@ -16,14 +16,12 @@ from typing import Self
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.load import DEFAULT_VARIANTS, Service, check_options
+from ladder_sim.serve.load import Service
 from ladder_sim.serve.replicas.outcome import Outcome
 from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.serve.steps.mix import Mix
-from ladder_sim.specs.scenario import Scenario
 
 # of the rate at which one replica breaks the promise
 PRECISION = 0.02
@@ -88,38 +86,6 @@ class Case:
 AS_PREDICTED = Case()
 
 
-def capacity(
-    scenario: Scenario,
-    traffic: Traffic,
-    promise: Promise,
-    variants: Sequence[str] = DEFAULT_VARIANTS,
-    *,
-    watch: Callable[[str], object] = lambda text: None,
-    **how: object,
-) -> dict[str, Capacity]:
-    """Find the fewest replicas that keep a promise, for each variant, on the plan of the scenario.
-
-    Parameters
-    ----------
-    scenario
-        Model, GPUs and stack of one replica.
-    traffic
-        Requests at a rate; other rates bring the same ones, closer together or further apart.
-    promise
-        To be kept, by a queue that does not grow without end.
-    variants
-        Residual wirings.
-    watch
-        Is given what is simulated, as a phrase.
-    **how
-        Fields of `ladder_sim.serve.load.Service`.
-    """
-    check_options(capacity, how)
-    check_rate(traffic)
-    service = Service.for_requests(scenario, traffic, **how)
-    return {name: Search(service, name, traffic, promise, watch=watch).capacity() for name in canonical_names(variants)}
-
-
 def check_rate(traffic: Traffic) -> None:
     """Require requests at a rate."""
     if not traffic.rate:
@@ -132,18 +98,16 @@ def check_rate(traffic: Traffic) -> None:
 
 
 class Search:
-    """The limits of one variant on one plan.
+    """The limits of one variant on one plan, and the fewest replicas that keep a promise.
 
     Parameters
     ----------
-    service
-        Of one replica.
-    variant
-        Canonical name.
-    traffic, promise
-        As in `capacity`.
-    seeds
-        The number of replicas keeps the promise on average over so many.
+    service, variant
+        Of one replica; canonical name.
+    traffic
+        Requests at a rate; other rates bring the same ones, closer together or further apart.
+    promise
+        To be kept, by a queue that does not grow without end: on average over `seeds`.
     points
         Simulations that are known; others are added.
     watch
@@ -173,7 +137,6 @@ class Search:
         return other
 
     def capacity(self) -> Capacity:
-        """Search."""
         if self.breaks(_IDLE_RATE, self.group):
             return self._none(_IDLE_RATE, self.group, (0,))
         limit, breaks = self.limit()
@@ -297,7 +260,6 @@ class Search:
         return max(1, ceil(self.traffic.rate / limit * max(self.group)))
 
     def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
-        """The same with the fewest of a kind."""
         number = self._smallest(max(sizes), lambda number: sizes._replace(**{kind: number}), case)
         return sizes._replace(**{kind: number})
 

@@ -5,8 +5,10 @@ variant saves over the first one its steps change only by what the two do not sh
 predicted.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +26,12 @@ from ladder_sim.serve.intervals import MOST_SEEDS, interval_of, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS, check_options
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.best_plan import Best, Context, Tried, best_plan
-from ladder_sim.serve.sizing.capacity import Capacity, Case, Search, check_rate
-from ladder_sim.serve.sizing.points import Progress, kept_points
+from ladder_sim.serve.sizing.best_plan import Best, Context, Progress, Tried, best_plan
+from ladder_sim.serve.sizing.capacity import Capacity, Case, Points, Search, check_rate
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
+from ladder_sim.system.journal import Journal
 from ladder_sim.units import format_seconds
 
 # by default: a bound is compared with the mean over them
@@ -113,8 +115,12 @@ def smallest_fleets(
 
     Parameters
     ----------
-    scenario, traffic, promise, variants
-        As in `ladder_sim.serve.capacity`.
+    scenario
+        Model, GPUs and stack of one replica.
+    traffic, promise
+        As in `ladder_sim.serve.sizing.capacity.Search`.
+    variants
+        Residual wirings.
     plans
         Of one replica, to choose from; by default that of the scenario.
     prefill_tps
@@ -145,7 +151,7 @@ def smallest_fleets(
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
     progress = Progress(len(names) * (len(kinds) + 2), watch)
     made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, promise, names, count, how]
-    with kept_points(path, fingerprint(*made_from), resume=resume) as points:
+    with _kept_points(path, fingerprint(*made_from), resume=resume) as points:
         context = Context(traffic, promise, count, points, progress)
         fleets: dict[str, Fleet] = {}
         for name in names:
@@ -156,17 +162,37 @@ def smallest_fleets(
     return Fleets(variants=fleets, traffic=traffic, promise=promise, seeds=count, steps=how.get("steps"))
 
 
+@contextmanager
+def _kept_points(path: Path | None, fingerprint: str, *, resume: bool) -> Iterator[Points]:
+    """Points in memory, and in a journal next to a file until all is done."""
+    if path is None:
+        yield {}
+        return
+    journal = Journal(path=path, fingerprint=fingerprint)
+    with journal.locked():
+        done = len(journal.done()) if resume else 0
+        known = dict(json.loads(chunk) for chunk in journal.chunks()) if done else {}
+        with journal.appending(done) as append:
+            yield _Kept(known, append)
+        journal.drop()
+
+
+class _Kept(dict[str, Any]):
+    """Points of which each further one is written down."""
+
+    def __init__(self, known: Mapping[str, Any], append: Callable[[bytes, int], None]) -> None:
+        super().__init__(known)
+        self._append = append
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._append(f"{json.dumps([key, value])}\n".encode(), 1)
+        super().__setitem__(key, value)
+
+
 def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> Fleet:
     """Search for the best plan's needs where its steps are slower and faster.
 
-    Parameters
-    ----------
-    best
-        With steps as predicted.
-    first
-        Of the variant that gains are over; None: it is this one.
-    curves
-        As in `smallest_fleets`.
+    `first` is the variant that gains are over; None: it is this one.
     """
     need, search, tried = best
     if not need.replicas:
@@ -209,15 +235,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
 
 
 def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
-    """What each bound of the promise bounds with the fleet's replicas, by the bound's name.
-
-    Parameters
-    ----------
-    fleet
-        Of a number of replicas that keeps the promise.
-    search
-        That it comes from.
-    """
+    """What each bound of the promise bounds with the replicas of a fleet that keeps it, by the bound's name."""
     need, widths = fleet.capacity, fleet.widths
     if widths is None:
         return {}

@@ -65,7 +65,6 @@ class Grids(NamedTuple):
 
     @classmethod
     def of(cls, scenario: Scenario, variant: str, costs: KernelCosts, limits: StepLimits) -> Self:
-        """Simulate them."""
         model = StepModel(scenario=scenario, variant=variant, costs=costs)
         bends = partial(_bends, costs.profile)
         kv_heads = max(1, scenario.model.kv_heads // scenario.plan.tp)
@@ -131,7 +130,7 @@ def _decode_attention(model: StepModel, count: Floats, context: Floats) -> Float
     techniques = model.scenario.techniques
     if "token-split" not in techniques:
         return model.kernels(_decode(count, context)).decode_s
-    whole = replace(model, scenario=replace(model.scenario, techniques=techniques.without("token-split")))
+    whole = replace(model, scenario=model.scenario.having(techniques=techniques.without("token-split")))
     alone = np.ones_like(count)
     chunk = PROMPT_TOKENS * alone
     in_parts = Mixes(count, count * context, alone, chunk, chunk * chunk)

@@ -75,11 +75,9 @@ class MixTimes(Protocol):
     """How long steps take: simulated (`ladder_sim.serve.StepTimes`) or measured (`MeasuredSteps`)."""
 
     @property
-    def limits(self) -> StepLimits:
-        """The largest step."""
+    def limits(self) -> StepLimits: ...
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         """Seconds of a step, while prompts take a share `duty` of the time."""
 
-    def slower(self, factor: float) -> Self:
-        """The same, with steps that take so many times as long."""
+    def slower(self, factor: float) -> Self: ...

@@ -64,14 +64,7 @@ Simulate = Callable[[Floats, Floats], Steps]
 def rest_of(simulate: Simulate, tokens: Floats, context: int) -> Rest:
     """Simulate the rest of steps of some numbers of tokens, and of those between where that is needed.
 
-    Parameters
-    ----------
-    simulate
-        Steps of so many tokens, whose requests read so many.
-    tokens
-        Whole numbers, increasing: those to begin with.
-    context
-        The longest.
+    `tokens` are whole numbers, increasing: those to begin with. `context` is the longest.
     """
     contexts = np.geomspace(1.0, context, 1 + math.ceil(math.log(context, WIDEST)))
     first = _halved(simulate, _simulated(simulate, [(each, contexts) for each in tokens.tolist()])).lines()

@@ -79,17 +79,9 @@ class StepModel:
     def seconds(self, steps: Mixes, *, duty: Floats | None = None, attention: Attention | None = None) -> Floats:
         """Simulate steps, start to end, without the CPU's time for each request.
 
-        In a pipeline as many steps run as there are stages: the next of the same requests waits for all of them.
-
-        Parameters
-        ----------
-        steps
-            Their requests.
-        duty
-            Of each step, the share of the time that prompts take (`ladder_sim.graph.shapes.GemmShape.duty`); none by
-            default.
-        attention
-            Other attention than that of these requests.
+        In a pipeline as many steps run as there are stages: the next of the same requests waits for all of them. `duty`
+        is each step's share of the time that prompts take (`ladder_sim.graph.shapes.GemmShape.duty`), none by default;
+        `attention` replaces that of the steps' requests.
         """
         stages = self.scenario.plan.pp
         (seconds,) = self._each(

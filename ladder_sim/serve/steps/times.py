@@ -13,23 +13,25 @@ wherever a simulated step differs from what it gives, so that steps at which an 
 
 import copy
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ladder_sim.costs.contention import QUERY_TILE
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.steps.cache import cached
 from ladder_sim.serve.steps.grids import DUTIES, KINDS, LOSSES, PARTS, Grids
-from ladder_sim.serve.steps.lookup import Axis, Grid
 from ladder_sim.serve.steps.mix import Mix, StepLimits
 from ladder_sim.serve.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
@@ -37,6 +39,59 @@ from ladder_sim.specs.scenario import Scenario
 _LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
 # tokens of the longest request that times are made for by default; fewer where the model takes fewer
 CONTEXT = 16384
+
+
+class Axis:
+    """Grid values of one coordinate: at least two, increasing.
+
+    Single points are looked up in a few microseconds: numpy takes as long for one as for a thousand.
+    """
+
+    __slots__ = ("last", "values")
+
+    def __init__(self, values: Floats) -> None:
+        self.values: Sequence[float] = values.tolist()
+
+        # the highest cell
+        self.last = len(self.values) - 2
+
+    def place(self, value: float) -> tuple[int, float]:
+        """The cell of a value, and how far it is on the way to the cell's upper end."""
+        values = self.values
+        cell = bisect_right(values, value) - 1
+        if cell < 0:
+            return 0, 0.0
+        if cell > self.last:
+            return self.last, 1.0
+        low = values[cell]
+        return cell, (value - low) / (values[cell + 1] - low)
+
+
+class Grid:
+    """Values at the points of some axes: linear between neighbours, constant beyond the ends."""
+
+    __slots__ = ("axes", "values")
+
+    def __init__(self, axes: Sequence[Axis], values: NDArray[Any]) -> None:
+        self.axes, self.values = axes, values.tolist()
+
+    def at(self, *coordinates: float) -> float:
+        """The value at a point; its coordinates are in the order of the axes."""
+        value = 0.0
+        for corner, weight in self.corners(*coordinates):
+            value += weight * corner
+        return value
+
+    def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
+        """The values that the one at a point is between, and the weight of each."""
+        corners = [(self.values, 1.0)]
+        for axis, coordinate in zip(self.axes, coordinates, strict=True):
+            cell, up = axis.place(coordinate)
+            nearest = [(values[cell], weight * (1.0 - up)) for values, weight in corners]
+            if up:
+                nearest += [(values[cell + 1], weight * up) for values, weight in corners]
+            corners = nearest
+        return corners
 
 
 class StepTimes:
@@ -61,7 +116,7 @@ class StepTimes:
     --------
     >>> from ladder_sim import Scenario
     >>> from ladder_sim.serve import StepTimes
-    >>> scenario = Scenario.of(model="70b", stack="vllm")
+    >>> scenario = Scenario(model="70b", stack="vllm")
     >>> for variant in ("standard", "ladder"):
     ...     times = StepTimes.of(scenario, variant)
     ...     print(variant, round(1e3 * times.seconds(decode=[1024] * 64, prefill=[(512, 0)]), 1), "ms")
@@ -128,7 +183,7 @@ class StepTimes:
         workload = replace(
             scenario.workload, batch=scenario.plan.attention_dp, concurrency=None, prompt=1, gen=1, arrivals="steady"
         )
-        one_replica = replace(scenario, workload=workload, plan=replace(scenario.plan, dp=1))
+        one_replica = scenario.having(workload=workload, plan=replace(scenario.plan, dp=1))
         made_from = [one_replica, name, measured, moe, *limits]
         grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
         return cls(
@@ -169,7 +224,7 @@ class StepTimes:
         Examples
         --------
         >>> from ladder_sim import Scenario
-        >>> times = StepTimes.of(Scenario.of(model="8b", tp=1, stack="vllm"), "standard")
+        >>> times = StepTimes.of(Scenario(model="8b", tp=1, stack="vllm"), "standard")
         >>> short, long = times.seconds(prefill=[(512, 0)]), times.seconds(prefill=[(512, 8192)])
         >>> f"{1e3 * short:.1f} ms, after 8192 tokens {1e3 * long:.1f} ms"
         '12.2 ms, after 8192 tokens 14.9 ms'

@@ -6,24 +6,29 @@ waits is known from the first of these that a trace has:
 
 - a blocking call (``async_op`` False) waits at once;
 - ``wait_tensor`` waits for the oldest functional collective (DTensor, torch.compile) with a tensor of that shape;
-- the first operator that reads the result waits, if not a call before it: the execution trace shows what is read;
+- the first operator that reads the result waits, if not a call before it. The execution trace of
+  `torch.profiler.ExecutionTraceObserver` shows what is read, by storages, because views of a tensor share its storage;
 - silence of the thread that issued it, which ends soon after the collective: it waited (``Work.wait`` has no event).
 
-Messages and waits of an emulated link have spans of their own (`link.py`).
+No operator carries the messages of an emulated link, so `runtime/ladder_sim_runtime/trace.py` marks them with spans:
+``link:all_reduce 3, 6144 bytes, 740.0 us`` issues message 3, which ends 740 us after the start of the span. In
+``link:wait 3`` a thread waits for it.
 """
 
+import json
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import Collective, Lane
-from ladder_sim.traces.kineto import link
-from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
+from ladder_sim.traces.kineto.annotations import Scopes
+from ladder_sim.traces.kineto.draft import MIN_SILENCE_S, Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
-from ladder_sim.traces.kineto.modules import Scopes
-from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile, by_thread, in_order
-from ladder_sim.traces.kineto.sizes import tensor_bytes
+from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile, by_thread, in_order, read_trace, tensor_bytes
 
 # name of the lane of collectives through shared memory
 SHARED_MEMORY = "shared memory"
@@ -33,18 +38,51 @@ _FUNCTIONAL = "_c10d_functional"
 _FUNCTIONAL_WAIT = f"{_FUNCTIONAL}::wait_tensor"
 _SHARED_MEMORY = "::shm_"
 _FUNCTION = "Record function id"
-# a shorter silence of a thread is its own work
-_MIN_SILENCE_S = 50e-6
+# of an execution trace's tensor: its id, storage id, offset, elements, bytes per element, device
+_TENSOR_FIELDS = 6
+_LINK = "link:"
+_MESSAGE = re.compile(_LINK + r"(\w+) (\d+), (\d+) bytes, ([\d.]+) us")
+_MESSAGE_WAIT = re.compile(_LINK + r"wait (\d+)")
 
 
 def communicates(file: KinetoFile) -> bool:
     """Whether a file holds collectives of CPUs."""
     marks, operators = file.events["user_annotation"], file.events["cpu_op"]
-    return any(event.name.startswith((_GLOO, link.PREFIX)) for event in marks) or any(map(_is_shared, operators))
+    return any(event.name.startswith((_GLOO, _LINK)) for event in marks) or any(map(_is_shared, operators))
+
+
+def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
+    """The storages that each recorded function reads, by the number of the function, ``rf_id``."""
+    try:
+        document = json.loads(read_trace(path))
+    except ValueError as error:
+        raise UsageError(
+            f"execution trace '{path}' cannot be read: {error}", hint="stop the observer before the process ends"
+        ) from error
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        raise UsageError(
+            f"execution trace '{path}' has no list 'nodes': unknown schema",
+            hint="give a file of torch.profiler.ExecutionTraceObserver (schema 1.1.1-chakra)",
+        )
+    reads = {}
+    for node in document["nodes"]:
+        ids = [item["value"] for item in node.get("attrs", []) if item.get("name") == "rf_id"]
+        if ids:
+            reads[int(ids[0])] = frozenset(_storages(node.get("inputs", {}).get("values", [])))
+    return reads
+
+
+def _storages(values: Any) -> list[int]:
+    """Storage ids among an op's arguments, also in lists of tensors."""
+    if not isinstance(values, list):
+        return []
+    if len(values) == _TENSOR_FIELDS and isinstance(values[5], str) and isinstance(values[1], int):
+        return [values[1]]
+    return [storage for value in values for storage in _storages(value)]
 
 
 class CpuReader:
-    """Finds the ops of one rank's file; `reads` is its execution trace (`execution.py`), if there is one."""
+    """Finds the ops of one rank's file; `reads` is its execution trace (`read_execution_trace`), if there is one."""
 
     def __init__(self, file: KinetoFile, reads: Mapping[int, frozenset[int]]) -> None:
         self.file = file
@@ -53,7 +91,7 @@ class CpuReader:
         self.storages_read = {} if numbers.isdisjoint(reads) else reads
         marks = file.events["user_annotation"]
         self.collectives = [event for event in marks if event.name.startswith(_GLOO)]
-        messages = (event for event in marks if event.name.startswith(link.PREFIX))
+        messages = (event for event in marks if event.name.startswith(_LINK))
         # what gloo's threads run is part of the collectives; sends and receives it runs on the thread that calls
         callers = {event.thread for event in file.events["cpu_op"] if event.name.startswith(_ISSUE)}
         workers = {event.thread for event in self.collectives} - callers
@@ -84,9 +122,9 @@ class CpuReader:
         start_s = self.clock.seconds(event.start_us)
         step = self.clock.step(start_s)
         gloo = self.issued.get(_place(event))
-        message = link.issued(event.name)
+        message = _Message.issued(event.name)
         if message is not None:
-            lane = Lane(name=link.LANE, rank=self.file.rank, device=False)
+            lane = Lane(name="link", rank=self.file.rank, device=False)
             free_s = self.queues[lane][-1].end_s if self.queues[lane] else start_s
             draft = Draft(
                 name=message.kind,
@@ -157,6 +195,26 @@ class CpuReader:
         return issued
 
 
+class _Message(NamedTuple):
+    """A message of an emulated link."""
+
+    number: int
+    """In order of issue."""
+    kind: str
+    size_bytes: float
+    seconds: float
+    """Time from issue to end."""
+
+    @classmethod
+    def issued(cls, name: str) -> "_Message | None":
+        """The message that a span issues, if any."""
+        match = _MESSAGE.fullmatch(name)
+        if match is None:
+            return None
+        kind, number, size, microseconds = match.groups()
+        return cls(int(number), kind, float(size), float(microseconds) * 1e-6)
+
+
 class _Running(NamedTuple):
     """A collective that was issued asynchronously, and that nothing waited for yet."""
 
@@ -212,11 +270,12 @@ class _Thread:
             self.due = []
         self.end_s = start_s
         collective = self.cpu.collective(event)
-        number = link.awaited(event.name)
+        link_wait = _MESSAGE_WAIT.fullmatch(event.name)
         if collective is not None:
             self._issue(event, collective, end_s, reads)
-        elif number is not None:
-            self._put("wait", "sync", end_s, after=[self.sent[number]] if number in self.sent else [])
+        elif link_wait is not None:
+            sent = self.sent.get(int(link_wait[1]))
+            self._put("wait", "sync", end_s, after=[] if sent is None else [sent])
         elif event.name == _FUNCTIONAL_WAIT and any(running.functional for running in self.running):
             self._await([self._written_to(event)])
             self._put("wait", "sync", end_s, after=self.due)
@@ -232,7 +291,7 @@ class _Thread:
 
     def _behind_silence(self, until_s: float) -> list[_Running]:
         """The collective that the thread was silent for: most of the silence is before its end."""
-        if self.cpu.storages_read or until_s - self.end_s < _MIN_SILENCE_S:
+        if self.cpu.storages_read or until_s - self.end_s < MIN_SILENCE_S:
             return []
         middle_s = (self.end_s + until_s) / 2.0
         plain = (running for running in self.running if not running.functional)
@@ -251,7 +310,7 @@ class _Thread:
         return index >= 0 and event.end_us <= self.functional[index].end_us
 
     def _issue(self, event: Event, collective: Draft, end_s: float, reads: frozenset[int]) -> None:
-        message = link.issued(event.name)
+        message = _Message.issued(event.name)
         name = event.name if message is None else message.kind
         self._put(name, "launch", min(max(self.end_s, collective.start_s), end_s) if message is None else self.end_s)
         collective.after.append(self.drafts[-1])

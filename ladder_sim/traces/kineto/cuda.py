@@ -11,15 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ladder_sim.traces.graph import COLLECTIVES, EARLIER, Collective, Lane
-from ladder_sim.traces.idle import KERNEL_WAIT_S
+from ladder_sim.traces.graph import COLLECTIVES, EARLIER, KERNEL_WAIT_S, Collective, Lane
+from ladder_sim.traces.kineto.annotations import Scopes
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.kinds import EMULATED, collective_kind, kernel_kind
-from ladder_sim.traces.kineto.modules import Scopes
-from ladder_sim.traces.kineto.reader import CALLS, GPU_CATEGORIES, Clock, Event, KinetoFile, by_thread
-from ladder_sim.traces.kineto.sizes import element_bytes, tensor_bytes
-from ladder_sim.traces.kineto.threads import hand_over
-from ladder_sim.traces.kineto.waits import Call, Issues, Waits, blocks
+from ladder_sim.traces.kineto.reader import (
+    CALLS,
+    GPU_CATEGORIES,
+    Clock,
+    Event,
+    KinetoFile,
+    by_thread,
+    element_bytes,
+    tensor_bytes,
+)
+from ladder_sim.traces.kineto.waits import Call, Issues, Waits, blocks, hand_over
 from ladder_sim.units import format_seconds
 
 

@@ -13,6 +13,8 @@ from ladder_sim.traces.kineto.reader import Clock, KinetoFile
 
 # the clocks of CPU and GPU differ by about a microsecond: a shorter overlap does not contradict a dependency
 SLACK_S = 2e-6
+# a shorter silence of a CPU thread is its own work
+MIN_SILENCE_S = 50e-6
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

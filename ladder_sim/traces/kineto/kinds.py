@@ -21,7 +21,7 @@ class Library(NamedTuple):
     """Patterns in turn, each with a kind. A kernel of the library without any of them is of kind "kernel"."""
 
 
-# begins the names of the kernels by which the runtime emulates a link (`runtime/comm/emulate.py`)
+# begins the names of the kernels by which the runtime emulates a link (`runtime/ladder_sim_runtime/comm/emulate.py`)
 EMULATED = "emulated_"
 _REDUCE = {r"all_?reduce": "all_reduce"}
 # also those that metadata and annotations name: "allreduce", "gloo:all_gather"

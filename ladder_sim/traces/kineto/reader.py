@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,11 @@ ROUNDED_S = 2e-9
 # a century: clocks count from 1970
 LONG_S = 100 * 365.25 * 86400
 _LONG_US = LONG_S * 1e6
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("double", "long", "int64", "float64"), 8),
+    **dict.fromkeys(("float", "int", "int32", "float32"), 4),
+    **dict.fromkeys(("half", "bfloat16", "float16", "short", "c10::half", "c10::bfloat16"), 2),
+}
 # ranks of a run
 _MAX_RANKS = 1_000_000
 # key of a parsed document: how many events of each category were dropped
@@ -94,14 +100,6 @@ def by_thread(events: Iterable[Event], rank: int) -> Iterator[tuple[Lane, list[E
         yield Lane(name=f"thread {thread}", rank=rank, device=False), own
 
 
-class Mark(NamedTuple):
-    """A step of the run, as an annotation marks it."""
-
-    name: str
-    start_us: float
-    end_us: float
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class KinetoFile:
     """The events of one process, usually those of a file."""
@@ -112,8 +110,8 @@ class KinetoFile:
     """By category, in order of time."""
     name: str = ""
     """Of the file."""
-    marks: Sequence[Mark] = ()
-    """The steps (`marks.py`)."""
+    marks: Sequence[Event] = ()
+    """Annotations of its steps, each until the next."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of events by category that were not kept."""
     notes: Sequence[str] = ()
@@ -150,11 +148,6 @@ def read_document(path: Path) -> dict[str, Any]:
     """Parse a trace. In ``traceEvents`` each event that is kept becomes an `Event`, each other one None.
 
     Some other JSON may come back, too: `is_trace`.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, is cut off, or is not JSON.
     """
     text = read_trace(path)
     dropped: Counter[str] = Counter()
@@ -277,3 +270,25 @@ class Clock:
         """Position of the step at this time; `ALONE` outside all of them."""
         index = bisect_right(self._starts_s, time_s + ROUNDED_S) - 1
         return index if index >= 0 and time_s < self._ends_s[index] else ALONE
+
+
+def element_bytes(dtype: str) -> int:
+    """Size of an element by PyTorch's name of its type; 1 for an unknown name."""
+    return _ELEMENT_BYTES.get(dtype.lower(), 1)
+
+
+def tensor_bytes(args: Mapping[str, Any], tensors: int | None = None) -> float:
+    """Size of an operator's first tensors, or of all, if shapes were recorded; 0 for lists of tensors.
+
+    Examples
+    --------
+    >>> tensor_bytes({"Input Dims": [[], [4, 8], [2]], "Input type": ["", "c10::BFloat16", "float"]}, 1)
+    64.0
+    """
+    sizes = []
+    for shape, dtype in zip(args.get("Input Dims", []), args.get("Input type", []), strict=False):
+        if not all(isinstance(width, int) for width in shape):
+            return 0.0
+        if shape:
+            sizes.append(float(prod(shape)) * element_bytes(str(dtype)))
+    return sum(sizes[:tensors])

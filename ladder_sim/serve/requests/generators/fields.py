@@ -14,6 +14,8 @@ JSON = Mapping[str, Any]
 # beyond any time in seconds, rate and count that was measured
 _MOST = 1e12
 UNITS_S = {"ms": 1e-3, "sec": 1.0, "seconds": 1.0, "s": 1.0, "us": 1e-6, "ns": 1e-9}
+# metrics in the words of vllm bench serve, SGLang and InferenceX
+BENCH_TIMES: Mapping[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e_latency": "e2e"}
 STATISTICS = {"mean": "mean", "median": "p50", **{f"p{number}": f"p{number}" for number in PERCENTILES}}
 
 
@@ -65,11 +67,11 @@ def unit_s(name: str, figures: JSON) -> float:
     return UNITS_S[unit]
 
 
-def times_s(document: JSON, names: Mapping[str, Metric], suffix: str = "", scale_s: float = 1.0) -> dict[str, float]:
-    """Return figures that are written as ``mean_ttft_ms``: `names` of metrics, `suffix`, and a unit of `scale_s`."""
+def times_s(document: JSON, suffix: str = "", scale_s: float = 1.0) -> dict[str, float]:
+    """Return figures that are written as ``mean_ttft_ms``, with `suffix`, in a unit of `scale_s`."""
     keys = {
         f"{word}_{theirs}{suffix}": f"{ours}_{statistic}_s"
-        for theirs, ours in names.items()
+        for theirs, ours in BENCH_TIMES.items()
         for word, statistic in STATISTICS.items()
     }
     return {ours: seconds(document, theirs, scale_s) for theirs, ours in keys.items() if document.get(theirs)}

@@ -2,11 +2,8 @@
 
 from ladder_sim.serve.requests.generators.fields import JSON, count, number, times_s
 from ladder_sim.serve.requests.lengths import Lengths
-from ladder_sim.serve.requests.promise import Metric
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.requests.traffic import Traffic
-
-_TIMES: dict[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 
 # requests of each client in an InferenceX serving, and the shortest length as a share of the longest: its scripts give
 # --num-prompts 10 x concurrency and --random-range-ratio 0.8
@@ -20,7 +17,7 @@ def read(document: JSON) -> Result:
         Lengths(kind="uniform", first=max(1.0, round(_SHORTEST * longest)), second=float(longest))
         for longest in (count(document, "isl"), count(document, "osl"))
     )
-    figures = times_s(document, _TIMES)
+    figures = times_s(document)
     if document.get("output_tput_per_gpu"):
         figures["tokens_per_s_per_gpu"] = number(document, "output_tput_per_gpu")
     elif document.get("tput_per_gpu"):

@@ -4,11 +4,8 @@ import math
 
 from ladder_sim.serve.requests.generators.fields import JSON, count, fixed, number, or_zero, times_s
 from ladder_sim.serve.requests.lengths import Lengths
-from ladder_sim.serve.requests.promise import Metric
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.requests.traffic import Traffic
-
-_TIMES: dict[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e_latency": "e2e"}
 
 # what it calls engines
 _STACKS = {"trt": "trtllm", "vllm": "vllm", "vllm-chat": "vllm"}
@@ -27,7 +24,7 @@ def read(document: JSON) -> Result:
     failed = sum(map(bool, errors)) if isinstance(errors, list) else 0
     # versions of 2024 leave the unit out of the names
     suffix = "_ms" if any(name.endswith("_ms") for name in document) else ""
-    figures = times_s(document, _TIMES, suffix, 1e-3) | {"tokens_per_s": number(document, "output_throughput")}
+    figures = times_s(document, suffix, 1e-3) | {"tokens_per_s": number(document, "output_throughput")}
     if document.get("request_throughput"):
         figures["requests_per_s"] = number(document, "request_throughput")
     server = document.get("server_info")

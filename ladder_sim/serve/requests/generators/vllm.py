@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from ladder_sim.serve.requests.generators.fields import JSON, answered, count, fixed, number, or_zero, positive, times_s
 from ladder_sim.serve.requests.generators.fields import whole as length
-from ladder_sim.serve.requests.promise import Metric
 from ladder_sim.serve.requests.request import Request
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.serve.requests.traffic import Traffic
 
-_TIMES: dict[str, Metric] = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 _STACKS = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
+_RATES = {"requests_per_s": "request_throughput", "tokens_per_s": "output_throughput"}
 
 
 def read(document: JSON) -> Result:
@@ -31,17 +30,11 @@ def read(document: JSON) -> Result:
         tool="vllm bench serve",
         requests=_requests(document, done, rate, concurrency),
         concurrency=concurrency,
-        figures=times_s(document, _TIMES, "_ms", 1e-3) | throughputs(document),
+        figures=times_s(document, "_ms", 1e-3) | {ours: number(document, theirs) for ours, theirs in _RATES.items()},
         server={"model": document["model_id"], "backend": _STACKS.get(document.get("backend", ""), "vllm")},
         failed=length(failed),
         duration_s=or_zero(document, "duration"),
     )
-
-
-def throughputs(document: JSON) -> dict[str, float]:
-    """Requests and new tokens per second."""
-    rates = {"requests_per_s": "request_throughput", "tokens_per_s": "output_throughput"}
-    return {ours: number(document, theirs) for ours, theirs in rates.items()}
 
 
 def _requests(document: JSON, done: int, rate: float, concurrency: int) -> Traffic | Sequence[Request]:

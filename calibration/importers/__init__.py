@@ -1,1 +1,0 @@
-"""Readers of published measurements, and of logs of nccl-tests; they make profiles and fabric files."""

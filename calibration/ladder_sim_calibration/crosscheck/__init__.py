@@ -1,0 +1,5 @@
+"""Predictions of one machine from real passes on it, compared with requests that took turns with those passes.
+
+`run` observes, predicts with `ladder_sim_calibration.passes` and judges the errors, and `store` reads earlier results.
+`run` needs torch.
+"""

@@ -1,0 +1,181 @@
+"""From samples to a profile: tables and curves of medians, judged by held-out points."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.des.shared import Floats
+from ladder_sim.errors import ProfileError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.values import whole
+from ladder_sim_calibration.fit.overheads import Sustained, overheads, sustained
+from ladder_sim_calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
+from ladder_sim_calibration.fit.samples import CURVES, MeasuredOp, Points, SampleStore, medians
+from ladder_sim_calibration.fit.tables import curve_of, table_of
+
+# median error on held-out points above which a table or curve is refused
+MAX_MEDIAN_ERROR = 0.25
+# every point is held out of one trial, drawn at random
+TRIALS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedProfile:
+    """A profile, and how far to trust it."""
+
+    profile: CalibrationProfile
+    """Tables of every sample."""
+    errors: Mapping[str, ErrorStats]
+    """Of tables and curves on points that were held out of them, by op and group."""
+    unjudged: tuple[str, ...]
+    """Those with too few points to hold any out."""
+    slowdowns: tuple[Slowdown, ...]
+    """Of kernels and all-reduces that ran at the same time."""
+    losses: tuple[Loss, ...]
+    """Of kernels while a part of the processor was held."""
+    defaults: tuple[float, ...]
+    """The same by the simulator's default rules; empty on a CPU, whose threads they do not describe."""
+    sustained: tuple[Sustained, ...]
+    """GEMMs under seconds of load."""
+    refused: tuple[str, ...]
+    """Tables and curves whose median error is too large, with that error."""
+    warnings: tuple[str, ...]
+    """What does not match the cluster."""
+
+
+def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -> FittedProfile:
+    """Fit samples of the GPU and the in-node links of `cluster`, a catalog id or the path of a TOML file.
+
+    `created` is an ISO date. Raises ProfileError if there are no samples of GEMMs.
+    """
+    measured_on = catalog.cluster(cluster)
+    gpu = measured_on.gpu
+    reference = Gpu.of(gpu)
+    points = medians(store.samples)
+    if not any(op.op == "gemm" for op in points):
+        raise ProfileError(f"samples '{store.path}' hold no GEMM", hint="`calibrate run` measures them")
+    judged, overlaps = judge(points, reference), tuple(slowdowns(store.samples))
+    held, on_gpu = tuple(losses(store.samples)), "gpu" in store.environment
+    # of a CPU threads are held
+    cores = store.environment.get("cpu_cores", gpu.sms)
+    sms = gpu.sms if on_gpu else whole(cores, f"samples '{store.path}': cpu_cores", 1, 1_000_000)
+    errors = {op: stats for op, stats in judged.items() if stats}
+    tables, curves = _tables(points, reference, errors), _curves(points, errors)
+    device = str(store.environment.get("gpu") or store.environment.get("cpu", ""))
+    profile = CalibrationProfile(
+        name=name,
+        cluster=measured_on,
+        cluster_name=str(Path(cluster).resolve()) if cluster.endswith(".toml") else measured_on.name,
+        created=created,
+        environment={"device": device, **{key: str(value) for key, value in store.environment.items()}},
+        sources=(
+            ProfileSource(what="all", version="", licence="", files=(store.path.name,), citation="calibrate run"),
+        ),
+        reference=reference,
+        gemm=tables["gemm"],
+        attention_prefill=_attention("attention_prefill", tables),
+        attention_decode=_attention("attention_decode", tables),
+        collectives=curves,
+        sampling=tables["sample"],
+        experts=tables["moe"],
+        overlap=parameters(overlaps, held, sms),
+        overheads=overheads(points, store.samples, reference),
+    )
+    refused = tuple(
+        f"{op.label}: {stats.median:.0%}" for op, stats in errors.items() if stats.median > MAX_MEDIAN_ERROR
+    )
+    elsewhere = f"measured on '{device}', while the GPU of '{cluster}' is {gpu.name}"
+    bursts = sum(sample.burst for sample in store.samples)
+    warned = {
+        elsewhere: not profile.is_of(gpu),
+        f"{bursts} samples were bursts: the GPU's clock fell while they were taken": bursts > 0,
+    }
+    return FittedProfile(
+        profile=profile,
+        errors={op.label: stats for op, stats in errors.items()},
+        unjudged=tuple(op.label for op, stats in judged.items() if stats is None),
+        slowdowns=overlaps,
+        losses=held,
+        defaults=tuple(loss.predicted(sms, OverlapParameters()) for loss in held) if on_gpu else (),
+        sustained=tuple(sustained(points, store.samples)),
+        refused=refused,
+        warnings=tuple(warning for warning, there in warned.items() if there),
+    )
+
+
+def _tables(
+    points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
+) -> dict[Kind, dict[Any, RatioTable]]:
+    """By kind, and which of that kind."""
+    tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
+    for op, at in points.items():
+        if op.table:
+            kind, of = op.table
+            table = table_of(kind, of, at, reference)
+            tables[kind][of] = dataclasses.replace(table, left_out=_left_out(op, errors))
+    return tables
+
+
+def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict[str, dict[str, RatioTable]]:
+    """Tables of attention in one phase, by kernel."""
+    return {kernel: tables[kind] for kind, (of, kernel) in ATTENTION.items() if of == phase and kind in tables}
+
+
+def _curves(
+    points: Mapping[MeasuredOp, Points], errors: Mapping[MeasuredOp, ErrorStats]
+) -> dict[str, dict[str, dict[int, Curve]]]:
+    """Collectives in one node; a profile holds no others."""
+    curves: dict[str, dict[str, dict[int, Curve]]] = {}
+    for op, at in points.items():
+        if op.op in CURVES and op.nodes == 1:
+            kind, algorithm = CURVES[op.op]
+            curve = dataclasses.replace(curve_of(at), left_out=_left_out(op, errors))
+            curves.setdefault(kind, {}).setdefault(algorithm, {})[op.ranks] = curve
+    return curves
+
+
+def _left_out(op: MeasuredOp, errors: Mapping[MeasuredOp, ErrorStats]) -> dict[str, ErrorStats]:
+    return {"held out": errors[op]} if op in errors else {}
+
+
+def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
+    """Errors of every op that becomes a table or a curve; the same draws every time.
+
+    None for an op with fewer points than trials.
+    """
+    return {
+        op: _errors(op, points, reference) if len(points) >= TRIALS else None
+        for op, points in medians.items()
+        if op.table or op.op in CURVES
+    }
+
+
+def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
+    """Errors at all points but the ends of a curve, which lie between no others."""
+    every = sorted(points)
+    drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
+    looked_up: list[float] = []
+    measured: list[float] = []
+    for trial in range(min(TRIALS, len(drawn))):
+        held_out = [tuple(at) for at in drawn[trial::TRIALS]]
+        kept = {at: seconds for at, seconds in points.items() if at not in set(held_out)}
+        looked_up.extend(_look_up(op, kept, reference, op.columns(held_out)))
+        measured.extend(points[at] for at in held_out)
+    return ErrorStats.of(looked_up, measured)
+
+
+def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
+    """Times that a prediction would take from the points."""
+    if op.table:
+        ratio, _ = table_of(*op.table, points, reference).ratio(**columns)
+        return ratio * roofline_s(table_shape(*op.table, columns), reference)
+    return curve_of(points).seconds_at(columns["bytes"])[0]

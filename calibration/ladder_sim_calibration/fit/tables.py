@@ -1,0 +1,49 @@
+"""Tables and curves of measured points, as profiles hold them."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ladder_sim.costs.lookup import Curve, RatioTable
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.roofline import ATTENTION, AXES, Gpu, Kind, TableOf
+from ladder_sim.costs.table_parts import ideal_time_s
+from ladder_sim_calibration.fit.samples import Points, layer_label
+
+
+def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTable:
+    """A table of the points, NaN where there is none."""
+    axes = [np.unique(column) for column in zip(*points, strict=True)]
+    seconds = np.full([len(axis) for axis in axes], np.nan)
+    for at, measured_s in points.items():
+        seconds[tuple(int(np.searchsorted(axis, value)) for axis, value in zip(axes, at, strict=True))] = measured_s
+    named = dict(zip(AXES[kind], axes, strict=True))
+    return RatioTable.from_seconds(named, seconds, ideal_time_s(named, kind, of, reference))
+
+
+def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
+    """Kind, dtype, name and table of every table of a profile."""
+    for dtype, table in profile.gemm.items():
+        yield "gemm", dtype, f"gemm {dtype}", table
+    for kind, (phase, kernel) in ATTENTION.items():
+        tables = getattr(profile, phase).get(kernel, {})
+        for dtype, table in tables.items():
+            yield kind, dtype, f"{phase.removeprefix('attention_')} attention {kernel} {dtype}", table
+    for sampling, table in profile.sampling.items():
+        yield "sample", sampling, f"sampling {sampling}", table
+    for layer, table in profile.experts.items():
+        yield "moe", layer.format, f"experts {layer_label(layer)} {layer.format}", table
+
+
+def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> Iterator[tuple[str, int, Curve]]:
+    """Operation with algorithm, ranks and curve of every collective of a profile."""
+    for op, algorithms in collectives.items():
+        for algorithm, curves in algorithms.items():
+            for ranks, curve in curves.items():
+                yield f"{op} {algorithm}", ranks, curve
+
+
+def curve_of(points: Points) -> Curve:
+    """A curve of times by message size."""
+    sizes, seconds = np.array(sorted((size, measured_s) for (size,), measured_s in points.items())).T
+    return Curve(size_bytes=sizes, seconds=seconds)

@@ -1,0 +1,122 @@
+"""One kernel next to an all-reduce or to SMs that are held, and each of them alone, in turns and by the same events."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ladder_sim_calibration.fit.samples import BESIDE, HELD, Sample
+from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, Timing, clock_of, timed
+from ladder_sim_calibration.measure.holder import held
+from ladder_sim_calibration.measure.kernels import kernel
+from ladder_sim_calibration.measure.numbers import DTYPE, normal
+from ladder_sim_calibration.measure.plan import HELD_KERNELS
+from ladder_sim_calibration.measure.ranks import Ranks
+
+# in a row during one message: each is a launch, and so is its event
+MAX_KERNELS = CHAIN_LAUNCHES // 2
+# kernels run for this multiple of the message's time alone, and for `GROWTH` times longer whenever they end too soon
+MARGIN, GROWTH = 2.0, 4.0
+
+
+class OverlapMeasurement:
+    """A kernel and an all-reduce, ready to run at the same time.
+
+    Parameters
+    ----------
+    op
+        Its point holds the kernel's coordinates, and bytes, ranks and nodes of the message.
+    ranks
+        All of them; each group sends its own message.
+    """
+
+    def __init__(self, op: Sample, ranks: Ranks) -> None:
+        name, _, message = op.op.partition(BESIDE)
+        self._kernel_name, self._message_name = op.op, f"{message}{BESIDE}{name}"
+        self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.weights)
+        self._ranks, self._group, self._clock = ranks, ranks.group(op), clock_of(ranks.device)
+        self._margin = MARGIN
+        self._tiny = torch.zeros(1, dtype=DTYPE, device=ranks.device)
+        self._numbers = normal((max(1, round(op.point["bytes"] / DTYPE.itemsize)),), ranks.device)
+        self._x = torch.empty_like(self._numbers)
+        # the kernel's result needs memory as well: if there is too little, fail here and not during a message
+        self._run()
+
+    def measure(self) -> dict[str, Timing]:
+        """Run the message alone, kernels and message together, and as many kernels alone; times by op.
+
+        How many kernels outlast the message is found once, up to `MAX_KERNELS`: later repeats start from there.
+        """
+        _, message_alone_s = self._ends(0)
+        kernel_s = timed(self._run, self._clock)
+        while True:
+            kernels = min(MAX_KERNELS, 1 + math.ceil(self._margin * message_alone_s / kernel_s))
+            ends_s, message_s = self._ends(kernels)
+            # a message needs all ranks: if one has to send another, all do
+            if self._ranks.agree(fine=kernels == MAX_KERNELS or ends_s[-1] >= message_s):
+                break
+            self._margin *= GROWTH
+        alone_s, _ = self._ends(kernels, message=False)
+        # later kernels ran after the message's end
+        count = max(1, sum(end_s <= message_s for end_s in ends_s))
+        return {
+            self._kernel_name: Timing(ends_s[count - 1] / count, alone_s[count - 1] / count),
+            self._message_name: Timing(message_s, message_alone_s),
+        }
+
+    def _ends(self, kernels: int, *, message: bool = True) -> tuple[list[float], float]:
+        """When each kernel and the message end, in seconds from the message's issue; without a message 0."""
+        self._x.copy_(self._numbers)
+        self._clock.hold(2 * kernels + 4)
+        # the ranks meet
+        dist.all_reduce(self._tiny, group=self._group)
+        start = self._clock.now()
+        message_end = self._send() if message else lambda: start
+        ends = []
+        for _ in range(kernels):
+            self._run()
+            ends.append(self._clock.now())
+        end = message_end()
+        return [self._clock.elapsed_s(start, at) for at in ends], self._clock.elapsed_s(start, end)
+
+    def _send(self) -> Callable[[], Any]:
+        """Issue the message; return a function that waits for it and returns the moment of its end."""
+        if self._x.is_cuda:
+            # of high priority, as NCCL's own
+            side = torch.cuda.Stream(priority=-1)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                dist.all_reduce(self._x, group=self._group)
+                at = self._clock.now()
+            return lambda: at
+        ended: list[float] = []
+        work = dist.all_reduce(self._x, group=self._group, async_op=True)
+        work.get_future().add_done_callback(lambda _: ended.append(self._clock.now()))
+
+        def wait() -> float:
+            work.wait()
+            while not ended:
+                time.sleep(0.0)
+            return ended[0]
+
+        return wait
+
+
+class HeldMeasurement:
+    """A kernel, ready to run alone and next to SMs or threads that are held."""
+
+    def __init__(self, op: Sample, ranks: Ranks) -> None:
+        name = op.op.partition(BESIDE)[0]
+        self._name, self._count, self._device = op.op, int(op.point[HELD]), ranks.device
+        self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.weights)
+        self._clock = clock_of(ranks.device)
+        self._run()
+
+    def measure(self) -> dict[str, Timing]:
+        """Seconds of a kernel in a row of `HELD_KERNELS`, with a part of the processor held and with all of it."""
+        with held(self._count, self._device):
+            held_s = timed(self._run, self._clock, runs=HELD_KERNELS)
+        return {self._name: Timing(held_s, timed(self._run, self._clock, runs=HELD_KERNELS))}

@@ -1,0 +1,240 @@
+"""Observes passes: what a profile is fitted to and requests take turns, so that drift affects both equally."""
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from statistics import median
+
+import numpy as np
+import torch
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.comm.emulate import EmulatedLink
+from ladder_sim_runtime.comm.launch import on_ranks
+from ladder_sim_runtime.comm.process_group import Degrees
+from ladder_sim_runtime.comm.rendezvous import connect
+from ladder_sim_runtime.comm.table import LatencyTable
+from ladder_sim_runtime.config import CommConfig
+from ladder_sim_runtime.environment import environment
+from ladder_sim_runtime.runs import facts, require_ranks
+
+from ladder_sim.costs.in_place import OpKey
+from ladder_sim.costs.lookup import Curve
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import Phase
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import ResidualAdd
+from ladder_sim.system.progress import Progress
+from ladder_sim_calibration.passes.fit import times_of
+from ladder_sim_calibration.passes.observations import (
+    PHASES,
+    Observations,
+    Run,
+    all_reduces,
+    kernels_of,
+    message_bytes,
+    ops_of,
+    scenario_of,
+    steps,
+)
+from ladder_sim_calibration.passes.testbed import Testbed
+from ladder_sim_calibration.passes.timers import time_collective
+
+# the emulated link whose requests of standard a profile is fitted to, and the part of standard's time that messages
+# take on it
+CALIBRATION_LINK, CALIBRATION_SHARE = "calibration", 0.35
+REAL_LINK = "gloo"
+# per round, of the two kinds of request that every prediction is based on
+REPEATS = 4
+# requests that determine how long messages of a share have to be
+ESTIMATES = 3
+
+# something to measure once per round
+Task = Callable[[], None]
+# kernels of requests
+Kernels = Set[tuple[Phase, OpKey]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is observed."""
+
+    scenario: Scenario
+    """Model, workload, stack and tensor-parallel degree."""
+    variants: tuple[str, ...]
+    """Variants whose kernels and messages are timed, as `Run` names them."""
+    runs: tuple[str, ...]
+    """Variants whose requests run."""
+    shares: tuple[float, ...] = ()
+    """Emulated links: parts of standard's time that messages take."""
+    rounds: int
+    """Requests of each of `runs` on each link."""
+    threads: int = 1
+    """CPU threads of each rank."""
+    links: CommConfig
+    """Backend, "emulate" or "gloo"."""
+    profile: CalibrationProfile | None = None
+    """Measured before on this machine, instead of anew."""
+
+    def __post_init__(self) -> None:
+        if self.scenario.workload.prompt < 2:
+            raise UsageError(
+                f"prompt is {self.scenario.workload.prompt}: must be 2 or more",
+                hint="prefill and decode are distinguished by their message sizes",
+            )
+
+    def environment(self) -> dict[str, str]:
+        """The machine, and everything of what runs that times depend on."""
+        backend, machine = self.links.backend, environment()
+        own = facts(self.scenario, machine, backend=backend, dtype="fp32", threads=self.threads)
+        return own | {"variants": ",".join(self.variants)}
+
+
+def observe(experiment: Experiment) -> Observations | None:
+    """Run passes on ranks of this machine, and time them; None on all ranks but the first, where torchrun began them.
+
+    Raises
+    ------
+    MissingPackageError, InfeasibleError, RankError
+        As `ladder_sim_runtime.runs.bench`.
+    """
+    tp, links = experiment.scenario.plan.tp, experiment.links
+    if links.backend == "emulate":
+        return _observe(experiment, Communicator(tp))
+    if "RANK" in os.environ:
+        comm = connect(links, Degrees(tp))
+        observed = _observe(experiment, comm)
+        return observed if comm.rank == 0 else None
+    require_ranks(tp)
+    return on_ranks(tp, observe, experiment)
+
+
+def _observe(experiment: Experiment, comm: Communicator) -> Observations:
+    """Run every variant on every link, and what a profile is fitted to, in turns.
+
+    Links are emulated for a single rank. With a profile, only the requests are measured.
+    """
+    torch.set_num_threads(experiment.threads)
+    testbed = Testbed(experiment.scenario, comm)
+    emulated: Mapping[str, Curve] = {}
+    links: dict[str, Communicator] = {REAL_LINK: comm}
+    if comm.name != REAL_LINK:
+        emulated = _emulated_links(testbed, experiment)
+        links = {name: EmulatedLink(comm.size, _latencies(curve)) for name, curve in emulated.items()}
+    observed = Observations(
+        scenario=experiment.scenario,
+        links=tuple(links),
+        calibration_link=CALIBRATION_LINK if emulated else REAL_LINK,
+        emulated=emulated,
+        environment=experiment.environment(),
+    )
+    runs = [Run(link, variant) for link in links for variant in experiment.runs if link != CALIBRATION_LINK]
+    tasks: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
+    if experiment.profile is None:
+        tasks += _calibration_tasks(observed, testbed, links, experiment.variants)
+    # warm up
+    for variant in experiment.runs:
+        testbed.request(variant, next(iter(links.values())))
+    shuffle = random.Random(0).shuffle
+    done = count(1)
+    with Progress(experiment.rounds * len(tasks), "measurements", wanted=comm.rank == 0) as progress:
+        for _ in range(experiment.rounds):
+            # a request is slower after one that mostly waited than after one that computed
+            shuffle(tasks)
+            for task in tasks:
+                task()
+                progress(next(done))
+            observed.load.append(os.getloadavg()[0])
+    return observed
+
+
+def _calibration_tasks(
+    observed: Observations, testbed: Testbed, links: Mapping[str, Communicator], variants: Sequence[str]
+) -> list[Task]:
+    def compute_only() -> None:
+        observed.compute_only.append(testbed.compute_only())
+
+    timed = list(_timed_alone(observed.scenario, variants))
+    tasks: list[Task] = [*REPEATS * [compute_only], *(partial(_kernels, observed, testbed, *each) for each in timed)]
+    link = links.get(CALIBRATION_LINK)
+    if link is None:
+        return [*tasks, partial(_collectives, observed, testbed, variants)]
+    return [*tasks, *REPEATS * [partial(_request, observed, testbed, Run(CALIBRATION_LINK, "standard"), link)]]
+
+
+def _request(observed: Observations, testbed: Testbed, run: Run, comm: Communicator) -> None:
+    observed.requests[run].append(testbed.request(run.variant, comm))
+
+
+def _timed_alone(scenario: Scenario, variants: Sequence[str]) -> "Iterator[tuple[Scenario, Kernels]]":
+    """Requests without communication whose kernels are timed, and of each the kernels that no earlier one has.
+
+    All of the upper bound's, with residual adds fused into norms and without: wirings differ in whether adds can be
+    fused. Then those of variants that have kernels of their own.
+    """
+    bound, known = scenario_of(scenario, "upper-bound"), set[tuple[Phase, OpKey]]()
+    adds: tuple[ResidualAdd, ...] = ("fused", "apart")
+    for add in adds:
+        each = bound.having(stack=replace(scenario.stack, residual_add=add))
+        yield each, kernels_of(each)
+        known |= kernels_of(each)
+    for variant in variants:
+        each = scenario_of(scenario, variant)
+        if lacking := kernels_of(each) - known:
+            yield each, lacking
+            known |= lacking
+
+
+def _kernels(observed: Observations, testbed: Testbed, scenario: Scenario, wanted: Kernels) -> None:
+    for phase, kernels in testbed.kernels(scenario).items():
+        for key, seconds in kernels:
+            if (phase, key) in wanted:
+                observed.kernels[phase][key].append(seconds)
+
+
+def _collectives(observed: Observations, testbed: Testbed, variants: Sequence[str]) -> None:
+    messages = {
+        (op.kind, message_bytes(op), phase)
+        for variant in ("standard", "upper-bound", *variants)
+        for phase in PHASES
+        if steps(observed.scenario, phase)
+        for op in ops_of(observed.scenario, variant, phase)
+        if op.stream == "comm"
+    }
+    for kind, size_bytes, phase in sorted(messages):
+        seconds = time_collective(testbed.comm, kind, size_bytes)
+        observed.collectives[kind, size_bytes].append(seconds)
+        if kind == "all_reduce":
+            observed.overlaps[size_bytes].append(testbed.overlap(phase, size_bytes, seconds))
+
+
+def _emulated_links(testbed: Testbed, experiment: Experiment) -> dict[str, Curve]:
+    """Links on which messages take these shares of standard's time, in prefill and decode alike."""
+    named = {CALIBRATION_LINK: CALIBRATION_SHARE, **{f"{share:.0%}": share for share in experiment.shares}}
+    if experiment.profile is None:
+        # warm up
+        testbed.compute_only()
+        times = [testbed.compute_only() for _ in range(ESTIMATES)]
+        prefill_s, decode_s = (median(column) for column in zip(*times, strict=True))
+    else:
+        del named[CALIBRATION_LINK]
+        prefill_s, decode_s = times_of(experiment.scenario, "upper-bound", experiment.profile)
+    pass_s: dict[Phase, float] = {"prefill": prefill_s, "decode": decode_s / max(1, testbed.scenario.workload.gen - 1)}
+    return {name: _all_reduce(testbed.scenario, pass_s, share) for name, share in named.items()}
+
+
+def _all_reduce(scenario: Scenario, pass_s: Mapping[Phase, float], share: float) -> Curve:
+    latencies_s: dict[float, float] = {}
+    for phase in PHASES:
+        messages = all_reduces(scenario, phase)
+        each_s = pass_s[phase] * share / (1.0 - share) / len(messages)
+        latencies_s |= {message_bytes(op): each_s for op in messages}
+    sizes = sorted(latencies_s)
+    return Curve(size_bytes=np.array(sizes), seconds=np.array([latencies_s[size] for size in sizes]))
+
+
+def _latencies(curve: Curve) -> LatencyTable:
+    return LatencyTable(list(zip(curve.size_bytes.tolist(), curve.seconds.tolist(), strict=True)))

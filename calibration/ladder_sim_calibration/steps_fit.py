@@ -1,0 +1,162 @@
+"""`calibrate fit-steps`: fits times of steps to the log of a running vLLM server, for `ladder-sim serve --steps`.
+
+The log says what each step ran, and how long the engine waited for the model: robust least squares on the logarithm
+gives what a step takes, a new token of a prompt, a decoded token and a token that it reads, none of them negative. What
+the log leaves out comes from the requests of the same runs as a load generator measured them. Served again by the fit,
+the time between two steps makes their median time per further token right, and what the API server does before the
+engine has a request their median time to first token. Runs at several rates also tell what each decoded token adds to
+the time between two steps.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from ladder_sim.des.shared import Floats
+from ladder_sim.display.console import show, table
+from ladder_sim.errors import UsageError
+from ladder_sim.serve import MeasuredSteps, Outcome
+from ladder_sim.serve.engine.measured_steps import SCHEMA
+from ladder_sim.serve.replicas.pools import Pool
+from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serve.requests.result import Result
+from ladder_sim.serve.requests.results import read_results
+from ladder_sim.system.files import check_folder, write_file
+from ladder_sim.units import format_seconds
+from ladder_sim_calibration.step_log import StepLog, read_step_log
+
+# larger errors of the logarithm of a time count less than their squares
+USUAL_ERROR = 0.05
+# how closely times between steps are found, as a share of what they usually are
+_CLOSE = 1e-3
+
+
+def _serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
+    """Serve the requests of a run with measured steps."""
+    pool = Pool(times=steps, spec=steps.spec)
+    return simulate("standard", pool, result.requests, concurrency=result.concurrency)
+
+
+def fit_steps(log: StepLog, results: Sequence[Result]) -> MeasuredSteps:
+    """Fit times of steps to a log, and what it leaves out to what the requests of the same runs met.
+
+    Raises
+    ------
+    UsageError
+        A result lacks a median time to first token or per further token, or contradicts itself.
+    """
+    for result in results:
+        if result.left_out:
+            raise UsageError(f"a result {result.left_out}", hint="leave it out, or measure again")
+    for time in ("ttft", "tpot"):
+        if any(f"{time}_p50_s" not in result.figures for result in results):
+            raise UsageError(
+                f"the result holds no median {time.upper()}", hint="give one of `vllm bench serve --save-result`"
+            )
+    steps = _with_rest(_fit(log), results)
+    waits_s = [result.figures["ttft_p50_s"] - _serve_again(steps, result).seconds("ttft", 50) for result in results]
+    return replace(steps, frontend_s=max(0.0, float(np.median(waits_s))))
+
+
+def _with_rest(steps: MeasuredSteps, results: Sequence[Result]) -> MeasuredSteps:
+    """With the time between two steps by which requests take as long per token as they were measured to."""
+    from scipy.optimize import minimize
+
+    measured_s = np.array([result.figures["tpot_p50_s"] for result in results])
+    # of a step and, if there are several runs, of each token that is decoded
+    usual_s = np.array([0.1, 0.01])[: len(results)] * measured_s.min()
+
+    def with_rest(shares: Floats) -> MeasuredSteps:
+        step_s, token_s = np.append(shares * usual_s, 0.0)[:2].tolist()
+        return replace(steps, between_s=step_s, decode_token_s=steps.decode_token_s + token_s)
+
+    def error(shares: Floats) -> float:
+        served = with_rest(shares)
+        tpot_s = np.array([_serve_again(served, result).seconds("tpot", 50) for result in results])
+        return float(np.square(np.log(tpot_s / measured_s)).sum())
+
+    # served again, medians are not smooth
+    first = np.vstack([np.zeros(len(usual_s)), np.eye(len(usual_s))])
+    solved = minimize(
+        error,
+        first[0],
+        method="Nelder-Mead",
+        bounds=[(0.0, None)] * len(usual_s),
+        options={"initial_simplex": first, "xatol": _CLOSE, "fatol": _CLOSE**2},
+    )
+    return with_rest(solved.x)
+
+
+def _fit(log: StepLog) -> MeasuredSteps:
+    """Fit what the log holds."""
+    from scipy.optimize import least_squares, nnls
+
+    # the KV cache holds prompts as well, and of each request half a block that is empty
+    held = log.kv_share * log.server["kv_tokens"] - log.chunk - log.server["block_tokens"] / 2.0 * log.decoded
+    context = np.maximum(0.0, held) * (log.decoded > 0.0)
+    parts = np.stack([np.ones_like(context), log.chunk, log.decoded, context], axis=1)
+    # figures are fitted as multiples of what would be the whole time of a step
+    scales = np.median(log.seconds) / np.maximum(1.0, parts.max(axis=0))
+    parts *= scales
+    start, _ = nnls(parts / log.seconds[:, None], np.ones_like(log.seconds))
+
+    # a step counts as often as requests met it
+    weights = np.sqrt(log.decoded + (log.chunk > 0.0))
+
+    def residuals(figures: Floats) -> Floats:
+        errors = np.log(parts @ figures / log.seconds) / USUAL_ERROR
+        robust: Floats = np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors**2) - 1.0))
+        return weights * robust
+
+    solved = least_squares(residuals, np.maximum(start, 1e-3), bounds=(0.0, np.inf))
+    names = ("step_s", "prompt_token_s", "decode_token_s", "context_token_s")
+    return MeasuredSteps(
+        steps=len(log.seconds),
+        error=float(np.median(np.abs(parts @ solved.x / log.seconds - 1.0))),
+        **dict(zip(names, (scales * solved.x).tolist(), strict=True)),
+        between_s=0.0,
+        frontend_s=0.0,
+        **log.server,
+    )
+
+
+def steps_toml(steps: MeasuredSteps) -> str:
+    """The file that `ladder-sim serve --steps` reads."""
+    lines = []
+    for name, value in SCHEMA.marked(**asdict(steps)).items():
+        text = f"{round(value, 12):.4g}" if isinstance(value, float) else json.dumps(value)
+        lines.append(f"{name} = {text}")
+    return "\n".join(["# `ladder-sim calibrate fit-steps`", *lines, ""])
+
+
+def add_to(commands: Any) -> None:
+    """Add `fit-steps` to the command line."""
+    fit = commands.add_parser("fit-steps", help="fit times of steps to the log of a running vLLM server")
+    fit.add_argument("log", type=Path, help="output of `vllm serve` with --enable-logging-iteration-details")
+    fit.add_argument(
+        "result", type=Path, nargs="+", help="file of `vllm bench serve --save-result --save-detailed` on it"
+    )
+    fit.add_argument("--out", type=Path, required=True, help="TOML file for `ladder-sim serve --steps`")
+    fit.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    check_folder("--out", options.out)
+    log = read_step_log(options.log)
+    steps = fit_steps(log, [result for file in options.result for result in read_results(file)])
+    write_file(options.out, steps_toml(steps))
+    figures = [
+        (name.removesuffix("_s").replace("_", " "), format_seconds(value))
+        for name, value in asdict(steps).items()
+        if name.endswith("_s")
+    ]
+    title = f"{steps.engine}: {steps.steps} steps, half of them within {steps.error:.1%}"
+    show(Group(Text(title), table(("", "time"), figures)), sys.stdout)

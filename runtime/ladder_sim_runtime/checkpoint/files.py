@@ -1,0 +1,190 @@
+"""Checkpoints in Hugging Face's layout: config.json with model.safetensors, or with shards and their index.
+
+Opening one reads headers only and compares them with the config, without torch, so that a launcher refuses a damaged
+checkpoint before memory is allocated. Tensors are memory-mapped: a rank reads its own slices.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.specs.hf_config import read_config
+from ladder_sim.specs.hf_reader import ConfigReader
+from ladder_sim.system.files import read_text
+from ladder_sim_runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, mixtral_name, tensor_shapes
+from ladder_sim_runtime.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# names of `config.DType` by those of safetensors
+DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+# types whose tensors have the names of `tensors`
+TYPES = (
+    *("llama", "llamaLadder", "mistral", "ministral", "ministral3", "cwm", "seed_oss", "arcee", "olmo2"),
+    *("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3"),
+    *("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2"),
+)
+
+# number of tensors in an error
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A tensor in a file; indexing reads a part of it."""
+
+    file: Path
+    """Safetensors."""
+    name: str
+    """In the file."""
+    dtype: str
+    """As safetensors names it."""
+    shape: Shape
+    """Of the full tensor."""
+
+    def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
+        """A view of the mapped file, which stays mapped while the view exists."""
+        with _open(self.file, "pt") as tensors:
+            part: Tensor = tensors.get_slice(self.name)[where]
+        return part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model's config and where its tensors are stored."""
+
+    shape: ModelConfig
+    """From config.json."""
+    tensors: Mapping[str, Stored]
+    """By name."""
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read config and headers.
+
+        Raises
+        ------
+        UsageError
+            A file is missing or damaged, or a tensor is missing, superfluous, or has another shape or type than the
+            config.
+        """
+        config = read_config(folder / CONFIG)
+        if config.get("model_type") not in TYPES:
+            kind = config.get("model_type")
+            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
+        shape = ModelConfig.from_hf(config, source=str(folder / CONFIG))
+        stored = _read_headers(folder)
+        shapes = tensor_shapes(shape)
+        # by their names in the files
+        names = {mixtral_name(name) if _is_mixtral(stored) else name: name for name in shapes}
+        further = ConfigReader(config, str(folder / CONFIG)).size("num_nextn_predict_layers", 100, default=0, minimum=0)
+        after = range(shape.layers, shape.layers + further)
+        spare = tuple(f"model.layers.{index}." for index in after)
+        misfits = list(_misfits({name: shapes[ours] for name, ours in names.items()}, stored, spare))
+        if misfits:
+            more = f" and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
+            raise UsageError(
+                f"{folder}: tensors do not fit its config.json: {'; '.join(misfits[:_SHOWN])}{more}",
+                hint="are config and weights of one model, and is the download complete?",
+            )
+        return cls(shape=shape, tensors={ours: stored[name] for name, ours in names.items()})
+
+    @property
+    def dtype(self) -> str:
+        """Of the embedding, and usually of every matrix: fp32, bf16 or fp16."""
+        return DTYPE_NAMES[self.tensors[EMBEDDING].dtype]
+
+    def source(self, name: str, _shape: Shape) -> Stored:
+        """The tensor of a name; a `weights.Source`."""
+        return self.tensors[name]
+
+
+def read_object(file: Path, *, what: str) -> dict[str, object]:
+    """The JSON object in a file, which should be `what`; raises UsageError."""
+    try:
+        value = json.loads(read_text(file, what=what, error=UsageError))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
+    return value
+
+
+def _read_headers(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the one file, or of the index."""
+    if (folder / WEIGHTS).exists():
+        return _file_headers(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        raise UsageError(
+            f"{folder}: neither {WEIGHTS} nor {INDEX}", hint="weights must be safetensors; nothing is downloaded"
+        )
+    files = _index(folder)
+    headers = {file: _file_headers(file) for file in sorted(set(files.values()))}
+    for name, file in files.items():
+        if name not in headers[file]:
+            raise UsageError(
+                f"{folder / INDEX}: {name} is not in {file.name}", hint="are index and files of one model?"
+            )
+    return {name: headers[file][name] for name, file in files.items()}
+
+
+def _index(folder: Path) -> dict[str, Path]:
+    """File of every tensor."""
+    hint = "download the index again"
+    names = read_object(folder / INDEX, what="the index of a checkpoint").get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UsageError(f"{folder / INDEX}: weight_map must give the file of every tensor", hint=hint)
+    for name in sorted(set(names.values())):
+        if Path(name).name != name or not (folder / name).is_file():
+            raise UsageError(
+                f"{folder / INDEX}: names {name!r}, which is not in the folder", hint="is the download complete?"
+            )
+    return {tensor: folder / name for tensor, name in names.items()}
+
+
+def _file_headers(file: Path) -> dict[str, Stored]:
+    with _open(file, "np") as tensors:
+        headers = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        return {
+            name: Stored(file=file, name=name, dtype=header.get_dtype(), shape=tuple(header.get_shape()))
+            for name, header in headers.items()
+        }
+
+
+def _open(file: Path, framework: Literal["np", "pt"]) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise MissingPackageError("checkpoints need safetensors") from None
+    try:
+        return safe_open(file, framework)
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{file}: {error}", hint="truncated? download it again") from None
+
+
+def _is_mixtral(names: Collection[str]) -> bool:
+    """Whether tensors have Mixtral's names."""
+    return any(".block_sparse_moe." in name for name in names)
+
+
+def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored], spare: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong; names may begin with `spare`: layers that predict further tokens, which are not run."""
+    for name, shape in shapes.items():
+        stored = tensors.get(name)
+        if stored is None:
+            yield f"{name} {list(shape)} is missing"
+        elif stored.shape != shape:
+            yield f"{name} is {list(stored.shape)}, must be {list(shape)}"
+        elif stored.dtype not in DTYPE_NAMES:
+            yield f"{name} is {stored.dtype}, must be {', '.join(DTYPE_NAMES)}"
+    for name, stored in tensors.items():
+        # a tied LM head may be stored as well; transformers 4.31 and older stored the rotary frequencies
+        known = name in shapes or name == LM_HEAD or name.startswith(spare)
+        if not known and not name.endswith("rotary_emb.inv_freq"):
+            yield f"{name} {list(stored.shape)} is not part of the model"

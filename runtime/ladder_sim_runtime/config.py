@@ -1,0 +1,441 @@
+"""What is run: the shape of a decoder, how its passes are executed, what is measured or continued, over which links.
+
+Imports no torch. The command line has an option for each field but those of a shape, with its docstring as help.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.specs.fields import Limits, check_fields
+from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wiring
+from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
+from ladder_sim.specs.hf_types import LATENT_TYPES
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.units import parse_quantity
+from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
+
+Attention = Literal["flash", "math"]
+Dispatch = Literal["allgather", "all-to-all"]
+# kernels: the backend's, or those that read the memory of a node's other GPUs
+AllReduce = Literal["backend", "one-shot", "multimem"]
+# auto: on a GPU, if nothing prevents it
+Wish = Literal["off", "auto", "on"]
+Phase = Literal["prefill", "decode"]
+Backend = Literal["auto", "nccl", "gloo", "emulate", "none"]
+DType = Literal["auto", "fp32", "bf16", "fp16"]
+Count = Annotated[int, Limits(1, 10**12)]
+# types whose blocks compute otherwise, in ways that predictions need not know
+UNSUPPORTED: Mapping[str, str] = {
+    **dict.fromkeys(("qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
+    **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
+    "olmo3": "rotary wavelengths that differ between layers",
+    **dict.fromkeys(("exaone4", "smollm3"), "layers without rotary positions"),
+    "glm4": "norms before and behind the blocks",
+    **dict.fromkeys(("cohere", "cohere2"), "attention and MLP side by side"),
+    **dict.fromkeys(("glm4_moe", "gpt_oss", "minimax_m2", "llama4_text"), "experts of another kind"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of a decoder: Llama's, and what its attention and its feed-forward blocks are instead."""
+
+    layers: int
+    """Decoder layers, each one attention and one feed-forward block."""
+    hidden: int
+    """Width of the residual stream."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key/value heads."""
+    head_dim: int
+    """Width of one head's queries and keys."""
+    intermediate: int
+    """Width of the MLP; in a model with experts, of the layers without."""
+    vocab: int
+    """Rows of the embedding and of the LM head."""
+    norm_eps: float = 1e-6
+    """Added to the mean square in RMSNorm."""
+    rope_theta: float = 10000.0
+    """Base of the rotary wavelengths."""
+    rope_scaling: RopeScaling | Yarn | float | None = None
+    """How rotary wavelengths are stretched; a number multiplies all. None: they are not."""
+    qk_norm: bool = False
+    """Queries and keys are normalised before they are rotated, head by head."""
+    joint_qk_norm: bool = False
+    """They are normalised over all heads together instead."""
+    norms_behind: bool = False
+    """Norms of a block's output instead of its input."""
+    latent: Latent | None = None
+    """Attention is latent attention; None: grouped-query attention."""
+    experts: Experts | None = None
+    """Feed-forward blocks have routed experts; None: each is an MLP."""
+    gated_mlp: bool = True
+    """Gate and up projections, or one up projection."""
+    activation: str = "silu"
+    """Of the MLP, a key of `kernels.ACTIVATIONS`."""
+    tied_embeddings: bool = False
+    """The LM head shares the embedding's weights."""
+    qkv_bias: bool = False
+    """Bias vectors on the query, key and value projections; of latent attention, on those of the residual stream."""
+    out_bias: bool = False
+    """Bias vector on attention's output projection."""
+    mlp_bias: bool = False
+    """Bias vectors in the MLP."""
+    ladder_layers: tuple[int, ...] = ()
+    """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
+    variant: str = "standard"
+    """The wiring in the config itself."""
+    max_positions: int = MAXIMA["max_positions"]
+    """Longest context of the training, tokens."""
+    sliding_window: int = 0
+    """Tokens that some or all layers attend to; 0: all of them."""
+    window_layers: tuple[int, ...] = ()
+    """Layers that use the sliding window; empty: every layer, if there is one."""
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a config.json, or the one in a directory."""
+        return cls.from_hf(read_config(path), source=str(path / "config.json" if path.is_dir() else path))
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object], *, source: str = "config.json") -> Self:
+        """Translate a parsed config.json, read as for predictions; errors name `source`.
+
+        Raises
+        ------
+        UsageError
+            A field is missing or impossible, or the blocks are not implemented.
+        """
+        reader = ConfigReader(config, source).decoder()
+        # a file that is written for a measurement need not say it
+        given = {"max_position_embeddings": MAXIMA["max_positions"], **config}
+        kind = reader.model_type()
+        if kind in UNSUPPORTED:
+            raise UsageError(
+                f"{source}: model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
+                hint='for timing alone, write "model_type": "llama"',
+            )
+        # biases of latent attention, which predictions do not know
+        biased = kind in LATENT_TYPES and reader.flag("attention_bias")
+        spec = ModelSpec.from_hf(given | {"attention_bias": False} if biased else given, name=source, source=source)
+        return cls.of(spec, numbers_of(reader), biased=biased)
+
+    @classmethod
+    def of(cls, spec: ModelSpec, reader: ConfigReader | None = None, *, biased: bool = False) -> Self:
+        """The shape of a spec, with the numbers in its config; by default Llama's, which take as long as any others.
+
+        Raises
+        ------
+        UsageError
+            The model has parts that are not implemented.
+        """
+        parts = {
+            "norms both before and behind its blocks": spec.block_norms == "both",
+            "attention sinks": spec.attention_sinks,
+            "norms without weights": spec.qk_norm == "weightless",
+        }
+        if others := [part for part, there in parts.items() if there]:
+            raise UsageError(
+                f"{spec.name} has {' and '.join(others)}, which real passes here do not run",
+                hint="choose another --model",
+            )
+        reader = reader or ConfigReader({}, spec.name)
+        rope, latent = rope_fields(reader), Latent.of(spec, reader)
+        positions = spec.max_positions if reader.config.get("max_position_embeddings") else None
+        same = {field.name: getattr(spec, field.name) for field in fields(cls) if hasattr(spec, field.name)}
+        if latent:
+            # each head makes its own keys and values
+            same |= {"kv_heads": spec.heads, "head_dim": spec.nope_head_dim + spec.rope_head_dim}
+        own = {
+            "norm_eps": number(reader, "rms_norm_eps", 1e-6),
+            "rope_theta": number(rope, "rope_theta", 10000.0),
+            "rope_scaling": rope_scaling(rope, positions),
+            "activation": str(reader.config.get("hidden_act", "silu")),
+            "qk_norm": spec.qk_norm != "none",
+            "joint_qk_norm": spec.qk_norm == "all",
+            "norms_behind": spec.block_norms == "behind",
+            "qkv_bias": spec.qkv_bias or biased,
+            "out_bias": spec.out_bias or biased,
+            "latent": latent,
+            "experts": Experts.of(spec, reader),
+            "variant": _own_variant(spec.wiring, spec.ladder_layers, spec.layers),
+        }
+        return cls(**same | own)
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The routed experts of a layer; None: it has an MLP alone."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    def mlp_of(self, layer: int) -> int:
+        """Width of a layer's MLP, of shared experts where there are routed ones; 0: there is none."""
+        experts = self.experts_of(layer)
+        return self.intermediate if experts is None else experts.shared
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer attends to; 0: all."""
+        return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
+
+    def check_context(self, tokens: int, *, hint: str) -> None:
+        """Raise UsageError if this is longer than the longest context."""
+        if tokens > self.max_positions:
+            raise UsageError(f"{tokens} tokens: the model's longest context is {self.max_positions}", hint=hint)
+
+    def layers_of(self, stage: int, stages: int) -> range:
+        """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
+
+        As in vLLM: the last one has the LM head as well.
+
+        Raises
+        ------
+        InfeasibleError
+            There are more stages than layers.
+        """
+        if stages > self.layers:
+            raise InfeasibleError(
+                f"{stages} stages cannot share {self.layers} layers", hint=f"--pp must be at most {self.layers}"
+            )
+        each, more = divmod(self.layers, stages)
+        longer = range(stages - 1 - more, stages - 1)
+        first = stage * each + sum(before in longer for before in range(stage))
+        return range(first, first + each + (stage in longer))
+
+    def check_ranks(self, tp: int, ep: int = 1, attention_dp: int = 1) -> None:
+        """Raise InfeasibleError unless ranks can share this model: `tp` in each of `attention_dp` groups.
+
+        Experts are distributed in `ep` parts over the ranks of all groups.
+        """
+        for option, degree in (("--ep", ep), ("--attention-dp", attention_dp)):
+            if degree > 1 and self.experts is None:
+                raise UsageError(f"{option} {degree}: the model has no experts", hint=f"leave out {option}")
+        if self.experts and ep > 1:
+            self._check_parts(self.experts.count, ep, tp * attention_dp)
+        if part := self._indivisible_part(tp, ep, attention_dp):
+            degrees = [
+                str(degree)
+                for degree in range(1, self.heads + 1)
+                if not (degree * attention_dp % ep or self._indivisible_part(degree, ep, attention_dp))
+            ]
+            raise InfeasibleError(
+                f"{tp} ranks cannot share {part} evenly",
+                hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
+            )
+
+    def _check_parts(self, experts: int, ep: int, ranks: int) -> None:
+        degrees = [degree for degree in range(1, ranks + 1) if not (ranks % degree or experts % degree)]
+        if ep not in degrees:
+            raise InfeasibleError(
+                f"--ep {ep}: must divide {ranks} ranks and {experts} experts",
+                hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
+            )
+
+    def _indivisible_part(self, tp: int, ep: int, attention_dp: int) -> str:
+        """What `tp` ranks do not divide; empty: they divide all."""
+        if self.heads % tp:
+            return f"{self.heads} query heads"
+        for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
+            if width % tp:
+                return f"an MLP of width {width}"
+        if self.experts and self.experts.intermediate % (tp * attention_dp // ep):
+            return f"experts of width {self.experts.intermediate}"
+        return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a forward pass is executed: all that changes which kernels and collectives run."""
+
+    attention: Attention = "flash"
+    """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
+    fused_residual_add: bool = False
+    """Blocking wirings add a block's output inside the next norm's kernel."""
+    fused_ladder_add: bool = False
+    """Ladder adds a block's deferred output inside the next norm's kernel."""
+    sharded_lm_head: bool = False
+    """Split the LM head over the vocabulary and gather logits, instead of a replica on every rank."""
+    sharded_embedding: bool = False
+    """Split the embedding over the vocabulary and all-reduce rows, instead of a replica on every rank."""
+    prefill_logits: Literal["all", "last"] = "last"
+    """Logits of every prompt position, or of the last only."""
+    ep: Count = 1
+    """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
+    dispatch: Dispatch = "allgather"
+    """How tokens reach the experts of other groups of ranks, with attention-DP."""
+    techniques: tuple[str, ...] = ()
+    """`token-split[:K]`: K parts of a pass take turns; `sequence-parallel`: ranks share the tokens of the stream."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.techniques:
+            if not re.fullmatch(r"token-split(:[2-4])?|sequence-parallel", name):
+                raise UsageError(
+                    f"technique '{name}' cannot run in real passes: they have token-split, token-split:2, :3 or :4, "
+                    "and sequence-parallel",
+                    hint="leave it out; `ladder-sim predict --technique` prices others",
+                )
+        families = [name.partition(":")[0] for name in self.techniques]
+        if len(set(families)) < len(families):
+            raise UsageError(f"techniques are {', '.join(self.techniques)}: each at most once", hint="leave one out")
+
+    @property
+    def token_split(self) -> int:
+        """Parts of a pass that take turns."""
+        splits = [name for name in self.techniques if name.startswith("token-split")]
+        return int(splits[0].partition(":")[2] or 2) if splits else 1
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Every rank has a share of the residual stream's tokens."""
+        return "sequence-parallel" in self.techniques
+
+    def check_degrees(self, attention_dp: int, pp: int) -> None:
+        """Raise UsageError if a technique does not fit these groups or stages."""
+        for option, degree, reason in (
+            ("--pp", pp, "stages already work on parts of the batch in turn"),
+            ("--attention-dp", attention_dp, "groups wait for each other inside of blocks, where parts take no turns"),
+        ):
+            if self.token_split > 1 and degree > 1:
+                raise UsageError(
+                    f"technique 'token-split' with {option} {degree}: {reason}", hint="leave out one of both"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionConfig:
+    """How kernels are launched, as far as the device and the model allow."""
+
+    cuda_graphs: Wish = "off"
+    """Replay decode steps as CUDA graphs; auto: on GPUs, if possible."""
+    prefill_cuda_graphs: Wish = "off"
+    """Replay the prefill as a CUDA graph; auto: on GPUs, if possible."""
+    compile: Wish = "off"
+    """Run blocks through torch.compile; auto: on GPUs, if possible."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def recorded(self) -> tuple[Phase, ...]:
+        """Phases whose steps are recorded, as far as possible."""
+        wishes: dict[Phase, Wish] = {"prefill": self.prefill_cuda_graphs, "decode": self.cuda_graphs}
+        return tuple(phase for phase, wish in wishes.items() if wish != "off")
+
+
+def read_time(text: str, option: str = "--timeout") -> float:
+    """Seconds, from the text of an option."""
+    return parse_quantity(text, "s", name=option, likely=("s", "ms"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommConfig:
+    """How ranks communicate."""
+
+    backend: Backend = "auto"
+    """How ranks communicate; auto: emulate with a table, else NCCL if there are GPUs, else gloo."""
+    table: Path | None = None
+    """All-reduce latencies of an emulated link: CSV or JSON, bytes,seconds."""
+    gloo_threads: Count = 1
+    """1: collectives strictly in turn; 2: gloo's default, two at once."""
+    allreduce: AllReduce = "backend"
+    """Kernel of all-reduces; those in a node's symmetric memory leave large messages to the backend."""
+    timeout_s: Annotated[float, Limits(0, 1e6, above=True, hint="for example --timeout 120s")] = 120.0
+    """Limit of waiting for other ranks."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """What `bench` measures."""
+
+    model: Path
+    """Decoder to measure: its config.json."""
+    variants: tuple[str, ...]
+    """Wirings; repeatable, commas allowed."""
+    tp: Count = 1
+    """Tensor-parallel degree."""
+    attention_dp: Count = 1
+    """Groups of --tp ranks, each with attention of its own for its share of the batch."""
+    pp: Count = 1
+    """Pipeline stages, of --tp ranks each."""
+    batch: Count = 1
+    """Sequences served together."""
+    prompt: Count = 1024
+    """Tokens of each prompt."""
+    gen: Count = 512
+    """New tokens of each sequence."""
+    dtype: DType = "auto"
+    """Precision of weights and activations; auto: bf16 on GPUs, fp32 on CPUs."""
+    warmups: Annotated[int, Limits(0, 10**12)] = 5
+    """Requests of each variant that do not count, before those that do."""
+    repeats: Count = 10
+    """Requests of each variant that count, at least."""
+    within: Annotated[float | None, Limits(0, 1, above=True, hint="for example 1%")] = None
+    """Go on until 95 % intervals of speedups are at most this wide on each side: 0.01 or 1%."""
+    budget_s: float = 600.0
+    """Limit on going on beyond --repeats."""
+    threads: Count = 1
+    """CPU threads of each rank."""
+    seed: int = 0
+    """Seed of weights and prompts."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batch % self.attention_dp:
+            raise UsageError(
+                f"--attention-dp {self.attention_dp}: must divide the batch, {self.batch}, of which every group has an "
+                "equal part",
+                hint=f"give --batch {-(-self.batch // self.attention_dp) * self.attention_dp}",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionConfig:
+    """What `complete` continues; all prompts are served together, as one batch."""
+
+    model: Path
+    """Folder of a checkpoint."""
+    prompts: tuple[str, ...] = ()
+    """Prompt in text, for the checkpoint's tokenizer; repeatable."""
+    ids: tuple[tuple[int, ...], ...] = ()
+    """Prompt in numbers of tokens; repeatable."""
+    variant: str = "auto"
+    """Residual wiring; auto: the one in the checkpoint's config."""
+    tp: Count = 1
+    """Tensor-parallel degree."""
+    ep: Count = 1
+    """Parts in which whole experts are distributed over ranks."""
+    pp: Count = 1
+    """Pipeline stages, of --tp ranks each."""
+    gen: Annotated[int | None, Limits(1, 10**12)] = None
+    """New tokens of each prompt at most; by default 512, or as many as the model's context has room for."""
+    dtype: DType = "auto"
+    """Precision of weights and activations; auto: the checkpoint's own."""
+    threads: Count = 1
+    """CPU threads of each rank."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.prompts and not self.ids:
+            raise UsageError("no prompt", hint="give one with --prompt or --tokens")
+
+
+def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:
+    """The variant that a config.json says (`ladder_sim_wiring`, `model_type: llamaLadder`), and its ladder layers.
+
+    `ladder_layers` are numbers, or a count of those next to the LM head; a config that says nothing has none.
+    """
+    reader = ConfigReader(config, "config.json")
+    ladder_layers = read_ladder_layers(reader, layers)
+    return _own_variant(read_wiring(reader), ladder_layers, layers), ladder_layers
+
+
+def _own_variant(wiring: str, ladder_layers: tuple[int, ...], layers: int) -> str:
+    count = len(ladder_layers)
+    return (wiring or "standard") if not count else "ladder" if count == layers else f"hybrid-ladder:{count}"

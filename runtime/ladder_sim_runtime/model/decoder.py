@@ -1,0 +1,210 @@
+"""A decoder on one rank: one loop for every residual wiring, whatever kinds its layers are.
+
+Shapes: B batch, T new tokens, D hidden, V vocabulary.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.config import EngineConfig, ModelConfig
+from ladder_sim_runtime.device import kind_of
+from ladder_sim_runtime.model import attention_kernels, kernels
+from ladder_sim_runtime.model.attention import Step
+from ladder_sim_runtime.model.dispatch import Arriving, arrived
+from ladder_sim_runtime.model.layers import Layer
+from ladder_sim_runtime.model.linear import RMSNorm
+from ladder_sim_runtime.model.residual import ResidualStream, Sent
+from ladder_sim_runtime.model.rope import rope_table
+from ladder_sim_runtime.model.sequence_parallel import SharedStream
+from ladder_sim_runtime.model.shard import Shard
+from ladder_sim_runtime.model.token_split import cuts, in_turns
+from ladder_sim_runtime.model.wiring import Wiring
+
+
+class Decoder(nn.Module):
+    """One rank's shard: its part of its stage's layers, on the first stage the embedding, on the last the LM head.
+
+    Parameters
+    ----------
+    config, engine
+        Shape, and how the pass is executed.
+    comm
+        The ranks that share the model; may be replaced between passes, but for its place in the pipeline.
+    positions
+        Longest context of any pass, tokens.
+
+    Raises
+    ------
+    InfeasibleError
+        The ranks do not divide the model.
+    """
+
+    rope_2SK: Tensor
+
+    def __init__(self, config: ModelConfig, engine: EngineConfig, comm: Communicator, positions: int) -> None:
+        super().__init__()
+        self.config, self.engine, self.comm = config, engine, comm
+        self.shard = Shard.of(config, engine, comm)
+        self.embedding_VD = nn.Parameter(torch.empty(self.shard.embedding_rows, config.hidden))
+        self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
+            Layer(config, index, self.shard, engine) for index in self.shard.layers
+        )
+        self.norm = RMSNorm(config.hidden, config.norm_eps)
+        tied = config.tied_embeddings and self.shard.lm_head_rows == self.shard.embedding_rows
+        self.lm_head_VD = (
+            self.embedding_VD if tied else nn.Parameter(torch.empty(self.shard.lm_head_rows, config.hidden))
+        )
+        self.register_buffer("rope_2SK", rope_table(config, positions), persistent=False)
+
+    def cache(self, batch: int) -> Tensor:
+        """An empty cache, layer by layer, for contexts as long as this decoder's positions."""
+        return self.layers[0].attention.cache(len(self.layers), batch, self.rope_2SK.shape[1], like=self.embedding_VD)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        wiring: Wiring,
+        *,
+        cache: Tensor | None = None,
+        position_T: Tensor | None = None,
+        context: int | None = None,
+        pad_B: Tensor | None = None,
+    ) -> Tensor:
+        """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`; of the last stage alone.
+
+        Techniques of the engine are for inference: a pass without a cache has none.
+
+        Parameters
+        ----------
+        tokens_BT
+            New tokens.
+        wiring
+            Which outputs each block reads.
+        cache
+            Keys and values so far, or what they are made of; those of the new tokens are written to it. None: the new
+            tokens attend to each other only.
+        position_T
+            Positions of the new tokens, from 0 by default.
+        context
+            Tokens so far, including the new ones; `T` by default.
+        pad_B
+            Positions of padding before each sequence; None: all begin at 0.
+        """
+        if position_T is None:
+            position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        wiring.check_norms(self.config, self.comm.size)
+        x_BTD = self._embed(tokens_BT, wiring)
+        has_techniques = cache is not None and wiring.reduces and self.comm.size > 1
+        new_stream = ResidualStream
+        if has_techniques and self.engine.sequence_parallel:
+            wiring.check_shares()
+            new_stream = SharedStream
+        (batch, new), parts = tokens_BT.shape, self.engine.token_split if has_techniques else 1
+        # the dimension of the sequences in a cache of all layers
+        sequences = 1 + self.layers[0].attention.sequences
+        passes, places = [], cuts(batch, new, parts)
+        for rows, tokens in places:
+            stream = new_stream(x_BTD[rows, tokens], self.comm, self.engine, takes_turns=len(places) > 1)
+            held = None if cache is None else cache.narrow(sequences, rows.start, rows.stop - rows.start)
+            later = new - tokens.stop
+            step = self._step(rows, position_T[tokens], (context or new) - later, pad_B, held, wiring)
+            passes.append(self._run(stream, wiring, step, held))
+        outputs = in_turns(passes)
+        n_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=0 if batch > 1 else 1)
+        return self._logits(n_BTD) if self.shard.layers.stop == self.config.layers else n_BTD
+
+    def _step(
+        self,
+        rows: slice,
+        position_T: Tensor,
+        context: int,
+        pad_B: Tensor | None,
+        cache: Tensor | None,
+        wiring: Wiring,
+    ) -> Step:
+        """What the layers share in a pass of some sequences, whose cache this is."""
+        pad_B = None if pad_B is None else pad_B[rows]
+        spans = None
+        if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
+            spans = attention_kernels.spans(position_T, pad_B, rows.stop - rows.start, self.rope_2SK.shape[1])
+        comm = self.comm if self.config.joint_qk_norm and self.comm.size > 1 and wiring.reduces else None
+        return Step(attention_kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans, comm)
+
+    def _run(
+        self, stream: ResidualStream, wiring: Wiring, step: Step, cache: Tensor | None
+    ) -> Generator[None, None, Tensor]:
+        """Run a stream through this stage's blocks, up to the LM head; yields after it started a collective."""
+        pipeline, held = self.comm.pipeline, self.shard.layers
+        if held.start > 0:
+            stream.receive(pipeline, self._sent(wiring))
+        for block in [block for block in wiring.blocks if block.layer in held]:
+            at = block.layer - held.start
+            before, behind = self.layers[at].norms(block.part)
+            n_BTD = stream.read(before, block)
+            if isinstance(n_BTD, Arriving):
+                yield
+            layer_cache = None if cache is None else cache[at]
+            output = self.layers[at](block, arrived(n_BTD), step, layer_cache, self.comm.exchange)
+            if stream.write(output, block, behind):
+                yield
+        if held.stop < self.config.layers:
+            stream.send(pipeline)
+            return stream.x_BTD.new_empty(0)
+        if stream.average(wiring.percent):
+            yield
+        n_BTD = stream.read(self.norm)
+        if isinstance(n_BTD, Arriving):
+            yield
+        return arrived(n_BTD)
+
+    def compile_blocks(self) -> None:
+        """Run what is computed between messages through torch.compile."""
+        for layer in self.layers:
+            layer.compile_by(kind_of(self.embedding_VD).compiled)
+
+    def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
+        """Each sequence's most likely next token, B; rank 0's, if the wiring never reduces."""
+        token_B = kernels.greedy(logits_BTV)
+        if not wiring.reduces and self.comm.size > 1:
+            self.comm.broadcast(token_B)
+        return token_B
+
+    def _embed(self, tokens_BT: Tensor, wiring: Wiring) -> Tensor:
+        split = self.engine.sharded_embedding and self.comm.size > 1
+        if self.shard.layers.start > 0:
+            # overwritten by what the stage before sends
+            return self.embedding_VD.new_empty((*tokens_BT.shape, self.config.hidden))
+        first = self.comm.rank * self.shard.embedding_rows if split else None
+        x_BTD = kernels.embed(tokens_BT, self.embedding_VD, first)
+        if split and wiring.reduces:
+            self.comm.all_reduce(x_BTD, blocking=True).wait()
+        return x_BTD
+
+    def _sent(self, wiring: Wiring) -> Iterator[Sent]:
+        """Outputs that the stage before sends."""
+        *older, newest = wiring.waiting(self.shard.layers.start)
+        if newest.carries == "residual" and self.comm.size > 1:
+            # it has become the residual
+            return
+        for block in (*older, newest):
+            experts = self.config.experts_of(block.layer) if block.part == "mlp" and block.reduces else None
+            combined = experts if self.comm.size == 1 and self.comm.exchange.size > 1 else None
+            is_exchanged = combined is not None or (block.reduces and self.comm.size > 1)
+            has_own = is_exchanged and block.read_ahead == "own"
+            if block is newest:
+                has_shared = combined is not None and combined.shared > 0 and block.read_ahead != "nothing"
+                yield Sent(block, has_shared, has_own, is_read=False)
+            elif has_own or block.read_ahead != "own":
+                # else its own part is all of it, and was read
+                yield Sent(block, has_shared=False, has_own=has_own, is_read=has_own)
+
+    def _logits(self, n_BTD: Tensor) -> Tensor:
+        if self.engine.prefill_logits == "last":
+            n_BTD = n_BTD[:, -1:]
+        if not self.engine.sharded_lm_head or self.comm.size == 1:
+            return kernels.lm_head(n_BTD, self.lm_head_VD)
+        shard_BTV = kernels.lm_head(n_BTD, self.lm_head_VD)
+        return self.comm.all_gather(shard_BTV)[..., : self.config.vocab]

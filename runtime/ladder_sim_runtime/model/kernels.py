@@ -1,0 +1,290 @@
+"""Everything that a forward pass computes: one function per kernel of an inference engine.
+
+No other file does arithmetic on activations, but `attention_kernels`, so that an observer of these calls sees the whole
+pass. Kinds are those of the simulator's ops.
+
+Shapes: B batch, T new tokens, D hidden, H query heads, G key/value heads, K head width, N output features, F input
+features, I MLP width, E experts, L experts of this rank, V vocabulary.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ladder_sim_runtime.device import fused
+from ladder_sim_runtime.kinds import Experts
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# called in a kernel's place with its kind, the kernel and its arguments; has to run it and to return its result
+Observer = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
+
+_observer: Observer | None = None
+
+# of the MLP, with Hugging Face's names
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": nn.functional.silu,
+        "gelu": nn.functional.gelu,
+        "gelu_pytorch_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
+        "relu": nn.functional.relu,
+        "relu2": lambda x: nn.functional.relu(x).square(),
+    }
+)
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Pass every kernel call to `observer`."""
+    global _observer
+    before, _observer = _observer, observer
+    try:
+        yield
+    finally:
+        _observer = before
+
+
+def kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Mark a kernel, so that calls of it can be observed."""
+
+    def mark(run: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(run)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if _observer is None:
+                return run(*args, **kwargs)
+            result: _R = _observer(kind, functools.partial(run, **kwargs), args)
+            return result
+
+        return call
+
+    return mark
+
+
+@kernel("embedding")
+@fused
+def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
+    """Rows of the embedding; with a shard that begins at token `first`, zeros for the tokens of other ranks."""
+    if first is None:
+        return nn.functional.embedding(tokens_BT, weight_VD)
+    row_BT = tokens_BT - first
+    here_BT = (row_BT >= 0) & (row_BT < weight_VD.shape[0])
+    return nn.functional.embedding(row_BT * here_BT, weight_VD) * here_BT.unsqueeze(-1)
+
+
+@kernel("norm")
+@fused
+def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """RMSNorm."""
+    return _norm(x_BTD, weight_D, eps)
+
+
+@kernel("norm")
+@fused
+def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMSNorms of two tensors, each by itself."""
+    return _norm(x_BTD, weight_D, eps), _norm(y_BTF, weight_F, eps)
+
+
+@kernel("squares")
+@fused
+def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
+    """Of each token's queries and keys, 2 x B x T in float32, divided by `ranks`: its part of the mean over ranks."""
+    return torch.stack([x.float().square().mean(dim=(-2, -1)) for x in (q_BTHK, k_BTGK)]) / ranks
+
+
+@kernel("norm")
+@fused
+def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) -> Tensor:
+    """RMSNorm over all heads together, whose mean square is known."""
+    scale_BT11 = (square_BT + eps).rsqrt()[..., None, None]
+    return (x_BTHK.float() * scale_BT11 * weight_N.view(x_BTHK.shape[-2:])).to(x_BTHK.dtype)
+
+
+@kernel("norm")
+@fused
+def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum and its RMSNorm."""
+    sum_BTD = x_BTD + y_BTD
+    return sum_BTD, _norm(sum_BTD, weight_D, eps)
+
+
+def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    if not x_BTD.is_cpu:
+        return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
+    # torch's own squares and averages in passes over memory of their own on CPUs
+    x = x_BTD.float()
+    length_BT1 = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale_BT1 = length_BT1.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    n_BTD: Tensor = (x * scale_BT1).mul_(weight_D).to(x_BTD.dtype)
+    return n_BTD
+
+
+@kernel("add")
+def add(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Sum."""
+    return x_BTD + y_BTD
+
+
+@kernel("add")
+def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
+    """``y + x / ranks``: what desync reduces, so that the sum is the mean residual plus every rank's output."""
+    return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)
+
+
+@kernel("add")
+@fused
+def add_others(x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
+    """Add a sum over the ranks to what has one of its parts."""
+    return x_BTD + (sum_BTD - own_BTD)
+
+
+@kernel("copy")
+def cut(x_BTC: Tensor, ranks: int = 1) -> Tensor:
+    """Some channels of a tensor, in a row and divided by `ranks`: what partial reduces."""
+    return x_BTC.clone(memory_format=torch.contiguous_format) if ranks == 1 else x_BTC / ranks
+
+
+@kernel("gemm")
+def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
+    """A linear layer's shard."""
+    return nn.functional.linear(x_BTF, weight_NF, bias_N)
+
+
+@kernel("lm_head")
+def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+    """Logits of this rank's rows of the vocabulary."""
+    # as one matrix: for a slice of each sequence torch multiplies batch by batch, and may copy all weights for that
+    logits_BTV: Tensor = nn.functional.linear(x_BTD.flatten(0, 1), weight_VD).unflatten(0, x_BTD.shape[:2])
+    return logits_BTV
+
+
+@kernel("activation")
+@fused
+def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
+    """The MLP's nonlinearity: of N = 2I features gate and up side by side, or of I features."""
+    return _activated(x_BTN, name, gated)
+
+
+def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
+    function = ACTIVATIONS[name]
+    if not gated:
+        return function(x_BTN)
+    gate_BTI, up_BTI = x_BTN.chunk(2, dim=-1)
+    # in place: few tensors of a prefill are as large
+    return function(gate_BTI).mul_(up_BTI)
+
+
+@kernel("router")
+def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
+    """A router's score of every expert for every token, float32: the choice depends on small differences."""
+    return nn.functional.linear(x_BTD, weight_ED).float()
+
+
+@kernel("activation")
+def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Weights and numbers of each token's experts, both B x T x top_k."""
+    score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
+    choice_BTE = score_BTE if choice_bias_E is None else score_BTE + choice_bias_E
+    if experts.groups > 1:
+        group_BTGX = choice_BTE.unflatten(-1, (experts.groups, -1))
+        group_BTG = group_BTGX.topk(experts.group_best, dim=-1).values.sum(dim=-1)
+        best_BTG = group_BTG.topk(experts.top_groups, dim=-1).indices
+        others_BTG = torch.ones_like(group_BTG, dtype=torch.bool).scatter(-1, best_BTG, False)
+        choice_BTE = group_BTGX.masked_fill(others_BTG.unsqueeze(-1), -math.inf).flatten(-2)
+    chosen_BTk = choice_BTE.topk(experts.top_k, dim=-1).indices
+    weight_BTk = score_BTE.gather(-1, chosen_BTk)
+    if experts.normalized:
+        weight_BTk = weight_BTk / weight_BTk.sum(dim=-1, keepdim=True)
+    return weight_BTk * experts.scale, chosen_BTk
+
+
+@kernel("experts")
+def run_experts(
+    x_MD: Tensor,
+    weight_Mk: Tensor,
+    chosen_Mk: Tensor,
+    up_LND: Tensor,
+    down_LDI: Tensor,
+    first: int,
+    activation: str,
+    gated: bool,
+    starts: Sequence[int] | None = None,
+) -> Tensor:
+    """What this rank's experts, the first of which has number `first`, add to each token, weighted; M x D.
+
+    `starts` are how many choices, in the order of the experts, come before each of its experts and after the last:
+    where they are given, the CPU need not wait for the device, whose time alone is measured then.
+    """
+    # a token's every choice, in the order of the experts: this rank's are in a row
+    expert_X, choice_X = chosen_Mk.flatten().sort(stable=True)
+    bounds = torch.arange(first, first + len(up_LND) + 1, device=x_MD.device)
+    starts_Z = torch.searchsorted(expert_X, bounds)
+    starts = starts_Z.tolist() if starts is None else starts
+    choice_X = choice_X[starts[0] : starts[-1]]
+    token_X = choice_X // chosen_Mk.shape[-1]
+    parts = x_MD[token_X].split([end - start for start, end in itertools.pairwise(starts)])
+    outputs = [
+        # as it is: compiled, it would be for each number of tokens anew
+        nn.functional.linear(_activated(nn.functional.linear(part_XD, up_ND), activation, gated), down_DI)
+        for part_XD, up_ND, down_DI in zip(parts, up_LND, down_LDI, strict=True)
+        if len(part_XD)
+    ]
+    # there may be none
+    output_XD = torch.cat((x_MD[:0], *outputs)) * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_MD.dtype)
+    return torch.zeros_like(x_MD).index_add(0, token_X, output_XD)
+
+
+@kernel("permute")
+def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A copy of a token for each choice of an expert, rank by rank; `held` are the experts of each rank.
+
+    Returns
+    -------
+    tuple
+        x_XD; the experts, X x 1; numbers of the choices, X; how many are for each rank, R.
+    """
+    chosen_Y = chosen_Mk.flatten()
+    goes_RY = torch.stack([(chosen_Y >= part.start) & (chosen_Y < part.stop) for part in held])
+    choice_X = goes_RY.nonzero()[:, 1]
+    copies_XD = x_MD[choice_X // chosen_Mk.shape[-1]]
+    return copies_XD, chosen_Y[choice_X].unsqueeze(-1), choice_X, goes_RY.sum(dim=-1)
+
+
+@kernel("permute")
+def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
+    """The weighted sum of what a token's choices returned, M x D."""
+    weighted_XD = x_XD * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_XD.dtype)
+    sum_MD = x_XD.new_zeros(len(weight_Mk), x_XD.shape[-1])
+    return sum_MD.index_add(0, choice_X // weight_Mk.shape[-1], weighted_XD)
+
+
+@kernel("sample")
+def greedy(logits_BTV: Tensor) -> Tensor:
+    """The most likely token after each sequence's last position, B."""
+    return logits_BTV[:, -1].argmax(dim=-1)
+
+
+@kernel("sample")
+def sample(logits_BTV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """A token after each sequence's last position, B, drawn by a uniform number from 0 to 1.
+
+    It is one of the `top_k` most likely (0: all), and of the fewest of these with total probability `top_p`.
+    """
+    score_BV, token_BV = (logits_BTV[:, -1].float() / temperature).sort(dim=-1, descending=True, stable=True)
+    score_BV = score_BV[:, : top_k or None]
+    likely_BV = score_BV.softmax(dim=-1)
+    below_BV = likely_BV.cumsum(dim=-1)
+    likely_BV = likely_BV * (below_BV - likely_BV < top_p)
+    below_BV = likely_BV.cumsum(dim=-1)
+    drawn_B1 = torch.searchsorted(below_BV, chance_B.unsqueeze(-1) * below_BV[:, -1:], right=True)
+    # rounding must not draw a token that was dropped
+    last_B1 = (likely_BV > 0).sum(dim=-1, keepdim=True) - 1
+    return token_BV.gather(-1, drawn_B1.minimum(last_B1)).squeeze(-1)

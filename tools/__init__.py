@@ -1,0 +1,1 @@
+"""What the maintainers need and users do not: it is not installed."""

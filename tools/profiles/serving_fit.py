@@ -1,0 +1,267 @@
+"""``python -m tools.profiles.serving_fit FILE``: fits what engines take beyond their kernels to measured servings.
+
+Four figures of stacks are free, in the order of `FIGURES`. The fit is robust least squares on the logarithm of the time
+per further token. How well it carries over is checked by leaving out each model in turn; the errors of those rows give
+90 % half-widths by split conformal prediction, for each engine on each cluster. Models with experts are never fitted:
+their rows are predicted by the stacks as they are, and have half-widths of their own.
+"""
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ladder_sim_calibration.stack_fit.unseen import conformal
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.confidence.widths import UNCHECKED
+from ladder_sim.des.shared import Floats
+from ladder_sim.display.console import show, table
+from ladder_sim.errors import UsageError, exit_code
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.system.arguments import Parser
+from ladder_sim.units import format_quantity
+from ladder_sim.validation.dataset import read_table
+from ladder_sim.validation.serving_table import Serving, Setup, read_servings
+
+# errors beyond it, of the logarithm of a time, count less than their squares
+USUAL_ERROR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that is fitted, for the engines that share it."""
+
+    field: str
+    """Of the stack; seconds."""
+    engines: tuple[str, ...]
+    prior_s: float
+    """Where the fit starts, and what stands in where neither the rows nor another engine say anything."""
+
+
+FIGURES = (
+    Figure("collective_launch_s", ("vllm", "trtllm", "sglang"), 5e-6),
+    Figure("host_request_s", ("sglang",), 20e-6),
+    Figure("host_request_s", ("vllm",), 20e-6),
+    Figure("eager_launch_s", ("trtllm",), 50e-6),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFit:
+    """The figures, and how well they carry over."""
+
+    values: Floats
+    """In the order of `FIGURES`, seconds."""
+    left_out: Mapping[str, Floats]
+    """The same by model, fitted without its rows."""
+    log_errors: Mapping[str, Floats]
+    """Of TPOT and TTFT, predicted without the row's model; in the order of the rows."""
+
+
+def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[str, Floats]:
+    """Of predicted times, in the order of the rows."""
+    return {
+        "tpot": np.log(tpot_s / np.array([row.tpot_s for row in rows])),
+        "ttft": np.log(ttft_s / np.array([row.ttft_s for row in rows])),
+    }
+
+
+def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], dict[str, float]]:
+    """By engine and cluster and by time, in the logarithm."""
+    return {
+        key: {time: conformal(np.abs(each[numbers]).tolist()) for time, each in errors.items()}
+        for key, numbers in _by_check(rows).items()
+    }
+
+
+def unseen_errors(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], tuple[float, float]]:
+    """By engine and cluster: mean error of TPOT and median error of TTFT, as fractions."""
+    absolute = {time: np.abs(np.expm1(each)) for time, each in errors.items()}
+    return {
+        key: (float(absolute["tpot"][numbers].mean()), float(np.median(absolute["ttft"][numbers])))
+        for key, numbers in _by_check(rows).items()
+    }
+
+
+def _by_check(rows: Sequence[Serving]) -> dict[tuple[str, str], list[int]]:
+    """Numbers of the rows by engine and cluster."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[row.setup.engine, row.setup.cluster].append(number)
+    return groups
+
+
+def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple[str, str], float]:
+    """By engine and model, the share of its rows in intervals that the engine's other models give, where it has any.
+
+    They are wider by what `UNCHECKED` adds for other layers and another family of models.
+    """
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):
+        groups[row.setup.engine][row.setup.model].append(error)
+    unlike = math.log1p(math.hypot(*(UNCHECKED[part].kernels for part in ("layers", "model_family"))))
+    shares = {}
+    for engine, models in groups.items():
+        for model, errors in models.items():
+            others = [error for name, each in models.items() if name != model for error in each]
+            if others:
+                shares[engine, model] = float(np.mean(np.array(errors) <= math.hypot(conformal(others), unlike)))
+    return shares
+
+
+class Problem:
+    """Predictions of servings at any values of the figures."""
+
+    def __init__(self, rows: Sequence[Serving]) -> None:
+        self.rows = rows
+        groups: dict[Setup, list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            groups[row.setup].append(number)
+        self._groups = []
+        for setup, numbers in groups.items():
+            first = rows[numbers[0]]
+            scenario = setup.scenario(first.concurrency, first.prompt, first.gen)
+            loads = {
+                name: np.array([getattr(rows[number], name) for number in numbers])
+                for name in ("concurrency", "prompt", "gen")
+            }
+            self._groups.append((setup.engine, scenario, resolve_profile(scenario, None), numbers, loads))
+
+    def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
+        """TPOT and TTFT of each row; without values by the stacks as they are."""
+        tpot_s, ttft_s = np.empty(len(self.rows)), np.empty(len(self.rows))
+        for engine, scenario, profile, numbers, loads in self._groups:
+            figures = {
+                f"stack.{figure.field}": np.full(len(numbers), value)
+                for figure, value in ([] if values is None else zip(FIGURES, values, strict=True))
+                if engine in figure.engines
+            }
+            request = simulate_requests(scenario, {**loads, **figures}, ["standard"], profile)["standard"]
+            tpot_s[numbers], ttft_s[numbers] = request.decode_s / (loads["gen"] - 1), request.ttft_s
+        return tpot_s, ttft_s
+
+
+def fit_serving(rows: Sequence[Serving]) -> ServingFit:
+    """Fit the figures to servings, with and without each model.
+
+    Raises
+    ------
+    UsageError
+        A row has no time per further token, or there is one model only.
+    """
+    if any(row.gen == 1 for row in rows):
+        raise UsageError("a serving of one token has no time per further token", hint="leave such rows out")
+    models = sorted({row.setup.model for row in rows})
+    if len(models) < 2:
+        raise UsageError("all rows are of one model: what is left out must be predicted from another", hint="add rows")
+    values = _fit(rows)
+    tpot_s, ttft_s = np.empty(len(rows)), np.empty(len(rows))
+    left_out = {}
+    for model in models:
+        own = [number for number, row in enumerate(rows) if row.setup.model == model]
+        left_out[model] = _fit([row for row in rows if row.setup.model != model])
+        tpot_s[own], ttft_s[own] = Problem([rows[number] for number in own]).times_s(left_out[model])
+    return ServingFit(values=values, left_out=left_out, log_errors=log_errors(rows, tpot_s, ttft_s))
+
+
+def _fit(rows: Sequence[Serving]) -> Floats:
+    from scipy.optimize import least_squares
+
+    problem = Problem(rows)
+    measured_s = np.array([row.tpot_s for row in rows])
+    engines = {row.setup.engine for row in rows}
+    priors = np.array([figure.prior_s for figure in FIGURES])
+    free = [number for number, figure in enumerate(FIGURES) if engines & set(figure.engines)]
+
+    def values(scales: Floats) -> Floats:
+        fitted = priors.copy()
+        fitted[free] *= scales
+        for number, figure in enumerate(FIGURES):
+            # what no row depends on is taken from another engine
+            like = [at for at in free if FIGURES[at].field == figure.field]
+            if number not in free and like:
+                fitted[number] = fitted[like[0]]
+        return fitted
+
+    def residuals(scales: Floats) -> Floats:
+        errors: Floats = np.log(problem.times_s(values(scales))[0] / measured_s) / USUAL_ERROR
+        return errors
+
+    solved = least_squares(
+        residuals, np.ones(len(free)), loss="soft_l1", bounds=(0.0, 20.0), diff_step=[0.01] * len(free), max_nfev=12
+    )
+    return values(solved.x)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fit a table of servings and print the figures; returns the exit code."""
+    parser = Parser(prog="python -m tools.profiles.serving_fit", description=__doc__)
+    parser.add_argument("servings", help="CSV file of servings (docs/serving.md), or a shipped table's name")
+    return exit_code(lambda: show(report(parser.read(argv).servings), sys.stdout))
+
+
+def report(servings: str) -> RenderableType:
+    """What is fitted to the dense models of a table, and how wide the intervals of all have to be."""
+    content, name = read_table(servings)
+    rows = [row for row in read_servings(content, name) if not row.left_out]
+    dense, sparse = (
+        [row for row in rows if bool(row.setup.scenario().model.experts) == experts] for experts in (False, True)
+    )
+    parts: list[RenderableType] = []
+    if dense:
+        parts += _fit_report(dense)
+    if sparse:
+        errors = log_errors(sparse, *Problem(sparse).times_s())
+        shares = [(*key, f"{share:.0%}") for key, share in inside_of_others(sparse, errors["tpot"]).items()]
+        parts += [
+            *([Text()] if parts else []),
+            Text("models with experts are not fitted"),
+            *_widths_report(sparse, errors),
+            Text(),
+            Text("rows inside intervals that the engine's other models give, with what other layers and families add:"),
+            table(("engine", "model", "inside"), shares, left=2),
+        ]
+    return Group(*parts)
+
+
+def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
+    """The figures, with and without each model, and half-widths."""
+    fit = fit_serving(rows)
+    figures = [
+        (
+            f"{figure.field}, {' '.join(figure.engines)}",
+            *(format_quantity(float(values[number]), "s") for values in (fit.values, *fit.left_out.values())),
+        )
+        for number, figure in enumerate(FIGURES)
+    ]
+    headings = ("figure", "fitted", *(f"without {model}" for model in fit.left_out))
+    return [table(headings, figures), Text(), *_widths_report(rows, fit.log_errors)]
+
+
+def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> list[RenderableType]:
+    """Errors of rows that nothing was fitted to, and half-widths."""
+    unseen = unseen_errors(rows, errors)
+    checks = [
+        (*key, *(f"{share:.1%}" for share in (*map(math.expm1, (each["tpot"], each["ttft"])), *unseen[key])))
+        for key, each in half_widths(rows, errors).items()
+    ]
+    tpot, ttft = (np.abs(np.expm1(errors[time])) for time in ("tpot", "ttft"))
+    return [
+        Text(
+            f"rows whose model was left out: TPOT errs by {tpot.mean():.1%} on average, {np.median(tpot):.1%} in the "
+            f"median, TTFT by {np.median(ttft):.1%} in the median"
+        ),
+        Text(
+            "by engine, with 90 % half-widths by split conformal prediction (ladder_sim/closed_loop/data/checks.toml):"
+        ),
+        table(("engine", "cluster", "TPOT", "TTFT", "mean TPOT error", "median TTFT error"), checks, left=2),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
