@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -109,36 +108,33 @@ class Loop:
     def _step_by_step(self) -> Served:
         """Requests served one step after the other, for each configuration."""
         load = self.load
-        count = np.size(self._most_s + load.concurrency)
-
-        def columns(values: Mapping[str, Number]) -> list[dict[str, Any]]:
-            arrays = {name: np.broadcast_to(value, count).tolist() for name, value in values.items()}
-            return [{name: values[row] for name, values in arrays.items()} for row in range(count)]
-
         decoding = {"one": 1.0, "few": load.few, "most": load.most}
         seconds = {"one": self.passes["one"].seconds, "few": self._few_s, "most": self._most_s}
-        sizes = {"concurrency": load.concurrency, "prompt": load.prompt, "steps": load.gen - 1, "slots": load.kv_slots}
-        rows = zip(
-            columns(decoding),
-            columns({name: seconds[name] + self._host_s(number) for name, number in decoding.items()}),
-            columns(load.tokens),
-            columns({name: self._added_s(name) for name in load.tokens}),
-            columns({"cold": minimum(self._idle_s / maximum(self._busy_s, 1e-12), 1.0)}),
-            columns(load.front_end(self.stack)._asdict()),
-            columns(sizes),
-            strict=True,
-        )
+        groups: list[Mapping[str, Number]] = [
+            decoding,
+            {name: seconds[name] + self._host_s(number) for name, number in decoding.items()},
+            load.tokens,
+            {name: self._added_s(name) for name in load.tokens},
+            {"cold": minimum(self._idle_s / maximum(self._busy_s, 1e-12), 1.0)},
+            load.front_end(self.stack)._asdict(),
+            {"concurrency": load.concurrency, "prompt": load.prompt, "steps": load.gen - 1, "slots": load.kv_slots},
+        ]
+        values = [value for group in groups for value in group.values()]
         served = []
-        for numbers, decode_s, tokens, added_s, cold, front_end, given in rows:
+        for row in zip(*(column.ravel().tolist() for column in np.broadcast_arrays(*values)), strict=True):
+            given = iter(row)
+            numbers, decode_s, tokens, added_s, cold, front_end, sizes = (
+                {name: next(given) for name in group} for group in groups
+            )
             steps = Steps.between(
                 {numbers[name]: decode_s[name] for name in numbers},
                 {tokens[name]: added_s[name] for name in tokens},
-                most=given["concurrency"],
+                most=sizes["concurrency"],
                 mixed=load.mixed_steps,
                 **cold,
             )
-            served.append(simulate(steps, self.scheduling, front_end=FrontEnd(**front_end), **given))
-        if not isinstance(self._most_s + load.concurrency, np.ndarray):
+            served.append(simulate(steps, self.scheduling, front_end=FrontEnd(**front_end), **sizes))
+        if not any(isinstance(value, np.ndarray) for value in values):
             return served[0]
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 

@@ -86,6 +86,36 @@ def test_figures_vary_with_requests_in_flight() -> None:
     assert slow > 1.2 * fast
 
 
+def test_figures_that_change_no_decode_step_vary_with_short_answers_in_flight() -> None:
+    """Times of a front end, or of launches of prompts, are columns of their own: this raised a ValueError."""
+    given = scenario(model="8b", tp=4, stack="trtllm", concurrency=8, prompt=512, gen=32)
+    profile = resolve_profile(given, None)
+    for name, seconds in (("stack.frontend_s", [0.0, 0.1]), ("stack.eager_launch_s", [5e-6, 50e-6])):
+        few, many = np.asarray(simulate_requests(given, {name: seconds}, ["standard"], profile)["standard"].ttft_s)
+        (one,) = np.asarray(simulate_requests(given, {name: seconds[:1]}, ["standard"], profile)["standard"].ttft_s)
+        assert one == pytest.approx(few, rel=1e-9)
+        assert many > 1.1 * few
+
+
+@pytest.mark.parametrize(
+    ("stack", "concurrency", "prompt", "gen", "warns"),
+    [
+        ("sglang", 4, 8192, 102, True),
+        ("sglang", 32, 128, 128, True),
+        ("sglang", 4, 1024, 512, False),
+        ("trtllm", 32, 128, 102, True),
+        ("vllm", 64, 1024, 512, False),
+        ("vllm", 16, 16384, 102, True),
+    ],
+)
+def test_a_closed_form_warns_where_serve_differs(
+    stack: str, concurrency: int, prompt: int, gen: int, warns: bool
+) -> None:
+    given = scenario(model="8b", tp=4, stack=stack, concurrency=concurrency, prompt=prompt, gen=gen)
+    warnings = predict(given, "standard").confidence.warnings
+    assert any("`serve` were seen to differ" in text for text in warnings) == warns
+
+
 def test_both_engines_agree() -> None:
     fast, des = (predict(scenario(), ["standard", "ladder"], engine=engine) for engine in ("fast", "des"))
     for name in fast:
