@@ -77,6 +77,7 @@ def loaded(root: Path, tp: int) -> dict[str, float]:
 def part(folder: Path, tp: int) -> "Decoder":
     """The first rank's part of a checkpoint."""
     import torch
+
     from ladder_sim_runtime.assemble import load
     from ladder_sim_runtime.checkpoint.files import Checkpoint
     from ladder_sim_runtime.comm.base import Communicator

@@ -6,12 +6,11 @@ python -m examples.loop [FOLDER]   writes this-machine.json.gz there; by default
 import sys
 from pathlib import Path
 
-from ladder_sim_calibration.passes.measure import measure
-from ladder_sim_runtime.runs import bench
-
 from ladder_sim import Scenario, predict, validate
 from ladder_sim.costs.profile_file import save_profile
 from ladder_sim.errors import exit_code
+from ladder_sim_calibration.passes.measure import measure
+from ladder_sim_runtime.runs import bench
 
 TIMED = ["standard", "ladder"]
 HELD_BACK = ["parallel", "desync:4"]

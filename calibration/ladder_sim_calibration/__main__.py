@@ -3,8 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-from ladder_sim_runtime.comm.launch import end_with, report_error
-
 from ladder_sim.errors import exit_code
 from ladder_sim.system.arguments import Parser
 from ladder_sim_calibration import show, steps_fit
@@ -14,6 +12,7 @@ from ladder_sim_calibration.fit import command as fit_command
 from ladder_sim_calibration.measure import command as measure_command
 from ladder_sim_calibration.nccl_tests import command as import_command
 from ladder_sim_calibration.stack_fit import command as stack_fit_command
+from ladder_sim_runtime.comm.launch import end_with, report_error
 
 # commands and options of earlier versions, and what to write instead
 _GONE = {

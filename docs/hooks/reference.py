@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import ladder_sim_calibration.__main__
-import ladder_sim_runtime.commands
 import typer.main
 
+import ladder_sim_calibration.__main__
+import ladder_sim_runtime.commands
 from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.cli.main import app
 from ladder_sim.report.tables.settings import settings_rows

@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset, Features, List, Value, load_dataset
-from ladder_sim_runtime.checkpoint.modeling_llama_ladder import LlamaLadderConfig, LlamaLadderForCausalLM
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -54,6 +53,8 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+
+from ladder_sim_runtime.checkpoint.modeling_llama_ladder import LlamaLadderConfig, LlamaLadderForCausalLM
 
 # defaults that differ from the Trainer's; --max_steps and --learning_rate are yours to choose
 DEFAULTS = {

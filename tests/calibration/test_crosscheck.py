@@ -14,15 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.crosscheck.run import cross_check
-from ladder_sim_calibration.crosscheck.store import read_result
-from ladder_sim_calibration.passes.fit import profile_of, times_of
-from ladder_sim_calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
-from ladder_sim_calibration.passes.observe import Experiment
-from ladder_sim_calibration.passes.timers import OverlapTime
-from ladder_sim_runtime.config import CommConfig, ModelConfig
-from ladder_sim_runtime.runs import Times
 
 from ladder_sim import predict
 from ladder_sim.costs.in_place import InPlace
@@ -36,6 +27,15 @@ from ladder_sim.report.tables.crosscheck import crosscheck_report
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.runs import Compared, bootstrap
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.crosscheck.run import cross_check
+from ladder_sim_calibration.crosscheck.store import read_result
+from ladder_sim_calibration.passes.fit import profile_of, times_of
+from ladder_sim_calibration.passes.observations import Observations, Run, message_bytes, ops_of, steps
+from ladder_sim_calibration.passes.observe import Experiment
+from ladder_sim_calibration.passes.timers import OverlapTime
+from ladder_sim_runtime.config import CommConfig, ModelConfig
+from ladder_sim_runtime.runs import Times
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.schemas import check

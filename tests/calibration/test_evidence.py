@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import typer
+
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.validation.archive import read_archive
+from ladder_sim.validation.dataset import read_dataset
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.evidence import serving, steps
 from ladder_sim_calibration.evidence.checks import Check
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.measure import command as measuring
 from ladder_sim_runtime import environment
-
-from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.validation.archive import read_archive
-from ladder_sim.validation.dataset import read_dataset
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.waiting import until

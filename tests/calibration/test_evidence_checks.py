@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ladder_sim_calibration.evidence import checks
-from ladder_sim_calibration.evidence.checks import kernels_per_layer, of_captures, of_run, of_samples
-from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
+from ladder_sim_calibration.evidence import checks
+from ladder_sim_calibration.evidence.checks import kernels_per_layer, of_captures, of_run, of_samples
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from tests.conftest import DATA
 from tests.support.trace_files import COMM, COMPUTE, TraceFile, tensor_parallel
 

@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.fit.overheads import floor_s
-from ladder_sim_calibration.fit.profile import make_profile
-from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
 from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
@@ -27,6 +23,10 @@ from ladder_sim.costs.roofline import Experts, Gpu, roofline_s, table_shape
 from ladder_sim.errors import SpecError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.fit.overheads import floor_s
+from ladder_sim_calibration.fit.profile import make_profile
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from tests.support.graphs import build
 
 SIZES = np.logspace(3, 8.5, 24).round()

@@ -6,12 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ladder_sim_calibration.fit.command import report
-from ladder_sim_calibration.fit.overlap import error_of, losses
-from ladder_sim_calibration.fit.profile import FittedProfile, make_profile
-from ladder_sim_calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
-from ladder_sim_calibration.measure.points import HELD_ROWS, HELD_SMS
-from ladder_sim_calibration.show import describe
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters
@@ -20,6 +14,12 @@ from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import to_text
 from ladder_sim.specs import catalog
+from ladder_sim_calibration.fit.command import report
+from ladder_sim_calibration.fit.overlap import error_of, losses
+from ladder_sim_calibration.fit.profile import FittedProfile, make_profile
+from ladder_sim_calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
+from ladder_sim_calibration.measure.points import HELD_ROWS, HELD_SMS
+from ladder_sim_calibration.show import describe
 
 KERNEL_S = catalog.cluster("h100-sxm").gpu.kernel_s
 MESSAGE = {"bytes": 1e6, "ranks": 8.0, "nodes": 1.0}

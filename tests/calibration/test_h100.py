@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from ladder_sim_calibration.fit.profile import make_profile
-from ladder_sim_calibration.fit.samples import SampleStore
 
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim_calibration.fit.profile import make_profile
+from ladder_sim_calibration.fit.samples import SampleStore
 from tests.conftest import DATA, REPO
 
 Runs = dict[str, dict[str, dict[str, float]]]

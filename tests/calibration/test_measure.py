@@ -16,6 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+
+from ladder_sim.costs.profile import COLLECTIVES
+from ladder_sim.costs.roofline import Experts, coordinates, table_key
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
 from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
@@ -35,13 +42,6 @@ from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.device import DEVICES
 from ladder_sim_runtime.device import Device as RuntimeDevice
 from ladder_sim_runtime.model import kernels
-
-from ladder_sim.costs.profile import COLLECTIVES
-from ladder_sim.costs.roofline import Experts, coordinates, table_key
-from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.specs import catalog
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.stack import ResidualAdd
 from tests.conftest import REPO
 from tests.support.fake_cuda import FakeCuda, FakeStream
 from tests.support.graphs import build

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim_calibration.fit.samples import Sample
 from ladder_sim_calibration.measure.clock import CudaClock, Timing
 from ladder_sim_calibration.measure.collectives import OPTIONS, _issue, queued_all_reduce
 from ladder_sim_calibration.measure.overlap import OverlapMeasurement
 from ladder_sim_calibration.measure.plan import QUEUED_KERNELS
 from ladder_sim_calibration.measure.ranks import Ranks
-
-from ladder_sim.errors import MissingDependencyError, UsageError
 from tests.support.fake_cuda import FakeCuda
 from tests.support.launches import install
 

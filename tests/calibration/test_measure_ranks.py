@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from ladder_sim.specs import catalog
 from ladder_sim_calibration.fit.samples import ELEMENTWISE, SampleStore
 from ladder_sim_calibration.measure.layouts import Layout
 from ladder_sim_calibration.measure.points import ops_of
-
-from ladder_sim.specs import catalog
 from tests.conftest import REPO
 from tests.support.waiting import HANG_S, until
 

@@ -6,6 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.graph.ops import Op
+from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.nccl_tests.sweep import (
     Sweep,
@@ -15,14 +23,6 @@ from ladder_sim_calibration.nccl_tests.sweep import (
     ranks_of,
     read_sweep,
 )
-
-from ladder_sim import Scenario, predict
-from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape
 from tests.conftest import DATA
 from tests.support.commands import run
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ladder_sim_calibration.fit.samples import Sample, SampleStore
 
 from ladder_sim.errors import ProfileError
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from tests.conftest import REPO
 
 HERE = {"cpu": "one", "torch": "2"}

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.stack_fit.fit import fit_stack
-from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import conformal
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.hardware import Hardware
@@ -22,6 +18,10 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.validation.compare import unseen, validate
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.stack_fit.fit import fit_stack
+from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
+from ladder_sim_calibration.stack_fit.unseen import conformal
 from tests.conftest import REPO
 from tests.support.commands import run
 

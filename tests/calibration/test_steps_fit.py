@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.step_log import read_step_log
-from ladder_sim_calibration.steps_fit import fit_steps, steps_toml
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Lengths, MeasuredSteps, Outcome, Traffic
@@ -18,6 +15,9 @@ from ladder_sim.serve.replicas.pools import Pool
 from ladder_sim.serve.replicas.simulation import simulate
 from ladder_sim.serve.requests.results import read_results
 from ladder_sim.serve.steps.mix import Mix
+from ladder_sim_calibration.__main__ import main
+from ladder_sim_calibration.step_log import read_step_log
+from ladder_sim_calibration.steps_fit import fit_steps, steps_toml
 from tests.support.replicas import SERVER
 
 # as vLLM 0.32.0 writes it, shortened where nothing is read

@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from ladder_sim_calibration.__main__ import main as calibration_main
 
 from ladder_sim import __version__
 from ladder_sim.cli.knobs import knobs_of
@@ -22,6 +21,7 @@ from ladder_sim.graph.families import FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settable
+from ladder_sim_calibration.__main__ import main as calibration_main
 from tests.conftest import REPO
 from tests.support.commands import SMALL, heed_interrupts, process, run
 from tests.support.waiting import HANG_S, until

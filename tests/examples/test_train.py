@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from ladder_sim_runtime.checkpoint.files import Checkpoint
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.train import train as script
+from ladder_sim_runtime.checkpoint.files import Checkpoint
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, tokenizer
 from tests.support.waiting import HANG_S

@@ -4,10 +4,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from ladder_sim_runtime.comm.base import Communicator
-from ladder_sim_runtime.comm.launch import on_ranks
 
 from ladder_sim.errors import RankError
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.comm.launch import on_ranks
 from tests.support import ranks
 from tests.support.faults import Fault, cause, faults
 from tests.support.gpu_steps import end_seen, equal_by, equal_together, equal_tokens

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 import torch
+
 from ladder_sim_runtime.comm.launch import on_ranks
 from ladder_sim_runtime.config import AllReduce
-
 from tests.support.faults import Fault, cause, faults
 from tests.support.gpu_steps import end_seen, equal_by, equal_tokens
 

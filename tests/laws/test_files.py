@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from ladder_sim_calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
@@ -21,6 +20,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import Trace, Traffic
 from ladder_sim.serve.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim_calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 from tests.conftest import DATA
 from tests.support.laws import law
 from tests.support.load_generators import GENERATORS, Measured, measured

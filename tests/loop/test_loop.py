@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ladder_sim_calibration.passes.measure import measure
-from ladder_sim_runtime.runs import Runs, Times, bench
 
 from examples import loop
 from ladder_sim import Scenario, predict, sweep, validate
@@ -15,6 +13,8 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import BoundError, InfeasibleError, MissingPackageError, ProfileError, UsageError
 from ladder_sim.validation.runs import Compared, RunCheck, compare_requests
+from ladder_sim_calibration.passes.measure import measure
+from ladder_sim_runtime.runs import Runs, Times, bench
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from ladder_sim_runtime.checkpoint.convert import convert
-from ladder_sim_runtime.checkpoint.files import Checkpoint
 from safetensors.torch import save_file
 
+from ladder_sim_runtime.checkpoint.convert import convert
+from ladder_sim_runtime.checkpoint.files import Checkpoint
 from tests.conftest import REPO
 from tests.support.checkpoints import save_checkpoint
 from tests.support.reference import reference_logits

@@ -5,11 +5,11 @@ import re
 import shlex
 from collections.abc import Iterator
 
-import ladder_sim_calibration.__main__
-import ladder_sim_runtime.commands
 import pytest
 import typer.main
 
+import ladder_sim_calibration.__main__
+import ladder_sim_runtime.commands
 from ladder_sim.cli.knobs import knobs_of
 from ladder_sim.cli.main import app
 from ladder_sim.specs.arguments import ARGUMENTS

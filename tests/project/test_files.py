@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ladder_sim_calibration.fit.samples import SampleStore, medians
-from ladder_sim_calibration.nccl_tests.sweep import fabric_text, read_sweep
-from ladder_sim_runtime.comm.table import LatencyTable
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageError
@@ -26,6 +23,9 @@ from ladder_sim.system.files import TOML_BYTES, append, locked, read_bytes, read
 from ladder_sim.validation.dataset import read_dataset
 from ladder_sim.validation.serving import compare_servings
 from ladder_sim.validation.serving_table import read_servings
+from ladder_sim_calibration.fit.samples import SampleStore, medians
+from ladder_sim_calibration.nccl_tests.sweep import fabric_text, read_sweep
+from ladder_sim_runtime.comm.table import LatencyTable
 from tests.conftest import REPO
 from tests.support.commands import process, run
 from tests.support.strategies import damaged, damaged_text

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
-from ladder_sim_calibration.crosscheck.store import read_result
-from ladder_sim_calibration.fit.samples import Sample, SampleStore
-from ladder_sim_calibration.steps_fit import steps_toml
 
 from ladder_sim.costs.collectives import fabrics
 from ladder_sim.costs.moe_file import read_moe
@@ -25,6 +22,9 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.schema import Schema
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
+from ladder_sim_calibration.crosscheck.store import read_result
+from ladder_sim_calibration.fit.samples import Sample, SampleStore
+from ladder_sim_calibration.steps_fit import steps_toml
 from tests.conftest import DATA, REPO
 from tests.support.commands import SMALL, run
 from tests.support.schemas import FOLDER, check, made, text_of, validator

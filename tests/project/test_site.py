@@ -5,12 +5,12 @@ import importlib.util
 import re
 from types import ModuleType
 
-import ladder_sim_calibration.__main__ as calibration
-import ladder_sim_runtime.commands as runtime
 import pytest
 
 import ladder_sim
 import ladder_sim.serve
+import ladder_sim_calibration.__main__ as calibration
+import ladder_sim_runtime.commands as runtime
 from ladder_sim.cli.knobs import knob_rows
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim_runtime.__main__ import main
 from ladder_sim_runtime.bench import bench
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
-from torch import Tensor
-
-from ladder_sim.errors import InfeasibleError, UsageError
 from tests.support.ranks import on_ranks
 from tests.support.reference import full_weights, reference_logits
 from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, engine_of, logits, tokens_of

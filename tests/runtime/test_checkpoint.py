@@ -15,15 +15,15 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from ladder_sim.errors import UsageError
 from ladder_sim_runtime.checkpoint.convert import convert, hybrid
 from ladder_sim_runtime.checkpoint.files import Checkpoint, read_object
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import ModelConfig
 from ladder_sim_runtime.model.wiring import lay_out
-from safetensors.torch import load_file, save_file
-
-from ladder_sim.errors import UsageError
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
 from tests.support.loaded import CASES, GEN, PROMPTS, completed, expert_degrees, model_of, run_ranks

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from ladder_sim_runtime.__main__ import main
-from ladder_sim_runtime.checkpoint.files import Checkpoint
 
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim_runtime.__main__ import main
+from ladder_sim_runtime.checkpoint.files import Checkpoint
 from tests.support.checkpoints import save_checkpoint
 
 pytestmark = pytest.mark.torch

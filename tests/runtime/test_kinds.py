@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+
+from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.kinds import Experts, Latent, Yarn
 from ladder_sim_runtime.memory import Workload, check_fits
 from ladder_sim_runtime.model.decoder import Decoder
-
-from ladder_sim.errors import InfeasibleError, UsageError
 
 pytestmark = pytest.mark.torch
 

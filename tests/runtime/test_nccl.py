@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim_runtime.comm.emulate import EmulatedGpuLink
 from ladder_sim_runtime.comm.process_group import Degrees, Groups, nccl_groups
 from ladder_sim_runtime.comm.rendezvous import connect
 from ladder_sim_runtime.config import CommConfig
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
-from ladder_sim.errors import MissingDependencyError, UsageError
 
 pytestmark = pytest.mark.torch
 

@@ -10,9 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from ladder_sim_calibration.fit.samples import SampleStore
 from ladder_sim_runtime.config import ModelConfig
-
 from tests.conftest import REPO
 from tests.support.configs import TINY
 from tests.support.waiting import HANG_S

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+
+from ladder_sim.errors import UsageError
 from ladder_sim_runtime.__main__ import main
 from ladder_sim_runtime.checkpoint.prompts import Text, _library, prepare_completion
 from ladder_sim_runtime.config import CompletionConfig
 from ladder_sim_runtime.model.kernels import sample
-
-from ladder_sim.errors import UsageError
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
 from tests.support.commands import process

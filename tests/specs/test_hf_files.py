@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
@@ -16,6 +15,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_types import CLASS_SIZES, EXPERTS, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario_warnings import scenario_warnings
+from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.configs import LLAMA_8B

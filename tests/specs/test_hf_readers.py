@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 
 from ladder_sim.specs.hf_types import EXPERTS, LATENT_TYPES, TYPES
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 
 # no size is a default of a class
 SIZES = {

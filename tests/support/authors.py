@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from ladder_sim_runtime.assemble import TORCH_DTYPES, load
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.kinds import RopeScaling
 from ladder_sim_runtime.memory import Workload
 from ladder_sim_runtime.model.wiring import lay_out
-from torch import Tensor
-
 from tests.conftest import DATA
 from tests.support.ranks import on_ranks
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from ladder_sim_runtime import device
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ladder_sim_runtime import device
 from tests.support.fake_cuda import FakeCuda
 
 # operators that only look at a tensor another way, or make one without writing to it

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from ladder_sim_runtime.assemble import load
 from ladder_sim_runtime.checkpoint.files import Checkpoint
 from ladder_sim_runtime.comm.base import Communicator
@@ -14,8 +16,6 @@ from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload
 from ladder_sim_runtime.model.decoder import Decoder
 from ladder_sim_runtime.model.wiring import Wiring, lay_out
-from torch import Tensor
-
 from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from ladder_sim_runtime.comm.base import ONE_STAGE, Communicator
 from ladder_sim_runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups
-
 from tests.support.waiting import HANG_S
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.checkpoint.weights import random_weights
 from ladder_sim_runtime.config import ModelConfig
 from ladder_sim_runtime.kinds import Experts, Yarn
-from torch import Tensor
 
 Weights = Mapping[str, Tensor]
 

@@ -9,16 +9,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
-import ladder_sim_calibration.fit.samples
 from jsonschema import Draft202012Validator
-from ladder_sim_calibration.crosscheck.store import ResultDocument
-from ladder_sim_calibration.fit.samples import Sample
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 import ladder_sim.cli.doctor
 import ladder_sim.costs.collectives.fabrics
 import ladder_sim.serve.engine.measured_steps
+import ladder_sim_calibration.fit.samples
 from ladder_sim.costs.moe_file import MoeDocument
 from ladder_sim.costs.profile_file import DerivedDocument, ProfileDocument
 from ladder_sim.report.documents.settings import value_schema
@@ -29,6 +27,8 @@ from ladder_sim.specs.fields import field_kinds, limits_of, meanings, settable_f
 from ladder_sim.specs.stack import AllReduce, GpuLimits, OwnAllReduce, StackSpec
 from ladder_sim.system.schema import KEY, Schema
 from ladder_sim.units import short_name
+from ladder_sim_calibration.crosscheck.store import ResultDocument
+from ladder_sim_calibration.fit.samples import Sample
 from tests.conftest import REPO
 
 FOLDER = REPO / "docs" / "schemas"

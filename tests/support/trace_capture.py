@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from ladder_sim_runtime.trace import recorded_steps
 
 LAYERS, HIDDEN, TOKENS, STEPS = 3, 256, 64, 2

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ladder_sim_calibration.show import describe
 
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives.algorithms import OWN
@@ -23,6 +22,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import to_text
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
+from ladder_sim_calibration.show import describe
 from tests.support.profile_files import check_same
 from tools.profiles import parquet
 from tools.profiles.__main__ import main

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ladder_sim_runtime.trace import recorded_steps
 from torch.profiler import ExecutionTraceObserver
 from typer.testing import CliRunner
 
@@ -21,6 +20,7 @@ from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate, with_times
 from ladder_sim.traces.summary import summarize_run
 from ladder_sim.traces.wirings import predict_variants
+from ladder_sim_runtime.trace import recorded_steps
 from tests.conftest import REPO
 from tests.support.trace_capture import LAYERS, STEPS
 from tests.support.waiting import HANG_S

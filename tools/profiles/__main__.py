@@ -5,12 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ladder_sim_calibration.options import add_created
-
 from ladder_sim.costs.profile import CalibrationProfile, MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, load_profile, save_profile
 from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.system.arguments import Parser
+from ladder_sim_calibration.options import add_created
 from tools.profiles.aiconfigurator import ENGINES, SYSTEMS, make_engine_profile, make_profile, read_system
 from tools.profiles.moe import make_engine_moe, make_moe, read_moe_system, write_moe
 

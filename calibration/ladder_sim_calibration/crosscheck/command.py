@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ladder_sim_runtime.config import read_time
-
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -16,6 +14,7 @@ from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder, write_file
 from ladder_sim_calibration.measure.command import require_torch
 from ladder_sim_calibration.options import add_passes, passes_of, words
+from ladder_sim_runtime.config import read_time
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
 # small enough for a CPU
@@ -88,10 +87,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     require_torch()
-    from ladder_sim_runtime.config import CommConfig
-
     from ladder_sim_calibration.crosscheck.run import cross_check
     from ladder_sim_calibration.passes.observe import Experiment
+    from ladder_sim_runtime.config import CommConfig
 
     variants = tuple(options.variant or VARIANTS)
     experiment = Experiment(

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from ladder_sim_runtime.environment import environment
-
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.table_parts import in_place_entry
 from ladder_sim.validation.runs import Compared, check_same, compare_requests
@@ -15,6 +13,7 @@ from ladder_sim_calibration.crosscheck.store import SCHEMA
 from ladder_sim_calibration.passes.fit import on_link, profile_of, times_of
 from ladder_sim_calibration.passes.observations import Observations, Run, name_of, scenario_of, steps
 from ladder_sim_calibration.passes.observe import Experiment, observe
+from ladder_sim_runtime.environment import environment
 
 # what a result calls quantities
 NAMES = {"ttft_s": "prefill", "tpot_s": "decode", "request_s": "request", "speedup": "speedup"}

@@ -77,9 +77,8 @@ def _run(options: argparse.Namespace) -> int:
     require_torch()
     ranks = _gpus() if options.ranks is None else whole(options.ranks, "--ranks", 1, 1024)
     # imported here: the other commands need neither the simulator nor torch
-    from ladder_sim_runtime.environment import environment
-
     from ladder_sim_calibration.evidence.steps import Evidence
+    from ladder_sim_runtime.environment import environment
 
     options.out.mkdir(parents=True, exist_ok=True)
     with locked(options.out):

@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ladder_sim_runtime.comm.process_group import ProcessGroup
-from ladder_sim_runtime.comm.streams import SideStream
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
@@ -16,6 +14,8 @@ from ladder_sim_calibration.measure.launches import TINY_ELEMENTS
 from ladder_sim_calibration.measure.numbers import DTYPE, normal
 from ladder_sim_calibration.measure.plan import CHAINED_COLLECTIVES, QUEUED_KERNELS
 from ladder_sim_calibration.measure.ranks import Ranks
+from ladder_sim_runtime.comm.process_group import ProcessGroup
+from ladder_sim_runtime.comm.streams import SideStream
 
 # in the errors of what lacks an op, such as gloo of an older torch an all-to-all
 UNSUPPORTED = "does not support"

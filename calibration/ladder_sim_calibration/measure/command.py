@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim_runtime.comm.launch import launch
-
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
@@ -23,6 +21,7 @@ from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.measure.plan import Plan
 from ladder_sim_calibration.measure.points import ops_of
 from ladder_sim_calibration.options import add_passes, passes_of, words
+from ladder_sim_runtime.comm.launch import launch
 
 if TYPE_CHECKING:
     from ladder_sim_calibration.measure.ranks import Ranks
@@ -118,9 +117,9 @@ def _run(options: argparse.Namespace) -> int:
         return launch(options.argv, options.ranks, "ladder_sim_calibration")
     # imported here: `fit`, `show` and the others need no torch
     import torch
-    from ladder_sim_runtime.environment import environment, gpu_links, gpu_states, variables
 
     from ladder_sim_calibration.measure.ranks import Ranks
+    from ladder_sim_runtime.environment import environment, gpu_links, gpu_states, variables
 
     cuda = torch.cuda.is_available()
     if not cuda:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
-from ladder_sim_runtime.device import kind_of
-from ladder_sim_runtime.model import attention_kernels, kernels
 from torch import Tensor, nn
 
 from ladder_sim.costs.experts import MEASURED_IMBALANCE
 from ladder_sim.costs.roofline import AXES
 from ladder_sim_calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, Sample
 from ladder_sim_calibration.measure.numbers import DTYPE, SEED, normal
+from ladder_sim_runtime.device import kind_of
+from ladder_sim_runtime.model import attention_kernels, kernels
 
 # more than any cache holds
 POOL_BYTES = 512 * 10**6

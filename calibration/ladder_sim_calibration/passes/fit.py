@@ -9,7 +9,6 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
-from ladder_sim_runtime.runs import Times
 
 from ladder_sim.costs.hardware import NOTHING_ADDED
 from ladder_sim.costs.in_place import NO_WAIT, InPlace, OpKey, Wait
@@ -35,6 +34,7 @@ from ladder_sim_calibration.passes.observations import (
     scenario_of,
     steps,
 )
+from ladder_sim_runtime.runs import Times
 
 # of its time alone that a message takes after a computation, whatever noise makes of the difference
 MIN_MESSAGE_SHARE = 0.01

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from datetime import date
 
-from ladder_sim_runtime.runs import require_ranks
-
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim_calibration.passes.fit import profile_of
+from ladder_sim_runtime.runs import require_ranks
 
 # rounds of measurements whose medians are taken
 ROUNDS = 9
@@ -49,9 +48,8 @@ def measure(
         raise UsageError("tp is 1: a single rank sends no messages", hint="measure tp 2 or more")
     require_ranks(scenario.plan.tp)
     # imported here: it needs torch
-    from ladder_sim_runtime.config import CommConfig
-
     from ladder_sim_calibration.passes.observe import Experiment, observe
+    from ladder_sim_runtime.config import CommConfig
 
     experiment = Experiment(
         scenario=scenario,

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from ladder_sim_runtime.runs import Times
-
 from ladder_sim.costs import in_place
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
@@ -17,6 +15,7 @@ from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import Techniques
+from ladder_sim_runtime.runs import Times
 
 # of the float32 activations that CPUs compute with
 ELEMENT_BYTES = 4.0

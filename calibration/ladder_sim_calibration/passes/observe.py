@@ -10,15 +10,6 @@ from statistics import median
 
 import numpy as np
 import torch
-from ladder_sim_runtime.comm.base import Communicator
-from ladder_sim_runtime.comm.emulate import EmulatedLink
-from ladder_sim_runtime.comm.launch import on_ranks
-from ladder_sim_runtime.comm.process_group import Degrees
-from ladder_sim_runtime.comm.rendezvous import connect
-from ladder_sim_runtime.comm.table import LatencyTable
-from ladder_sim_runtime.config import CommConfig
-from ladder_sim_runtime.environment import environment
-from ladder_sim_runtime.runs import facts, require_ranks
 
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.costs.lookup import Curve
@@ -42,6 +33,15 @@ from ladder_sim_calibration.passes.observations import (
 )
 from ladder_sim_calibration.passes.testbed import Testbed
 from ladder_sim_calibration.passes.timers import time_collective
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.comm.emulate import EmulatedLink
+from ladder_sim_runtime.comm.launch import on_ranks
+from ladder_sim_runtime.comm.process_group import Degrees
+from ladder_sim_runtime.comm.rendezvous import connect
+from ladder_sim_runtime.comm.table import LatencyTable
+from ladder_sim_runtime.config import CommConfig
+from ladder_sim_runtime.environment import environment
+from ladder_sim_runtime.runs import facts, require_ranks
 
 # the emulated link whose requests of standard a profile is fitted to, and the part of standard's time that messages
 # take on it

@@ -8,11 +8,6 @@ from functools import partial
 from statistics import fmean
 
 import torch
-from ladder_sim_runtime.assemble import assemble
-from ladder_sim_runtime.comm.base import Communicator
-from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
-from ladder_sim_runtime.runs import Times
 
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.graph.ops import Phase
@@ -20,6 +15,11 @@ from ladder_sim.graph.pass_kernels import pass_ops
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim_calibration.passes.observations import PHASES, scenario_of
 from ladder_sim_calibration.passes.timers import OverlapTime, message, time_kernels, time_overlap
+from ladder_sim_runtime.assemble import assemble
+from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.config import EngineConfig, ModelConfig
+from ladder_sim_runtime.model.wiring import Wiring, lay_out
+from ladder_sim_runtime.runs import Times
 
 # what CPUs compute in
 DTYPE = torch.float32

@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from ladder_sim_runtime.comm.base import DONE, Communicator
-from ladder_sim_runtime.model.kernels import observed
 
 from ladder_sim.costs.in_place import OpKey
 from ladder_sim.graph.ops import Op
 from ladder_sim_calibration.passes.observations import ELEMENT_BYTES
+from ladder_sim_runtime.comm.base import DONE, Communicator
+from ladder_sim_runtime.model.kernels import observed
 
 # collectives in a row whose mean is taken: ranks leave a barrier one after the other, which delays the first collective
 CHAIN = 6

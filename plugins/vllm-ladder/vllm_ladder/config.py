@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ladder_sim_runtime.checkpoint.convert import beyond_llama
-from ladder_sim_runtime.config import ModelConfig, wiring_in
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 from transformers import LlamaConfig
 
 from ladder_sim.errors import UsageError
+from ladder_sim_runtime.checkpoint.convert import beyond_llama
+from ladder_sim_runtime.config import ModelConfig, wiring_in
+from ladder_sim_runtime.model.wiring import Wiring, lay_out
 
 
 class LlamaLadderConfig(LlamaConfig):

@@ -12,13 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ladder_sim_runtime.comm.base import DONE, Handle
-from ladder_sim_runtime.comm.process_group import ProcessGroup
-from ladder_sim_runtime.comm.streams import SideStream
-from ladder_sim_runtime.config import EngineConfig
-from ladder_sim_runtime.model.dispatch import arrived
-from ladder_sim_runtime.model.residual import ResidualStream
-from ladder_sim_runtime.model.wiring import BlockPlan, Wiring
 from torch import Tensor, nn
 from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import VllmConfig
@@ -33,6 +26,13 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from ladder_sim.errors import UsageError
+from ladder_sim_runtime.comm.base import DONE, Handle
+from ladder_sim_runtime.comm.process_group import ProcessGroup
+from ladder_sim_runtime.comm.streams import SideStream
+from ladder_sim_runtime.config import EngineConfig
+from ladder_sim_runtime.model.dispatch import arrived
+from ladder_sim_runtime.model.residual import ResidualStream
+from ladder_sim_runtime.model.wiring import BlockPlan, Wiring
 from vllm_ladder.config import wiring_of
 
 _collectives = torch.ops._c10d_functional
