@@ -42,7 +42,8 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         update(f"{value.dtype} {value.shape}".encode())
         update(np.ascontiguousarray(value).tobytes())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for each in dataclasses.fields(value):
+        # in which equal values may differ, is no part of them
+        for each in (each for each in dataclasses.fields(value) if each.compare):
             update(f"{each.name}=".encode())
             _feed(update, getattr(value, each.name))
     elif isinstance(value, Mapping):

@@ -19,8 +19,8 @@ class SweepTable:
 
     Examples
     --------
-    >>> from ladder_sim.sweeps.run import sweep
-    >>> table = sweep({"model": "8b", "tp": "1:4"}, ["ladder"])
+    >>> from ladder_sim import Scenario, sweep
+    >>> table = sweep(Scenario(model="8b"), {"tp": "1:4"}, ["ladder"])
     >>> [int(tp) for tp in table["tp"]], bool(table["ladder.speedup"][2] > 1)
     ([1, 2, 4], True)
     """

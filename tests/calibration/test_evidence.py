@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+from ladder_sim.cli.run import Bench
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.validation.archive import read_archive
 from ladder_sim.validation.dataset import read_dataset
@@ -110,9 +111,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             store.append(Sample(op="gemm", point={"m": m, "n": 4096.0, "k": 4096.0}, seconds=1e-5))
         return 0, ""
 
-    def bench(model: str, variants: Any, stack: str, set_: Any, json_: bool, save: Path, flags: Sequence[str]) -> None:
-        commands.append([stack, *flags])
-        if stack == "vllm" and "--backend=emulate" in flags:
+    def bench(asked: Bench, flags: Sequence[str]) -> None:
+        assert asked.stack
+        assert asked.save
+        commands.append([asked.stack, *flags])
+        if asked.stack == "vllm" and "--backend=emulate" in flags:
             raise typer.Exit(1)
         tpot_s = 0.1 if "--batch=1" in flags else None
         each = {"ttft_s": 1.0, "tpot_s": tpot_s, "speedup": 1.0, "tokens_per_s": 10.0}
@@ -120,11 +123,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         variants = {"standard": each, "ladder": each}
         memory = {"planned_bytes": 10**9, "reserved_bytes": 10**9}
         result = {"execution": done, "memory": memory, "shape": {"layers": 2}, "variants": variants}
-        save.write_text(json.dumps(result))
+        asked.save.write_text(json.dumps(result))
 
     monkeypatch.setattr(environment, "environment", lambda: dict(MACHINE))
     monkeypatch.setattr(steps.processes, "run", calibrate)
-    monkeypatch.setattr(steps, "measure", bench)
+    monkeypatch.setattr(Bench, "measure", bench)
     return commands
 
 
@@ -306,9 +309,9 @@ def test_the_paper_is_measured_by_worth_and_what_was_not_is_said(
     """On four GPUs: TP 8 is not there, TP 1 does not fit, and the others run with and without peer-to-peer access."""
     out = tmp_path / "paper"
     linked = []
-    bench = steps.measure
+    bench = Bench.measure
     monkeypatch.setattr(
-        steps, "measure", lambda *given: (linked.append(os.environ.get("NCCL_P2P_DISABLE")), bench(*given))
+        Bench, "measure", lambda *given: (linked.append(os.environ.get("NCCL_P2P_DISABLE")), bench(*given))
     )
     command = ["evidence", f"--out={out}", "--paper", "--ranks=4", "--batch=1,16", "--budget=9h"]
     assert main(command) == 1

@@ -453,7 +453,7 @@ def test_kernels_add_up_to_their_pass() -> None:
     testbed.compute_only()
     adds: tuple[ResidualAdd, ...] = ("fused", "apart")
     for add in adds:
-        each = replace(scenario_of(scenario, "upper-bound"), stack=replace(scenario.stack, residual_add=add))
+        each = scenario_of(scenario, "upper-bound").having(stack=replace(scenario.stack, residual_add=add))
         start_s = time.perf_counter()
         kernels = testbed.kernels(each)
         elapsed_s = time.perf_counter() - start_s

@@ -198,7 +198,7 @@ def test_steps_of_many_sizes_are_as_one_by_one() -> None:
 def test_wirings_have_mixed_steps() -> None:
     """Ladder hides all-reduces there as well; without them a step is shortest."""
     seconds = {
-        variant: float(mixed(dataclasses.replace(Scenario(**SERVING), variant=variant))[1].seconds)
+        variant: float(mixed(Scenario(**SERVING, variant=variant))[1].seconds)
         for variant in ("standard", "ladder", "upper-bound")
     }
     assert seconds["upper-bound"] < seconds["ladder"] < seconds["standard"]
