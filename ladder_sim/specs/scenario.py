@@ -127,7 +127,7 @@ class Scenario:
             techniques=Techniques.of(given.get("technique", "none")),
             p2p=given.get("p2p", True),
             settings=settings_of(overrides or {}),
-            given={**given, "variant": variant, "overrides": overrides or {}},
+            given={**given, "variant": variant, "overrides": dict(overrides or {})},
         )
 
     @classmethod
@@ -161,7 +161,9 @@ class Scenario:
             for name, argument in ARGUMENTS.items()
             if argument.holder.partition(".")[0] in parts
         }
-        object.__setattr__(other, "given", {**self.given, **held, "variant": other.variant})
+        # as the specs have them now, which may differ from what was typed
+        settings = {name: other.setting(name) for name in other.settings}
+        object.__setattr__(other, "given", {**self.given, **held, "variant": other.variant, "overrides": settings})
         return other
 
     def _hold(self, **parts: Any) -> None:

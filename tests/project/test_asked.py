@@ -1,5 +1,6 @@
 """What a function is asked about: a scenario or its arguments, never both and never a third form."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -89,6 +90,18 @@ def test_replace_follows_the_defaults_of_what_was_not_given() -> None:
     assert two.replace(tp=8).replace(batch=4).plan.tp == 8
     # of what was set part by part, too
     assert two.having(plan=two.replace(tp=8).plan).replace(nodes=4).plan.tp == 8
+
+
+def test_what_was_set_by_hand_is_what_the_specs_hold() -> None:
+    """Regression: a figure that was changed part by part went back to what had been typed."""
+    typed = {"intra.bandwidth": "10GB/s"}
+    slow = Scenario(model="8b", tp=2, overrides=typed)
+    typed.clear()
+    assert slow.replace(batch=2).cluster.intra.bandwidth_Bps == 10e9
+    intra = dataclasses.replace(slow.cluster.intra, bandwidth_Bps=20e9)
+    faster = slow.having(cluster=dataclasses.replace(slow.cluster, intra=intra)).replace(batch=2)
+    assert faster.cluster.intra.bandwidth_Bps == 20e9
+    assert list(faster.settings) == ["intra.bandwidth_Bps"]
 
 
 def test_a_scenario_shows_what_was_asked() -> None:
