@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ladder_sim.errors import UsageError
-from ladder_sim.specs.arguments import keywords_of
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs.arguments import ARGUMENTS, keywords_of
 from ladder_sim.specs.scenario import Scenario
 
 _Parameters = ParamSpec("_Parameters")
@@ -19,6 +19,8 @@ def scenario_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Scen
 
     Raises
     ------
+    UnknownNameError
+        A keyword is no argument of a scenario.
     UsageError
         Both were given, or the keywords make none.
     """
@@ -31,6 +33,8 @@ def point_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[st
 
     Raises
     ------
+    UnknownNameError
+        A keyword is no argument of a scenario.
     UsageError
         A scenario and keywords were given.
     """
@@ -62,6 +66,11 @@ def formerly_a_dict(function: Callable[_Parameters, _Result]) -> Callable[_Param
 
 
 def _check(scenario: Scenario | None, fields: Mapping[str, Any]) -> None:
+    known = (*ARGUMENTS, "overrides")
+    for name in fields:
+        # settings have their section's name before a dot
+        if name not in known and "." not in name:
+            raise UnknownNameError("argument", name, known)
     if scenario is not None and fields:
         first = next(iter(fields))
         raise UsageError(

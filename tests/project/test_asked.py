@@ -7,7 +7,7 @@ import pytest
 
 import ladder_sim
 from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UnknownNameError, UsageError
 
 EIGHT = Scenario(model="8b", tp=2)
 
@@ -69,6 +69,13 @@ def test_a_scenario_and_arguments_are_refused() -> None:
 def test_a_typo_is_named_with_the_nearest_argument(call: Callable[[], object], says: str) -> None:
     with pytest.raises(TypeError, match=says):
         call()
+
+
+def test_functions_that_take_ranges_name_a_typo_too() -> None:
+    for call in (lambda: advise(EIGHT, bacth=3), lambda: breakeven(field="batch", given="1:4", bacth=3)):
+        with pytest.raises(UnknownNameError, match="unknown argument 'bacth'") as caught:
+            call()
+        assert caught.value.hint == "did you mean 'batch'?"
 
 
 def test_former_forms_are_taken_with_a_warning() -> None:
