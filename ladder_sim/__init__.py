@@ -20,7 +20,7 @@ The way of a prediction through the package:
     `predict`; what it returns, which prints itself; the intervals and sources of that, and the runs behind it
 ``quality``
     published scores of models with other wirings
-``serve``
+``serving``
     requests that arrive one by one: schedulers, replicas, promises; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces

@@ -13,7 +13,7 @@
 import matplotlib.pyplot as plt
 
 from ladder_sim import Scenario
-from ladder_sim.serve import Lengths, Promise, Traffic, smallest_fleets
+from ladder_sim.serving import Lengths, Promise, Traffic, smallest_fleets
 
 traffic = Traffic(
     prompt=Lengths.parse("uniform:512:1536"), gen=Lengths.parse("uniform:64:192"), rate=20.0, requests=100

@@ -23,9 +23,9 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
@@ -385,8 +385,8 @@ def fleets_of(
 ) -> dict[str, Fleet]:
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
-    about how much there is.
+    Traffic, promise and `how` are as in `ladder_sim.serving.smallest_fleets`; `watch` is given how much is simulated,
+    and about how much there is.
     """
     fleets: dict[str, Fleet] = {}
     before = 0

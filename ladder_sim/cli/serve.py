@@ -18,7 +18,7 @@ from ladder_sim.specs.values import whole
 if TYPE_CHECKING:
     from ladder_sim.confidence import Confidence
     from ladder_sim.display.notes import Notes
-    from ladder_sim.serve import MeasuredSteps, Trace, Traffic
+    from ladder_sim.serving import MeasuredSteps, Trace, Traffic
     from ladder_sim.specs.plan import Plan
 
 # tokens of a prompt and of an answer by default
@@ -112,7 +112,7 @@ class Load(Requests):
 
     def trace(self, path: Path) -> "Trace":
         """Requests of a file."""
-        from ladder_sim.serve import Trace
+        from ladder_sim.serving import Trace
 
         # acceptance of drafted tokens is drawn all the same
         drawn = ["burstiness", "prefix", *([] if self.knobs["speculate"] else ["seed"])]
@@ -136,7 +136,7 @@ class Load(Requests):
 
     def traffic(self) -> "Traffic":
         """Requests drawn at random."""
-        from ladder_sim.serve import Lengths, Traffic
+        from ladder_sim.serving import Lengths, Traffic
 
         burstiness = self.knobs["burstiness"]
         if not self.rate and burstiness != 1.0:
@@ -157,8 +157,8 @@ class Load(Requests):
 
     def how(self) -> dict[str, Any]:
         """Fields of a `Service`."""
-        from ladder_sim.serve import MeasuredSteps
-        from ladder_sim.serve.engine.speculation import Speculation
+        from ladder_sim.serving import MeasuredSteps
+        from ladder_sim.serving.engine.speculation import Speculation
 
         changed: dict[str, Any] = {}
         if self.knobs["speculate"] is not None:
@@ -188,8 +188,8 @@ def serve(
     from ladder_sim.report.documents.serve import serve_document
     from ladder_sim.report.figures.serve import load_figure
     from ladder_sim.report.tables.serve import load_label, load_subtitle, serve_report
-    from ladder_sim.serve import Promise, estimate
-    from ladder_sim.serve.load import DEFAULT_VARIANTS
+    from ladder_sim.serving import Promise, estimate
+    from ladder_sim.serving.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.files import check_folder
     from ladder_sim.system.progress import Progress
@@ -283,8 +283,8 @@ def capacity(
     from ladder_sim.report.documents.serve import capacity_document
     from ladder_sim.report.figures.serve import capacity_figure
     from ladder_sim.report.tables.serve import capacity_label, capacity_report
-    from ladder_sim.serve import Promise, smallest_fleets
-    from ladder_sim.serve.load import DEFAULT_VARIANTS
+    from ladder_sim.serving import Promise, smallest_fleets
+    from ladder_sim.serving.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.progress import Progress
 
@@ -328,7 +328,7 @@ def _notes(
 ) -> "Notes":
     """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
     from ladder_sim.display.notes import Notes
-    from ladder_sim.serve.confidence import steps_note
+    from ladder_sim.serving.confidence import steps_note
 
     if steps is None:
         return Notes(confidences=confidences, about=about)

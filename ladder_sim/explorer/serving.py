@@ -16,11 +16,11 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import PROMISE, State
 from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
-from ladder_sim.serve import Capacity, Fleet, Fleets, Lengths, Outcome, Promise, Request, Service, Traffic
-from ladder_sim.serve.engine.replica import SimulatedReplica
-from ladder_sim.serve.sizing.best_plan import Best
-from ladder_sim.serve.sizing.capacity import Search
-from ladder_sim.serve.sizing.fleet import SEEDS, bounded_times, with_intervals
+from ladder_sim.serving import Capacity, Fleet, Fleets, Lengths, Outcome, Promise, Request, Service, Traffic
+from ladder_sim.serving.engine.replica import SimulatedReplica
+from ladder_sim.serving.sizing.best_plan import Best
+from ladder_sim.serving.sizing.capacity import Search
+from ladder_sim.serving.sizing.fleet import SEEDS, bounded_times, with_intervals
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
 

@@ -110,7 +110,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
     lengths = ", ".join(f'{name}=Lengths.parse("{getattr(traffic, name)}")' for name in ("prompt", "gen"))
     lines = [
         "from ladder_sim import Scenario",
-        "from ladder_sim.serve import Lengths, Promise, Traffic, smallest_fleets",
+        "from ladder_sim.serving import Lengths, Promise, Traffic, smallest_fleets",
     ]
     if state.shape is not None:
         lines.append("from ladder_sim.specs.model import ModelSpec")

@@ -6,8 +6,8 @@ from typing import Any
 
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.serve.intervals import estimate
-from ladder_sim.serve.requests.result import Result
+from ladder_sim.serving.intervals import estimate
+from ladder_sim.serving.requests.result import Result
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
@@ -49,7 +49,7 @@ def compare_loads(
     Parameters
     ----------
     results
-        As `ladder_sim.serve.requests.results.read_results` returns them.
+        As `ladder_sim.serving.requests.results.read_results` returns them.
     given, overrides
         Arguments of `Scenario`; where there is none, what the file says counts.
     profile

@@ -12,7 +12,7 @@ from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
 from ladder_sim.costs.memory import MemoryUse, kv_bytes, kv_requests, kv_tokens, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
 from ladder_sim.prediction import predict
-from ladder_sim.serve import Lengths, Traffic, serve
+from ladder_sim.serving import Lengths, Traffic, serve
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario

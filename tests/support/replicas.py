@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 import simpy
 
-from ladder_sim.serve import Promise, Service, Traffic
-from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.measured_steps import MeasuredSteps
-from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
-from ladder_sim.serve.engine.scheduler import SchedulerSpec
-from ladder_sim.serve.replicas.pools import Pool
-from ladder_sim.serve.replicas.simulation import simulate
-from ladder_sim.serve.requests.request import Request
-from ladder_sim.serve.sizing.capacity import Capacity, Search
-from ladder_sim.serve.steps.mix import Mix, StepLimits
+from ladder_sim.serving import Promise, Service, Traffic
+from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.replicas.pools import Pool
+from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.sizing.capacity import Capacity, Search
+from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.specs.scenario import Scenario
 
 SERVER = MeasuredSteps(

@@ -10,8 +10,8 @@ from ladder_sim.display.console import to_text
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.tables.validation import loads_report
-from ladder_sim.serve import serve
-from ladder_sim.serve.requests.results import read_results
+from ladder_sim.serving import serve
+from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.load import LoadComparison, compare_loads, gate_loads, summarize_loads
 from tests.conftest import DATA

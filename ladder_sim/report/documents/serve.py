@@ -12,7 +12,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.sweeps.price import token_price
 
 if TYPE_CHECKING:
-    from ladder_sim.serve import Estimate, Estimates, Fleet, Fleets, Trace, Traffic
+    from ladder_sim.serving import Estimate, Estimates, Fleet, Fleets, Trace, Traffic
     from ladder_sim.specs.scenario import Scenario
 
 
@@ -121,7 +121,7 @@ def _load_document(
     rows: Sequence[Mapping[str, Any]],
     **content: Any,
 ) -> Document:
-    """What was served, `how` (fields of a `ladder_sim.serve.Service`) and what came out."""
+    """What was served, `how` (fields of a `ladder_sim.serving.Service`) and what came out."""
     load = {
         name: value if isinstance(value, int | float | None) else str(value) for name, value in asdict(requests).items()
     }

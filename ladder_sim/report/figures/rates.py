@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.report.figures.style import GRID_COLOUR, NOW_MARKER, figure, variant_colour
-from ladder_sim.serve import Capacity, Outcome, Promise
+from ladder_sim.serving import Capacity, Outcome, Promise
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

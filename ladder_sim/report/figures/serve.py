@@ -10,8 +10,8 @@ import numpy as np
 
 from ladder_sim.des.shared import Floats
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, error_bars, figure, variant_colour
-from ladder_sim.serve import Estimates, Fleets, Outcome, Promise
-from ladder_sim.serve.requests.promise import Metric
+from ladder_sim.serving import Estimates, Fleets, Outcome, Promise
+from ladder_sim.serving.requests.promise import Metric
 from ladder_sim.units import format_seconds
 
 if TYPE_CHECKING:

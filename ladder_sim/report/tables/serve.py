@@ -1,4 +1,4 @@
-"""The answers of `ladder_sim.serve` as tables."""
+"""The answers of `ladder_sim.serving` as tables."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,10 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
-from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
-from ladder_sim.serve.replicas.pools import Sizes
-from ladder_sim.serve.requests.promise import Metric
-from ladder_sim.serve.sizing.best_plan import MORE
+from ladder_sim.serving import Estimate, Estimates, Fleets, Trace, Traffic
+from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.requests.promise import Metric
+from ladder_sim.serving.sizing.best_plan import MORE
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_rate, format_seconds, step_for
 
@@ -25,7 +25,7 @@ _GAINS = tuple((*time, column) for time in (*_TIMES[:2], _TIMES[3]) for column i
 
 
 def load_label(scenario: Scenario, requests: Traffic | Trace, how: Mapping[str, Any]) -> str:
-    """What is served where, in a line; `how` has fields of a `ladder_sim.serve.Service`."""
+    """What is served where, in a line; `how` has fields of a `ladder_sim.serving.Service`."""
     where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
     if steps := how["steps"]:
         where = f"steps of {steps.engine}"

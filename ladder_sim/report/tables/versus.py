@@ -13,7 +13,7 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.report.tables.serve import gpus_text, rate_text
-from ladder_sim.serve.sizing.fleet import Fleet
+from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines
 
 
