@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.versus import versus
     from ladder_sim.answer import Prediction, Predictions
     from ladder_sim.prediction import predict
+    from ladder_sim.serving.capacity import capacity
+    from ladder_sim.serving.serve import serve
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.sweeps.run import sweep
     from ladder_sim.sweeps.table import SweepTable
@@ -58,9 +60,11 @@ __all__ = [
     "__version__",
     "advise",
     "breakeven",
+    "capacity",
     "compare",
     "predict",
     "sensitivity",
+    "serve",
     "sweep",
     "validate",
     "versus",
@@ -75,9 +79,11 @@ _LAZY = {
     "SweepTable": "ladder_sim.sweeps.table",
     "advise": "ladder_sim.analysis.advise",
     "breakeven": "ladder_sim.analysis.breakeven",
+    "capacity": "ladder_sim.serving.capacity",
     "compare": "ladder_sim.analysis.compare",
     "predict": "ladder_sim.prediction",
     "sensitivity": "ladder_sim.analysis.sensitivity",
+    "serve": "ladder_sim.serving.serve",
     "sweep": "ladder_sim.sweeps.run",
     "validate": "ladder_sim.validation.compare",
     "versus": "ladder_sim.analysis.versus",

@@ -385,7 +385,7 @@ def fleets_of(
 ) -> dict[str, Fleet]:
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `ladder_sim.serving.smallest_fleets`; `watch` is given how much is simulated,
+    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
     and about how much there is.
     """
     fleets: dict[str, Fleet] = {}
@@ -400,8 +400,7 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
-        fleets[option.name] = answer.variants[variant]
+        fleets[option.name] = smallest_fleets(scenario, traffic, promise, variant, watch=seen, **how)[variant]
         before += done
     return fleets
 

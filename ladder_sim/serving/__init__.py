@@ -8,43 +8,43 @@
     what one replica runs in each step
 ``replicas``
     several of them behind a router, and what becomes of the requests
-``load``, ``confidence``, ``intervals``
-    what becomes of a load; how sure that is; the same with intervals
+``service``, ``confidence``, ``intervals``
+    what serves a load; how sure its times are; what becomes of the load, with intervals
 ``sizing``
     the fewest replicas, and GPUs, that keep a promise
+``asked``, ``serve``, ``capacity``
+    `ladder_sim.serve` and `ladder_sim.capacity`, and what they take
 """
 
+from ladder_sim.serving.capacity import Capacity
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
-from ladder_sim.serving.intervals import Estimate, Estimates, estimate
-from ladder_sim.serving.load import Service, serve
+from ladder_sim.serving.intervals import Served, ServedVariant
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.sizing.capacity import Capacity
-from ladder_sim.serving.sizing.fleet import Fleet, Fleets, smallest_fleets
+from ladder_sim.serving.service import Service
+from ladder_sim.serving.sizing.fleet import Fleet
+from ladder_sim.serving.sizing.search import Need
 from ladder_sim.serving.steps.mix import StepLimits
 from ladder_sim.serving.steps.times import StepTimes
 
 __all__ = [
     "Capacity",
-    "Estimate",
-    "Estimates",
     "Fleet",
-    "Fleets",
     "Lengths",
     "MeasuredSteps",
+    "Need",
     "Outcome",
     "Promise",
     "Request",
+    "Served",
+    "ServedVariant",
     "Service",
     "StepLimits",
     "StepTimes",
     "Trace",
     "Traffic",
-    "estimate",
-    "serve",
-    "smallest_fleets",
 ]

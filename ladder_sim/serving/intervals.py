@@ -9,7 +9,7 @@ the two do not share.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,13 +21,15 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serving.confidence import confidence_of, in_step_note, interval_note, widths_of
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
-from ladder_sim.serving.load import DEFAULT_VARIANTS, Service, check_options
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.requests.promise import METRICS, Bound, Promise
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
+from ladder_sim.sweeps.price import token_price
 
 # by default: of three, the spread of a percentile is hardly known, and each takes a simulation more
 SEEDS = 5
@@ -38,13 +40,14 @@ _RATES = ("goodput", "requests_per_s", "tokens_per_s")
 
 # no slots: what is drawn from it is made once
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Estimate:
+class ServedVariant:
     """One variant under load, and how far its figures may be off."""
 
     outcome: Outcome
     """Of the first seed, with times of steps as predicted."""
     figures: Mapping[str, Interval]
-    """By name, as in `Outcome.fields`."""
+    """By name, as in `Outcome.fields`; with a price of GPUs, ``usd_per_Mtoken`` for new tokens. Each is an attribute of
+    this name, too."""
     gains: Mapping[str, Interval]
     """The same over the first variant: above 1 is better; empty: it is the first."""
     widths: Widths
@@ -55,6 +58,13 @@ class Estimate:
     """Nor with slower steps."""
     promise: Promise | None = field(repr=False)
     """To be kept."""
+
+    def __getattr__(self, name: str) -> Interval:
+        figures = self.__dict__.get("figures", {})
+        if name not in figures:
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+        found: Interval = figures[name]
+        return found
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -86,20 +96,43 @@ class Estimate:
         return [(bound, self.figures[f"{bound.name}_s"]) for bound in self.promise.bounds] if self.promise else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimates:
-    """Variants under the same load."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served(Mapping[str, ServedVariant]):
+    """Variants under the same load, by canonical name, in the order asked for."""
 
-    variants: Mapping[str, Estimate]
+    variants: Mapping[str, ServedVariant]
     """By canonical name."""
+    service: Service = field(repr=False)
+    """The scenario, and how its replicas serve."""
+    load: Traffic | Trace | Sequence[Request] = field(repr=False)
+    """The requests; random ones are those of the first seed."""
     seeds: int
-    """Simulated of each."""
-    steps: MeasuredSteps | None
-    """Of a running engine, if times of steps are its."""
+    """Loads simulated for each variant."""
+    promise: Promise | None
+    """Bounds on times of requests, if there are any."""
     confidence: Confidence = field(repr=False)
-    """Of the steady load that comes closest."""
+    """How sure predictions are of the steady load that comes closest."""
     in_step: str = ""
     """What the load takes with lengths that differ, if requests are of one length and stay in step; else empty."""
+
+    def __getitem__(self, name: str) -> ServedVariant:
+        return self.variants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variants)
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    @property
+    def scenario(self) -> Scenario:
+        """Model, GPUs, plan and engine."""
+        return self.service.scenario
+
+    @property
+    def steps(self) -> MeasuredSteps | None:
+        """Step times of a running engine, if they were used."""
+        return self.service.steps
 
     @property
     def first(self) -> str:
@@ -120,47 +153,33 @@ class Estimates:
         return (*overloads, *others, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
 
 
-def estimate(
-    scenario: Scenario,
-    requests: Iterable[Request],
-    variants: Sequence[str] = DEFAULT_VARIANTS,
+def under_load(
+    service: Service,
+    load: Traffic | Trace | Sequence[Request],
+    variants: str | Sequence[str] = DEFAULT_VARIANTS,
     *,
     seeds: int | None = None,
     concurrency: int = 0,
     promise: Promise | None = None,
+    usd_per_gpu_hour: float | None = None,
     record: bool = False,
     watch: Callable[[int, int], object] = lambda answered, total: None,
-    **how: Any,
-) -> Estimates:
+) -> Served:
     """Serve the same requests with several residual wirings, and say how sure the figures are.
 
     Parameters
     ----------
-    scenario, requests, variants, concurrency, promise
-        As in `ladder_sim.serving.serve`.
-    seeds
-        Of random requests, 5 by default; a trace has one.
-    record
-        Whether replicas of the first seed keep every step.
-    watch
-        Is given the number of requests answered so far, and of all.
-    **how
-        Fields of `Service`.
-
-    Examples
-    --------
-    >>> from ladder_sim import Scenario
-    >>> from ladder_sim.serving import Lengths, Traffic, estimate
-    >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
-    >>> load = Traffic(rate=4.0, requests=200, **lengths)
-    >>> ladder = estimate(Scenario(model="70b", stack="vllm"), load).variants["ladder"]
-    >>> tpot, gain = ladder.figures["tpot_p95_s"], ladder.gains["tpot_p95_s"]
-    >>> f"{1e3 * tpot.low:.0f} to {1e3 * tpot.high:.0f} ms, {gain.low:.2f} to {gain.high:.2f} times as fast"
-    '9 to 15 ms, 1.09 to 1.53 times as fast'
+    service
+        Made for these requests (`Service.for_requests`).
+    load
+        Requests in order of arrival, iterated several times.
+    concurrency
+        Most requests in flight: the client holds others back; 0: it holds none back. With requests that come at the
+        same time, so many are in flight at all times.
+    variants, seeds, promise, usd_per_gpu_hour, record, watch
+        As in `ladder_sim.serve`, where `promise` is called ``slo``.
     """
-    check_options(estimate, how)
-    loads = _loads(requests, seeds)
-    service = Service.for_requests(scenario, requests, **how)
+    loads = _loads(load, seeds)
     names = canonical_names(variants)
     runs = len(names) * (len(loads) + 2) + 2 * (len(names) - 1)
     answered = 0
@@ -184,25 +203,28 @@ def estimate(
         return [_figures(run(name, loads[0], slower=math.exp(sign * width))) for sign in (1, -1)]
 
     outcomes = {name: run(name, loads[0], record=record) for name in names}
-    confidence = confidence_of(scenario, outcomes, profile=service.profile)
+    confidence = confidence_of(service.scenario, outcomes, profile=service.profile)
     all_widths = widths_of(confidence, service.steps)
     bases: Sequence[Mapping[str, float]] = ()
-    estimates: dict[str, Estimate] = {}
+    served: dict[str, ServedVariant] = {}
     for name, outcome in outcomes.items():
         widths = all_widths[name]
         more = [run(name, load) for load in loads[1:]]
         rows = [_figures(each) for each in (outcome, *more)]
         slow, fast = ends(name, widths.rate)
         gains = {}
-        if estimates:
+        if served:
             gain_ends = [_gains(bases[0], end) for end in ends(name, widths.speedup)]
             gains = _intervals([_gains(base, row) for base, row in zip(bases, rows, strict=True)], gain_ends)
         else:
             bases = rows
         beyond = max(0.0, widths.ttft - widths.rate)
-        estimates[name] = Estimate(
+        figures = _intervals(rows, [_later(slow, beyond), _later(fast, -beyond)])
+        if usd_per_gpu_hour is not None:
+            figures["usd_per_Mtoken"] = _price(figures["tokens_per_s"], outcome.gpus, usd_per_gpu_hour)
+        served[name] = ServedVariant(
             outcome=outcome,
-            figures=_intervals(rows, [_later(slow, beyond), _later(fast, -beyond)]),
+            figures=figures,
             gains=gains,
             widths=widths,
             stable=all(each.stable for each in (outcome, *more)),
@@ -210,14 +232,22 @@ def estimate(
             promise=promise,
         )
     # of what predictions of requests in flight do not know there is none
-    known = not (service.steps or service.prefill or service.spec.speculation)
-    return Estimates(
-        variants=estimates,
+    known = not (service.steps or service.prefill or service.speculation)
+    return Served(
+        variants=served,
+        service=service,
+        load=load,
         seeds=len(loads),
-        steps=service.steps,
+        promise=promise,
         confidence=confidence,
-        in_step=in_step_note(scenario, requests, concurrency, names[0], profile=service.profile) if known else "",
+        in_step=in_step_note(service.scenario, load, concurrency, names[0], profile=service.profile) if known else "",
     )
+
+
+def _price(rate: Interval, gpus: int, usd_per_gpu_hour: float) -> Interval:
+    """US dollars for a million new tokens at a rate of them."""
+    value, low, high = (token_price(usd_per_gpu_hour, gpus, each) for each in (rate.value, rate.high, rate.low))
+    return Interval(value=value, low=low, high=high)
 
 
 def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:

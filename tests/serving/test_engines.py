@@ -7,14 +7,15 @@ from unittest.mock import Mock
 import pytest
 
 from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError, install_command
-from ladder_sim.serving import Lengths, Traffic, serve
+from ladder_sim.serving import Lengths, Traffic
 from ladder_sim.specs.scenario import Scenario
+from tests.support.replicas import outcomes
 
 LOAD = Traffic(rate=4.0, requests=2, prompt=Lengths.parse("64"), gen=Lengths.parse("8"))
 
 
 def served(stack: str = "vllm", **how: Any) -> None:
-    serve(Scenario(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
+    outcomes(Scenario(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
 
 
 def test_an_engine_that_is_not_installed_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

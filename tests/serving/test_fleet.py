@@ -13,20 +13,19 @@ from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario
-from ladder_sim.analysis.plans import legal_plans
+from ladder_sim import Scenario, serve
+from ladder_sim import capacity as search_plans
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import to_text
 from ladder_sim.errors import UsageError
-from ladder_sim.report.documents.serve import fleet_price
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
-from ladder_sim.serving import Fleets, Lengths, Promise, Service, Traffic, estimate, smallest_fleets
+from ladder_sim.serving import Capacity, Lengths, Promise, Service, Traffic
 from ladder_sim.serving.replicas.pools import Sizes
-from ladder_sim.serving.sizing.capacity import Capacity, Case, Search
+from ladder_sim.serving.sizing.search import Case, Need, Search
 from tests.conftest import REPO
 from tests.support.commands import run
-from tests.support.replicas import SERVER, capacity
+from tests.support.replicas import SERVER, capacity, keywords
 
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 SCENARIO = Scenario(model="8b", tp=2, stack="vllm", concurrency=8)
@@ -35,70 +34,72 @@ PROMISE = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
 FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "40", "--prompt", "400", "--gen", "40")
 
 
-def fleets(promise: Promise = PROMISE, **given: Any) -> Fleets:
-    return smallest_fleets(SCENARIO, given.pop("traffic", TRAFFIC), promise, **{"seeds": 2, **given})
+def fleets(promise: Promise = PROMISE, **given: Any) -> Capacity:
+    load = keywords(given.pop("traffic", TRAFFIC))
+    return search_plans(SCENARIO, slo=promise, **load, **{"seeds": 2, "pp": 1, **given})
 
 
-def few_requests(**given: Any) -> Fleets:
+def few_requests(**given: Any) -> Capacity:
     """Of one variant: for what does not depend on the answer."""
     return fleets(traffic=Traffic(rate=300.0, **{**LOAD, "requests": 30}), variants=["ladder"], **given)
 
 
 @pytest.fixture(scope="module")
-def searched() -> Fleets:
-    return fleets(plans=legal_plans(SCENARIO, 4, {"dp": [1], "pp": [1]}).legal, curves=True, seeds=1)
+def searched() -> Capacity:
+    return fleets(tp=[1, 2, 4], usd_per_gpu_hour=2.0, curves=True, seeds=1)
 
 
 @pytest.mark.slow
-def test_no_plan_needs_fewer_gpus_than_the_best(searched: Fleets) -> None:
+def test_no_plan_needs_fewer_gpus_than_the_best(searched: Capacity) -> None:
     """Guards the pruning: each plan on its own, with its own search."""
     for tp in (1, 2, 4):
         alone = capacity(Scenario(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE)
-        for name, each in searched.variants.items():
+        for name, each in searched.items():
             assert each.gpus.value <= alone[name].gpus
             if each.plans == f"TP {tp}":
                 assert each.gpus.value == alone[name].gpus
 
 
-def test_ends_of_intervals_hold_the_answer(searched: Fleets) -> None:
-    for each in searched.variants.values():
+def test_ends_of_intervals_hold_the_answer(searched: Capacity) -> None:
+    for each in searched.values():
         for interval in (each.gpus, each.rate_limit, each.saved, each.gain):
             assert interval.low <= interval.value <= interval.high
         assert each.rate_limit.low < each.rate_limit.value < each.rate_limit.high
-    standard, ladder = searched.variants.values()
+    standard, ladder = searched.values()
     assert (standard.saved.value, standard.gain.value) == (0.0, 1.0)
     assert ladder.saved.value == standard.gpus.value - ladder.gpus.value
     # the same requests, and most of the error shared
     assert ladder.gain.log_width < ladder.rate_limit.log_width + standard.rate_limit.log_width
 
 
-def test_every_plan_is_accounted_for(searched: Fleets) -> None:
+def test_every_plan_is_accounted_for(searched: Capacity) -> None:
     plans = {"TP 1", "TP 2", "TP 4"}
-    text = to_text(capacity_report("here", searched, 3.0))
-    for each in searched.variants.values():
+    text = to_text(capacity_report(searched))
+    for each in searched.values():
         assert {tried.plans for tried in each.tried} == plans
         assert all(bool(tried.gpus) != bool(tried.reason) for tried in each.tried)
     assert text.count("needs") >= 1
 
 
-def test_a_price_is_that_of_the_gpus_for_the_rate(searched: Fleets) -> None:
-    for each in searched.variants.values():
-        price = fleet_price(each, TRAFFIC, 2.0)
+def test_a_price_is_that_of_the_gpus_for_the_rate(searched: Capacity) -> None:
+    for name, each in searched.items():
+        price = searched.usd_per_Mtoken(name)
+        assert price is not None
         tokens_per_hour = 300.0 * 50.0 * 3600.0
         assert price.value == pytest.approx(2.0 * each.gpus.value / tokens_per_hour * 1e6)
         assert price.low <= price.value <= price.high
 
 
-def test_the_figure_has_gpus_and_every_bound_against_the_rate(searched: Fleets) -> None:
-    drawn = capacity_figure("here", searched)
+def test_the_figure_has_gpus_and_every_bound_against_the_rate(searched: Capacity) -> None:
+    drawn = capacity_figure(searched)
     bars = [each for each in drawn.data if each.type == "bar"]
     assert [bar.y for bar in bars] == [("standard",), ("ladder",)]
-    assert [bar.x[0] for bar in bars] == [each.gpus.value for each in searched.variants.values()]
+    assert [bar.x[0] for bar in bars] == [each.gpus.value for each in searched.values()]
     curves = [each for each in drawn.data if each.type == "scatter"]
     assert len(curves) == 2 * len(PROMISE.bounds)
     limits_ms = [1e3 * bound.seconds for bound in PROMISE.bounds]
     assert [shape.y0 for shape in drawn.layout.shapes] == limits_ms
-    for each in searched.variants.values():
+    for each in searched.values():
         rates, values = list(each.curve), list(each.curve.values())
         assert rates[0] < each.rate_limit.value < rates[-1]
         assert all(value <= bound.seconds for value, bound in zip(values[0], PROMISE.bounds, strict=True))
@@ -137,13 +138,13 @@ def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> N
 def test_plans_that_break_a_promise_idle_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: each plan was, for a minute; and JSON said that 0 GPUs were saved of a number that there is not."""
     simulated: list[str] = []
-    search = Search.capacity
+    search = Search.need
 
-    def spied(self: Search) -> Capacity:
+    def spied(self: Search) -> Need:
         simulated.append(f"{self.variant}, {self.service.plans}")
         return search(self)
 
-    monkeypatch.setattr(Search, "capacity", spied)
+    monkeypatch.setattr(Search, "need", spied)
     result = run("capacity", *FLAGS, "--rate", "4", "--slo", "ttft_p95=1us", "--seeds", "1", "--json")
     assert simulated == ["standard, TP 8", "ladder, TP 8"]
     document = json.loads(result.out)
@@ -157,13 +158,13 @@ def test_plans_that_break_a_promise_idle_are_not_simulated(monkeypatch: pytest.M
 
 def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes() -> None:
     answer = fleets(Promise.parse("ttft_p50=1us,tpot_p95=1s"), traffic=Traffic(rate=1.0, **LOAD))
-    for name, each in answer.variants.items():
-        assert (each.capacity.replicas, each.gpus.value, each.confidence) == (0, math.inf, None)
+    for name, each in answer.items():
+        assert (each.need.replicas, each.gpus.value, each.confidence) == (0, math.inf, None)
         (reason,) = each.reasons
         assert "no rate keeps ttft_p50=1.00us: it is " in reason
         assert "ms on an idle replica of TP 2" in reason
         assert f"{name}: {reason}" in answer.cautions
-    assert capacity_figure("here", answer).data[0].text == "no number keeps it"
+    assert capacity_figure(answer).data[0].text == "no number keeps it"
 
 
 def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
@@ -173,7 +174,7 @@ def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
     traffic, promise = Traffic(rate=30.0, **load), Promise.parse("ttft_p95=300ms,tpot_p95=16ms")
     service = Service.for_requests(one, traffic, prefill=two, steps=SERVER)
     search = Search(service, "standard", traffic, promise)
-    need = search.capacity()
+    need = search.need()
     serving, prefill = need.sizes
     assert (need.gpus, need.outcome.gpus) == (serving + 2 * prefill, need.gpus // need.sizes.groups)
     assert not search.breaks(30.0, need.sizes)
@@ -218,7 +219,7 @@ def test_replicas_that_mend_nothing_are_not_added_for_ever(seconds: Callable[[fl
     traffic, promise = Traffic(rate=300.0, **{**LOAD, "requests": 10}), Promise.parse("ttft_p95=1s")
     service = Service.for_requests(SCENARIO, traffic, steps=SERVER)
     search = Search(service, "standard", traffic, promise, seeds=2, points=points)
-    need = search.capacity()
+    need = search.need()
     assert (need.replicas, need.breaks, need.rate_limit) == (0, ("ttft_p95",), 0.0)
     assert need.idle_s[0] > 1.0
     assert len(points.asked) < 80
@@ -229,7 +230,7 @@ def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
     load = Traffic(rate=0.01, **LOAD)
     idle = capacity(SCENARIO, load, Promise.parse("tpot_p95=1s"), ["ladder"])["ladder"].outcome
     promise = Promise.parse(f"tpot_p95={1.08 * idle.seconds('tpot', 95)}s")
-    each = fleets(promise, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"], seeds=1).variants["ladder"]
+    each = fleets(promise, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"], seeds=1)["ladder"]
     assert math.isfinite(each.gpus.value)
     assert each.gpus.high == math.inf
     assert each.rate_limit.low == 0.0
@@ -238,8 +239,8 @@ def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
 @pytest.mark.slow
 def test_overload_ends() -> None:
     """A million requests a second: replicas are counted, not simulated."""
-    each = fleets(traffic=Traffic(rate=1e6, **LOAD), variants=["ladder"], seeds=1).variants["ladder"]
-    assert each.capacity.replicas > 1000
+    each = fleets(traffic=Traffic(rate=1e6, **LOAD), variants=["ladder"], seeds=1)["ladder"]
+    assert each.need.replicas > 1000
     crowded = Service.for_requests(SCENARIO, TRAFFIC, router="least-loaded")
     with pytest.raises(UsageError, match="at most 5000000 requests"):
         Search(crowded, "ladder", Traffic(rate=1e6, **LOAD), PROMISE)._run(1e6, Sizes(100_000, 0))
@@ -279,11 +280,11 @@ def test_a_killed_search_goes_on_and_gives_the_same_answer(tmp_path: Path) -> No
     answer = few_requests(path=path, resume=True, watch=lambda done, total: resumed.append(done))
     # the one that it was killed in begins again
     assert len(resumed) == len(whole) - 8
-    for name, each in answer.variants.items():
+    for name, each in answer.items():
         assert (each.gpus, each.rate_limit, each.tried) == (
-            expected.variants[name].gpus,
-            expected.variants[name].rate_limit,
-            expected.variants[name].tried,
+            expected[name].gpus,
+            expected[name].rate_limit,
+            expected[name].tried,
         )
     assert not list(tmp_path.iterdir())
 
@@ -344,7 +345,7 @@ def test_the_command_gives_every_figure(tmp_path: Path) -> None:
         (("--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity without a rate"),
         (("--rate", "1", "--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity with concurrency 4"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=x"), "tp"),
-        (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=2", "--steps", "x"), "prefill_tp with --steps"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=2", "--steps", "x"), "prefill_tp with steps"),
         (("--rate", "1"), "Missing option"),
         (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),
@@ -364,9 +365,9 @@ def test_bad_flags_are_named(flags: tuple[str, ...], shown: str) -> None:
     assert "hint:" in result.err or "Missing" in result.err
 
 
-def test_an_estimate_and_a_capacity_agree() -> None:
+def test_what_is_served_and_a_capacity_agree() -> None:
     """At the limit of a replica, its percentiles are at the bound."""
     need = capacity(SCENARIO, TRAFFIC, PROMISE, ["ladder"])["ladder"]
-    at = estimate(SCENARIO, Traffic(rate=need.rate_limit, **LOAD), ["ladder"], seeds=1, promise=PROMISE)
-    assert at.variants["ladder"].kept
-    assert at.variants["ladder"].unsure
+    at = serve(SCENARIO, "ladder", rate=need.rate_limit, seeds=1, slo=PROMISE, **LOAD)["ladder"]
+    assert at.kept
+    assert at.unsure

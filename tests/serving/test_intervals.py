@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario, predict, serve
 from ladder_sim.confidence import Interval
-from ladder_sim.serving import Estimates, Lengths, Promise, Service, Traffic, estimate
+from ladder_sim.serving import Lengths, Promise, Served, Service, Traffic
 from ladder_sim.serving.intervals import further_seed
 from ladder_sim.serving.steps.mix import Mix
 from ladder_sim.units import format_seconds
 from tests.support.commands import run
+from tests.support.replicas import keywords
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
@@ -23,16 +24,16 @@ TRAFFIC = Traffic(rate=60.0, **LOAD)
 SCENARIO = Scenario(model="8b", tp=2, stack="vllm")
 
 
-def estimates(**given: Any) -> Estimates:
-    return estimate(SCENARIO, given.pop("traffic", TRAFFIC), **given)
+def served(**given: Any) -> Served:
+    return serve(SCENARIO, **keywords(given.pop("traffic", TRAFFIC)), **given)
 
 
 def test_an_interval_is_what_seeds_and_slower_steps_do() -> None:
     """Made here from single simulations."""
-    answer = estimates(seeds=3)
+    answer = served(seeds=3)
     service = Service.for_requests(SCENARIO, TRAFFIC)
     seeds = [Traffic(rate=60.0, seed=seed, **LOAD) for seed in range(3)]
-    for name, each in answer.variants.items():
+    for name, each in answer.items():
         values = [service.run(name, load).seconds("tpot", 95) for load in seeds]
         ends = [
             service.run(name, TRAFFIC, slower=math.exp(sign * each.widths.rate)).seconds("tpot", 95) for sign in (1, -1)
@@ -55,12 +56,12 @@ def test_another_seed_may_draw_longer_requests() -> None:
     loads = [Traffic(rate=1.0, requests=2, seed=seed, **lengths) for seed in range(2)]
     first, second = (max(each.prompt + each.gen for each in load) for load in loads)
     assert first <= 4096 < second
-    assert estimate(SCENARIO, loads[0], ["standard"], seeds=2).variants["standard"].figures["ttft_mean_s"].value > 0.0
+    assert served(traffic=loads[0], variants="standard", seeds=2)["standard"].ttft_mean_s.value > 0.0
 
 
 def test_gains_are_surer_than_the_figures_they_compare() -> None:
     """All variants answer the same requests, and share most of the error of their steps."""
-    ladder = estimates(seeds=4).variants["ladder"]
+    ladder = served(seeds=4)["ladder"]
     for name in ("tpot_p50_s", "tpot_p95_s", "e2e_p95_s", "ttft_p50_s"):
         assert 0.0 < ladder.gains[name].log_width < ladder.figures[name].log_width
         assert ladder.gains[name].low < ladder.gains[name].value < ladder.gains[name].high
@@ -79,7 +80,7 @@ def test_one_further_seed_lies_inside() -> None:
 
 def test_one_seed_has_the_steps_error_only() -> None:
     # at a load so small that slower steps let hardly any more requests run at a time
-    answer = estimates(seeds=1, traffic=Traffic(rate=20.0, **LOAD))
+    answer = served(seeds=1, traffic=Traffic(rate=20.0, **LOAD))
     each = answer.variants["ladder"]
     assert answer.seeds == 1
     assert each.figures["tpot_p50_s"].log_width == pytest.approx(each.widths.rate, rel=0.6)
@@ -97,12 +98,12 @@ def test_requests_of_one_length_in_flight_are_said_to_stay_in_step() -> None:
 
 
 def in_step(traffic: Traffic) -> list[str]:
-    answer = estimate(SCENARIO, traffic, ["standard"], seeds=1, concurrency=traffic.concurrency)
+    answer = served(traffic=traffic, variants=["standard"], seeds=1)
     return [text for text in answer.cautions if "in step" in text]
 
 
 def test_a_promise_inside_an_interval_is_unsure() -> None:
-    each = estimates(seeds=2).variants["standard"]
+    each = served(seeds=2)["standard"]
     value = each.figures["tpot_p95_s"]
     for limit_s, kept, unsure in (
         (2.0 * value.high, True, ()),
@@ -111,7 +112,7 @@ def test_a_promise_inside_an_interval_is_unsure() -> None:
         (0.5 * value.low, False, ()),
     ):
         promise = Promise.parse(f"tpot_p95={limit_s}s")
-        answer = estimates(seeds=2, promise=promise).variants["standard"]
+        answer = served(seeds=2, slo=promise)["standard"]
         assert (answer.kept, answer.unsure) == (kept, unsure)
         assert answer.broken == (() if kept else ("tpot_p95",))
 
@@ -122,7 +123,7 @@ def test_overload_with_slower_steps_is_said() -> None:
     load = {"prompt": Lengths.parse("900"), "gen": Lengths.parse("20"), "requests": 1500}
     answers = {}
     for rate in (5.0, 58.0, 3000.0):
-        (each,) = estimate(tight, Traffic(rate=rate, **load), ["standard"], seeds=1).variants.values()
+        (each,) = serve(tight, "standard", rate=rate, seeds=1, **load).values()
         answers[rate] = each.overload
     assert answers[5.0] == ""
     assert "the queue grows without end at this load; its times" in answers[3000.0]
@@ -130,14 +131,14 @@ def test_overload_with_slower_steps_is_said() -> None:
 
 
 def test_figures_without_a_logarithm_span_what_was_simulated() -> None:
-    each = estimates(seeds=3).variants["ladder"]
+    each = served(seeds=3)["ladder"]
     assert each.figures["preemptions"] == Interval(value=0.0, low=0.0, high=0.0)
     assert each.figures["utilisation"].high <= 1.0
 
 
 def test_progress_counts_all_simulations() -> None:
     calls: list[tuple[int, int]] = []
-    estimates(seeds=2, watch=lambda answered, total: calls.append((answered, total)))
+    served(seeds=2, watch=lambda answered, total: calls.append((answered, total)))
     assert calls[-1][0] == calls[-1][1] == 150 * (2 * (2 + 2) + 2)
     assert {total for _, total in calls} == {calls[-1][1]}
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario, predict
-from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
+from ladder_sim import Scenario, predict, serve
+from ladder_sim import capacity as search_plans
+from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serving import (
     Lengths,
@@ -21,15 +22,12 @@ from ladder_sim.serving import (
     Service,
     StepTimes,
     Traffic,
-    estimate,
-    serve,
-    smallest_fleets,
 )
 from ladder_sim.serving.replicas.simulation import _System
-from ladder_sim.serving.sizing.capacity import Search
+from ladder_sim.serving.sizing.search import Search
 from tests.conftest import REPO
 from tests.support.commands import run
-from tests.support.replicas import capacity
+from tests.support.replicas import capacity, keywords, outcomes
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "60")
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
@@ -40,8 +38,7 @@ def scenario(**given: Any) -> Scenario:
 
 
 def test_ladder_answers_the_same_requests_sooner() -> None:
-    outcomes = serve(scenario(), Traffic(rate=20.0, **LOAD))
-    standard, ladder = outcomes["standard"], outcomes["ladder"]
+    standard, ladder = outcomes(scenario(), Traffic(rate=20.0, **LOAD)).values()
     for metric in ("ttft", "tpot", "itl", "e2e"):
         assert ladder.seconds(metric, 95) < standard.seconds(metric, 95)
         assert standard.seconds(metric, 50) <= standard.seconds(metric, 90) <= standard.seconds(metric, 99)
@@ -53,7 +50,7 @@ def test_a_server_adds_to_first_tokens_and_to_nothing_else(stack: str) -> None:
     given, traffic = scenario(stack=stack), Traffic(rate=20.0, **{**LOAD, "requests": 60})
     none = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
     engine, server = (
-        serve(given, traffic, ["standard"], changed=changed)["standard"].answers for changed in (none, {})
+        outcomes(given, traffic, ["standard"], changed=changed)["standard"].answers for changed in (none, {})
     )
     figures = given.stack
     for alone, answer in zip(engine, server, strict=True):
@@ -66,7 +63,7 @@ def test_a_server_adds_to_first_tokens_and_to_nothing_else(stack: str) -> None:
 
 def test_more_replicas_share_a_load() -> None:
     traffic = Traffic(rate=60.0, **LOAD)
-    one, four = (serve(scenario(dp=dp, concurrency=dp), traffic, ["ladder"])["ladder"] for dp in (1, 4))
+    one, four = (outcomes(scenario(dp=dp, concurrency=dp), traffic, ["ladder"])["ladder"] for dp in (1, 4))
     assert (one.gpus, four.gpus) == (2, 8)
     assert four.seconds("tpot", 95) < one.seconds("tpot", 95)
     assert len(four.replicas) == 4
@@ -81,7 +78,7 @@ def test_at_a_rate_the_client_holds_requests_back() -> None:
     """As `vllm bench serve --request-rate --max-concurrency` does: they arrive when one is answered, in their order."""
     given = scenario(overrides=AT_ONCE)
     traffic = Traffic(rate=20.0, concurrency=3, **{**LOAD, "requests": 60})
-    free, held = (serve(given, traffic, ["ladder"], concurrency=most)["ladder"].answers for most in (0, 3))
+    free, held = (outcomes(given, traffic, ["ladder"], concurrency=most)["ladder"].answers for most in (0, 3))
     ends: list[float] = []
     for own, answer in zip(free, held, strict=True):
         # the third of those before it that is answered last
@@ -91,7 +88,7 @@ def test_at_a_rate_the_client_holds_requests_back() -> None:
     assert any(answer.request.arrival_s > own.request.arrival_s for own, answer in zip(free, held, strict=True))
     assert any(answer.request.arrival_s == own.request.arrival_s for own, answer in zip(free, held, strict=True))
     # one that never has so many in flight is as without
-    wide = serve(given, traffic, ["ladder"], concurrency=60)["ladder"].answers
+    wide = outcomes(given, traffic, ["ladder"], concurrency=60)["ladder"].answers
     assert [answer.last_s for answer in wide] == pytest.approx([answer.last_s for answer in free])
 
 
@@ -106,7 +103,7 @@ def test_the_client_waits_for_one_arrival_at_a_time(monkeypatch: pytest.MonkeyPa
         send_due(system)
 
     monkeypatch.setattr(_System, "_send_due", counted)
-    serve(scenario(), Traffic(rate=20.0, **{**LOAD, "requests": 60}), ["ladder"], concurrency=60)
+    outcomes(scenario(), Traffic(rate=20.0, **{**LOAD, "requests": 60}), ["ladder"], concurrency=60)
     # at the start, at each arrival and with each answer
     assert looked <= 1 + 2 * 60
 
@@ -115,7 +112,7 @@ def test_the_least_loaded_replica_answers_sooner_than_the_next_in_turn() -> None
     traffic = Traffic(rate=80.0, burstiness=0.2, **LOAD)
     given = scenario(dp=4, concurrency=4)
     turns, least = (
-        serve(given, traffic, ["ladder"], router=name)["ladder"] for name in ("round-robin", "least-loaded")
+        outcomes(given, traffic, ["ladder"], router=name)["ladder"] for name in ("round-robin", "least-loaded")
     )
     assert least.seconds("e2e") < turns.seconds("e2e")
 
@@ -127,7 +124,7 @@ def test_the_replica_that_has_a_prompt_s_beginning_computes_less_of_it() -> None
     ]
     given = scenario(dp=4, concurrency=4)
     turns, aware = (
-        sum(answer.reused for answer in serve(given, requests, ["ladder"], router=name)["ladder"].answers)
+        sum(answer.reused for answer in outcomes(given, requests, ["ladder"], router=name)["ladder"].answers)
         for name in ("round-robin", "prefix-aware")
     )
     # the first of each beginning computes it
@@ -151,7 +148,7 @@ def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int, pla
     expected = predict(given, "standard")
     lengths = {"prompt": Lengths.parse("uniform:820:1228"), "gen": Lengths.parse("uniform:205:307")}
     traffic = Traffic(concurrency=concurrency, requests=8 * concurrency + 50, **lengths)
-    outcome = serve(given, traffic, ["standard"], concurrency=concurrency)["standard"]
+    outcome = outcomes(given, traffic, ["standard"], concurrency=concurrency)["standard"]
     assert outcome.seconds("tpot") == pytest.approx(expected.tpot_s, rel=0.03)
 
 
@@ -175,7 +172,7 @@ def test_slower_steps_are_slower() -> None:
 
 
 def test_so_many_requests_are_in_flight() -> None:
-    outcome = serve(scenario(overrides=AT_ONCE), Traffic(concurrency=8, **LOAD), ["ladder"], concurrency=8)["ladder"]
+    outcome = outcomes(scenario(overrides=AT_ONCE), Traffic(concurrency=8, **LOAD), ["ladder"], concurrency=8)["ladder"]
     events = sorted(
         event for answer in outcome.answers for event in ((answer.request.arrival_s, 1), (answer.last_s, -1))
     )
@@ -212,8 +209,8 @@ def test_what_no_run_was_compared_with_is_said(model: str, checked: bool) -> Non
 def test_overload_is_said() -> None:
     load = {**LOAD, "requests": 3000}
     given = scenario(overrides={"stack.serving_reserve_bytes": "50GB"})
-    assert serve(given, Traffic(rate=5.0, **{**load, "requests": 200}), ["standard"])["standard"].stable
-    assert not serve(given, Traffic(rate=2000.0, **load), ["standard"])["standard"].stable
+    assert outcomes(given, Traffic(rate=5.0, **{**load, "requests": 200}), ["standard"])["standard"].stable
+    assert not outcomes(given, Traffic(rate=2000.0, **load), ["standard"])["standard"].stable
 
 
 def test_capacity_is_where_the_promise_breaks() -> None:
@@ -225,7 +222,7 @@ def test_capacity_is_where_the_promise_breaks() -> None:
     for name, need in needs.items():
         assert need.replicas >= 2
         for rate, kept in ((need.rate_limit, True), (1.03 * need.rate_limit, False)):
-            outcome = serve(scenario(), Traffic(rate=rate, **load), [name], promise=promise)[name]
+            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], promise=promise)[name]
             assert (bool(outcome.kept) and outcome.stable) == kept
     assert needs["ladder"].rate_limit > needs["standard"].rate_limit
     assert needs["ladder"].gpus <= needs["standard"].gpus
@@ -238,7 +235,7 @@ def test_the_limit_of_a_replica_does_not_depend_on_the_rate_to_serve() -> None:
     limits = set()
     for rate in (4.0, 150.0, 900.0):
         search = Search(service, "ladder", Traffic(rate=rate, **LOAD), promise, watch=simulated.append)
-        limits.add(search.capacity().rate_limit)
+        limits.add(search.need().rate_limit)
     assert len(limits) == 1
     # of the bisection, not of the way to it
     assert len({text for text in simulated if "1 replicas" in text}) < 0.6 * len(simulated)
@@ -255,11 +252,11 @@ ONE_TOKEN = Traffic(rate=4.0, requests=20, prompt=Lengths.parse("256"), gen=Leng
 def test_a_promise_on_times_that_no_request_has_is_kept() -> None:
     """Answers of one token have no times between tokens."""
     promise = Promise.parse("tpot_p99=20ms,itl_p95=1us,ttft_p95=1s")
-    estimates = estimate(scenario(), ONE_TOKEN, ["standard"], seeds=1, promise=promise)
-    assert estimates.variants["standard"].kept is True
-    fleets = smallest_fleets(scenario(), ONE_TOKEN, promise, ["standard"], seeds=2)
-    assert fleets.variants["standard"].gpus.value == 2
-    for answer in (estimates, fleets):
+    served = serve(scenario(), ["standard"], seeds=1, slo=promise, **keywords(ONE_TOKEN))
+    assert served["standard"].kept is True
+    fleets = search_plans(scenario(), ["standard"], slo=promise, pp=1, seeds=2, **keywords(ONE_TOKEN))
+    assert fleets["standard"].gpus.value == 2
+    for answer in (served, fleets):
         assert "no request has a second token: tpot_p99, itl_p95 cannot be broken" in answer.cautions
     need = capacity(scenario(), ONE_TOKEN, Promise.parse("tpot_p95=1us,ttft_p95=1us"), ["standard"])["standard"]
     assert need.breaks == ("ttft_p95",)
@@ -267,14 +264,14 @@ def test_a_promise_on_times_that_no_request_has_is_kept() -> None:
 
 def test_an_answer_of_one_token_ends_with_its_first_one() -> None:
     """Its end-to-end time is its time to first token, and as uncertain."""
-    figures = estimate(scenario(), ONE_TOKEN, ["standard"], seeds=2).variants["standard"].figures
+    figures = serve(scenario(), "standard", seeds=2, **keywords(ONE_TOKEN))["standard"].figures
     for name in ("mean", "p50", "p99"):
         ttft, e2e = figures[f"ttft_{name}_s"], figures[f"e2e_{name}_s"]
         assert (e2e.low, e2e.value, e2e.high) == pytest.approx((ttft.low, ttft.value, ttft.high))
     rates = [
-        smallest_fleets(scenario(), ONE_TOKEN, Promise.parse(f"{name}_p95=50ms"), ["standard"], seeds=1)
-        .variants["standard"]
-        .rate_limit
+        search_plans(scenario(), "standard", slo={f"{name}_p95_s": 0.05}, pp=1, seeds=1, **keywords(ONE_TOKEN))[
+            "standard"
+        ].rate_limit
         for name in ("ttft", "e2e")
     ]
     assert rates[0] == rates[1]
@@ -302,20 +299,7 @@ def test_impossible_requests_are_refused(wrong: dict[str, Any], shown: str) -> N
 def test_requests_that_are_not_in_order_are_refused(concurrency: int) -> None:
     requests = [Request(arrival_s=at_s, prompt=16, gen=4) for at_s in (5.0, 1.0)]
     with pytest.raises(UsageError, match="request 2 comes 4 s before the one in front of it"):
-        serve(scenario(), requests, ["standard"], concurrency=concurrency)
-
-
-@pytest.mark.parametrize("function", [serve, estimate, smallest_fleets])
-def test_a_parameter_that_is_mistyped_is_named(function: Any) -> None:
-    given = [] if function in (serve, estimate) else [Promise.parse("tpot_p95=1s")]
-    for name, hint in (
-        ("profil", "did you mean 'profile'"),
-        ("varaints", "did you mean 'variants'"),
-        ("promt", "prom"),
-    ):
-        with pytest.raises(UnknownNameError, match=f"unknown parameter of {function.__name__} '{name}'") as refusal:
-            function(scenario(), ONE_TOKEN, *given, **{name: 3})
-        assert hint in refusal.value.hint
+        outcomes(scenario(), requests, ["standard"], concurrency=concurrency)
 
 
 @pytest.mark.parametrize(
@@ -335,13 +319,13 @@ def test_traffic_of_other_types_is_refused(wrong: dict[str, Any], shown: str) ->
 
 def test_the_figure_shows_every_request_and_what_a_replica_does() -> None:
     promise = Promise.parse("ttft_p95=500ms,e2e_p50=9s")
-    variants = estimate(scenario(), Traffic(rate=20.0, **LOAD), seeds=1, promise=promise, record=True)
-    drawn = load_figure("here", variants)
+    served = serve(scenario(), rate=20.0, seeds=1, slo=promise, record=True, **LOAD)
+    drawn = load_figure(served)
     panels = {axis: [line for line in drawn.data if line.xaxis == axis] for axis in ("x", "x2", "x3", "x4", "x5")}
     assert [line.name for line in panels["x"]] == ["standard", "ladder"]
     for axis, metric in (("x", "ttft"), ("x2", "tpot")):
         for line in panels[axis]:
-            slowest = 1e3 * variants.variants[line.name].outcome.seconds(metric, 99)  # type: ignore[arg-type]
+            slowest = 1e3 * served[line.name].outcome.seconds(metric, 99)  # type: ignore[arg-type]
             assert line.x[-1] >= slowest >= line.x[100]
             assert (line.y[0], line.y[-1]) == (0.0, 100.0)
     assert [line.name for line in panels["x3"]] == ["standard", "standard, waiting", "ladder", "ladder, waiting"]
@@ -356,7 +340,7 @@ def test_the_figure_has_the_tpot_of_requests_that_have_one() -> None:
     requests = [Request(arrival_s=0.1 * number, prompt=256, gen=1 + 15 * (number % 2)) for number in range(20)]
     promise = Promise.parse("tpot_p95=9s")
     times = {
-        share: load_figure("here", estimate(scenario(), some, ["standard"], promise=promise, record=True)).data[1].x
+        share: load_figure(serve(scenario(), "standard", slo=promise, record=True, trace=some)).data[1].x
         for share, some in (("half", requests), ("none", requests[::2]))
     }
     assert min(times["half"]) > 0.0
@@ -367,7 +351,7 @@ def test_requests_that_have_no_room_are_refused() -> None:
     lengths = {"prompt": Lengths.parse("100000"), "gen": Lengths.parse("10")}
     tight = scenario(overrides={"stack.serving_reserve_bytes": "70GB"})
     with pytest.raises(MemoryFitError, match="a request has 100010"):
-        serve(tight, Traffic(rate=1.0, requests=3, **lengths))
+        outcomes(tight, Traffic(rate=1.0, requests=3, **lengths))
 
 
 def test_the_page_has_every_key_of_a_row(tmp_path: Path) -> None:
@@ -448,18 +432,18 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
         (("--rate", "1", "--slo", "ttft_p95=1s,ttft_p95=2s"), "ttft_p95 is promised twice"),
         (("--rate", "1", "--set", "router=best"), "unknown router 'best'"),
         (("--rate", "1", "--requests", "0"), "requests is 0: must be a whole number from 1"),
-        (("--rate", "1", "--trace", "x"), "--rate 1.0 with --trace: a trace has its own times"),
-        (("--prompt", "512", "--trace", "x"), "--prompt 512 with --trace: a trace has its own times and lengths"),
-        (("--gen", "1", "--trace", "x"), "--gen 1 with --trace"),
-        (("--set", "burstiness=2", "--trace", "x"), "burstiness 2.0 with --trace"),
-        (("--set", "prefix=2", "--trace", "x"), "prefix 2 with --trace"),
+        (("--rate", "1", "--trace", "x"), "rate 1.0 with a trace: a trace has its own times"),
+        (("--prompt", "512", "--trace", "x"), "prompt 512 with a trace: a trace has its own times and lengths"),
+        (("--gen", "1", "--trace", "x"), "gen 1 with a trace"),
+        (("--set", "burstiness=2", "--trace", "x"), "burstiness 2.0 with a trace"),
+        (("--set", "prefix=2", "--trace", "x"), "prefix 2 with a trace"),
         (
             ("--set", "seed=2", "--trace", "x"),
-            "seed 2 with --trace: a trace has its own times and lengths, and nothing is",
+            "seed 2 with a trace: a trace has its own times and lengths, and nothing is",
         ),
-        (("--set", "speed=2", "--rate", "1"), "speed 2 without --trace: nothing is played"),
+        (("--set", "speed=2", "--rate", "1"), "speed 2 without a trace: nothing is played"),
         (("--set", "speed=0", "--trace", "x"), "speed 0: must be"),
-        (("--set", "burstiness=2", "--concurrency", "4"), "burstiness 2 without --rate"),
+        (("--set", "burstiness=2", "--concurrency", "4"), "burstiness 2 without a rate"),
         (("--rate", "1", "--set", "burstiness=0"), "burstiness 0: must be"),
         (("--rate", "1", "--stack", "gpt-fast"), "runs static batches only"),
     ],

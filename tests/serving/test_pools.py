@@ -209,7 +209,7 @@ def test_the_command_takes_pools() -> None:
     assert "80 requests, 4 GPUs" in shown.out
     assert "prompts on TP 1, DP 2; 20 requests/s" in shown.out
     measured = run("serve", *flags, "--set", "prefill_replicas=2", "--steps", "steps.toml")
-    assert "prefill_replicas with --steps" in measured.err
+    assert "prefill_replicas with steps" in measured.err
     without = run("serve", *flags, "--set", "prefill_tp=1")
     assert "prefill_tp 1 without prefill_replicas" in without.err
     negative = run("serve", *flags, "--set", "prefill_replicas=-1")

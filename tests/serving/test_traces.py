@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serving import Lengths, Trace, Traffic, serve
+from ladder_sim.serving import Lengths, Trace, Traffic
 from ladder_sim.specs.scenario import Scenario
 from tests.conftest import DATA
 from tests.support.commands import run
+from tests.support.replicas import outcomes
 from tests.support.strategies import damaged_text
 
 MOONCAKE = "".join(
@@ -62,7 +63,7 @@ def test_units_are_known_by_what_is_in_a_trace() -> None:
     assert trace.units == "times in seconds, a hash for each 16 tokens"
     assert requests[-1].arrival_s == pytest.approx(12.72 - 0.301)
     assert {request.prefix_tokens for request in requests} == {16}
-    outcome = serve(Scenario(model="70b", tp=8, stack="vllm", concurrency=1), trace, ["standard"])["standard"]
+    outcome = outcomes(Scenario(model="70b", tp=8, stack="vllm", concurrency=1), trace, ["standard"])["standard"]
     assert outcome.stable
     assert outcome.seconds("ttft") <= 0.073
     assert outcome.fields()["cached_prompt_share"] == pytest.approx(0.18, abs=0.005)

@@ -40,8 +40,8 @@ def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
     columns = ("under load", "GPUs (90%)", "requests/s of one replica (90%)", "breaks first")
     rows = []
     for name, each in (fleets or {}).items():
-        breaks = ", ".join(each.capacity.breaks)
-        if each.capacity.replicas:
+        breaks = ", ".join(each.need.breaks)
+        if each.need.replicas:
             rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
         else:
             rows.append((name, "none", "0", f"{breaks} on an idle replica"))

@@ -35,6 +35,11 @@ class Lengths:
     """The largest; the standard deviation of the logarithm."""
 
     @classmethod
+    def read(cls, given: int | str | Self) -> Self:
+        """Return lengths as they are given: one number of tokens, as typed, or made already."""
+        return given if isinstance(given, cls) else cls.parse(str(given))
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """Read a distribution as it is typed."""
         kind, *numbers = text.strip().split(":")

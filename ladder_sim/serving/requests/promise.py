@@ -1,7 +1,8 @@
 """What is promised of the times of requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, Self, get_args
 
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -48,6 +49,21 @@ class Promise:
     """At least one."""
 
     @classmethod
+    def read(cls, given: str | Mapping[str, float | str] | Self) -> Self:
+        """Return a promise as it is given: as typed, as seconds by name, or made already.
+
+        Examples
+        --------
+        >>> str(Promise.read({"ttft_p95_s": 0.5, "tpot_p95": "30ms"}))
+        'ttft_p95=500ms,tpot_p95=30.0ms'
+        """
+        if isinstance(given, str):
+            return cls.parse(given)
+        if not isinstance(given, Mapping):
+            return given
+        return cls.parse(",".join(f"{name.removesuffix('_s')}={_limit(name, each)}" for name, each in given.items()))
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """Read a promise as it is typed."""
         bounds: list[Bound] = []
@@ -78,3 +94,15 @@ class Promise:
 
     def __str__(self) -> str:
         return ",".join(map(str, self.bounds))
+
+
+def _limit(name: str, limit: object) -> str:
+    """A bound as typed; the name of one that is a number must say the unit."""
+    if isinstance(limit, str):
+        return limit
+    if not isinstance(limit, Real) or not name.endswith("_s"):
+        raise UsageError(
+            f"{name} is {quoted(limit)}: must be text with a unit, or seconds by a name that ends in _s",
+            hint='e.g. {"ttft_p95_s": 0.5} or {"ttft_p95": "500ms"}',
+        )
+    return f"{float(limit)!r}s"

@@ -14,10 +14,10 @@ import numpy as np
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.load import Service
 from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.sizing.capacity import Capacity, Points, Search
+from ladder_sim.serving.service import Service
+from ladder_sim.serving.sizing.search import Need, Points, Search
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
@@ -86,7 +86,7 @@ class Context(NamedTuple):
 class Best(NamedTuple):
     """What a search over plans ends with."""
 
-    need: Capacity
+    need: Need
     """Of the best plan; where none keeps the promise, of the one that comes closest."""
     search: Search
     """On that plan, with the group that its limit is of."""
@@ -104,7 +104,7 @@ def best_plan(
     LadderSimError
         None can be simulated: why the first cannot.
     """
-    needs: list[tuple[Capacity, Search]] = []
+    needs: list[tuple[Need, Search]] = []
     simulated: list[Tried] = []
     left_out: list[Tried] = []
     least: list[tuple[float, float, Service]] = []
@@ -128,7 +128,7 @@ def best_plan(
         search = context.search(service, variant)
         fewest = min((need.gpus for need, _ in needs if need.replicas), default=None)
         try:
-            need = search.capacity() if fewest is None or _may_need_fewer(search, gpus, fewest) else None
+            need = search.need() if fewest is None or _may_need_fewer(search, gpus, fewest) else None
         except LadderSimError as error:
             # what has no times of steps
             problems.append(error)
@@ -166,7 +166,7 @@ def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
     return most is not None and least <= search.service.gpus(most) and not search.breaks(search.traffic.rate, most)
 
 
-def _rank(need: Capacity) -> tuple[float, ...]:
+def _rank(need: Need) -> tuple[float, ...]:
     """The fewest GPUs; of as many, those that carry most; of none, those that exceed their worst bound least."""
     if need.replicas:
         return 0, need.gpus, -need.rate_limit * need.sizes.groups

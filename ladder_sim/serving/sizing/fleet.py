@@ -20,14 +20,13 @@ from ladder_sim.confidence.widths import Widths
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.confidence import confidence_of, interval_note, widths_of
-from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.confidence import confidence_of, widths_of
 from ladder_sim.serving.intervals import MOST_SEEDS, interval_of, of_mean
-from ladder_sim.serving.load import DEFAULT_VARIANTS, check_options
 from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.best_plan import Best, Context, Progress, Tried, best_plan
-from ladder_sim.serving.sizing.capacity import Capacity, Case, Points, Search, check_rate
+from ladder_sim.serving.sizing.search import Case, Need, Points, Search, check_rate
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
@@ -45,7 +44,7 @@ _SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2)
 class Fleet:
     """The fewest GPUs with which a variant keeps a promise."""
 
-    capacity: Capacity
+    need: Need
     """On the best plan."""
     plans: str
     """Of its replicas, as in `ladder_sim.serving.Service`."""
@@ -71,46 +70,21 @@ class Fleet:
     """What each bound of the promise bounds, in seconds, by the rate of one group; empty unless it is asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleets:
-    """What each variant needs."""
-
-    variants: Mapping[str, Fleet]
-    """By canonical name."""
-    traffic: Traffic
-    """To be served."""
-    promise: Promise
-    """To be kept."""
-    seeds: int
-    """Simulated of each load."""
-    steps: MeasuredSteps | None
-    """Of a running engine, if times of steps are its."""
-
-    @property
-    def cautions(self) -> tuple[str, ...]:
-        """What the reader should know, one sentence each."""
-        widths = {name: each.widths for name, each in self.variants.items() if each.widths}
-        why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
-        why += filter(None, dict.fromkeys(each.capacity.outcome.caution for each in self.variants.values()))
-        stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
-        return (*why, *((interval_note(widths, self.seeds, self.steps, stack),) if stack else ()))
-
-
 def smallest_fleets(
     scenario: Scenario,
     traffic: Traffic,
     promise: Promise,
-    variants: Sequence[str] = DEFAULT_VARIANTS,
+    variants: str | Sequence[str] = DEFAULT_VARIANTS,
     *,
     plans: Sequence[Plan] = (),
     prefill_tps: Sequence[int] = (),
-    seeds: int | None = None,
+    seeds: int = SEEDS,
     path: Path | None = None,
     resume: bool = False,
     curves: bool = False,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
-) -> Fleets:
+) -> dict[str, Fleet]:
     """Find the fewest GPUs that keep a promise, for each variant, and how sure that is.
 
     Parameters
@@ -118,48 +92,33 @@ def smallest_fleets(
     scenario
         Model, GPUs and stack of one replica.
     traffic, promise
-        As in `ladder_sim.serving.sizing.capacity.Search`.
-    variants
-        Residual wirings.
+        As in `ladder_sim.serving.sizing.search.Search`.
     plans
-        Of one replica, to choose from; by default that of the scenario.
+        Plans of one replica to choose from; by default that of the scenario.
     prefill_tps
-        Each plan is tried too where other replicas run the prompts, with these tensor parallelisms; how many do is part
-        of the search.
-    seeds
-        Bounds are compared with means over so many, 3 by default.
+        Tensor parallelisms of replicas that run prompts only: each plan is tried with each of them, too.
     path
         Simulations are kept next to this file until the search ends.
-    resume
-        Whether to go on with what a killed search has left there.
-    curves
-        Whether to simulate one group of the best plan at further rates, with the first seed.
-    watch
-        Is given how much is simulated, and about how much there is.
     **how
-        Fields of `ladder_sim.serving.load.Service`, but `prefill`.
-
-    Raises
-    ------
-    UsageError
-        There is no rate, what was left is of another search, or no plan can be simulated.
+        Fields of `ladder_sim.serving.service.Service`, but `prefill`.
+    variants, seeds, resume, curves, watch
+        As in `ladder_sim.capacity`.
     """
-    check_options(smallest_fleets, how, without=["prefill"])
     check_rate(traffic)
-    count = whole(SEEDS if seeds is None else seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")
+    whole(seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")
     names = canonical_names(variants)
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
     progress = Progress(len(names) * (len(kinds) + 2), watch)
-    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, promise, names, count, how]
+    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, promise, names, seeds, how]
+    fleets: dict[str, Fleet] = {}
     with _kept_points(path, fingerprint(*made_from), resume=resume) as points:
-        context = Context(traffic, promise, count, points, progress)
-        fleets: dict[str, Fleet] = {}
+        context = Context(traffic, promise, seeds, points, progress)
         for name in names:
             best = best_plan(context, name, scenario, kinds, how)
             first = next(iter(fleets.values()), None)
             fleets[name] = with_intervals(best, first, curves=curves)
             progress.searched()
-    return Fleets(variants=fleets, traffic=traffic, promise=promise, seeds=count, steps=how.get("steps"))
+    return fleets
 
 
 @contextmanager
@@ -219,7 +178,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
         base = first.rate_limit.value / first.group_gpus * service.gpus(need.group)
         gain = Interval(value=limit / base, low=own_slower.rate_limit / base, high=own_faster.rate_limit / base)
     return Fleet(
-        capacity=need,
+        need=need,
         plans=service.plans,
         group_gpus=service.gpus(need.group),
         gpus=_gpus(need, faster, slower),
@@ -236,7 +195,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
 
 def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
     """What each bound of the promise bounds with the replicas of a fleet that keeps it, by the bound's name."""
-    need, widths = fleet.capacity, fleet.widths
+    need, widths = fleet.need, fleet.widths
     if widths is None:
         return {}
     rows = [search.seconds(need.rate, need.sizes, seed=seed) for seed in range(search.seeds)]
@@ -261,7 +220,7 @@ _NEVER = _End(math.inf, 0.0)
 _UNKNOWN = Interval.around(math.nan, 0.0)
 
 
-def _gpus(need: Capacity, faster: _End, slower: _End) -> Interval:
+def _gpus(need: Need, faster: _End, slower: _End) -> Interval:
     """With what is needed where steps are faster and slower: the search may meet more or less regular arrivals."""
     return Interval(value=float(need.gpus), low=min(need.gpus, faster.gpus), high=max(need.gpus, slower.gpus))
 
@@ -301,7 +260,7 @@ def _none(best: Best) -> Fleet:
             idle = f"it is {format_seconds(value_s)} on an idle replica of {service.plans}"
             reasons.append(f"no rate keeps {bound}: {idle}")
     return Fleet(
-        capacity=need,
+        need=need,
         plans=service.plans,
         group_gpus=service.gpus(need.group),
         gpus=Interval.around(math.inf, 0.0),

@@ -1,22 +1,20 @@
-"""The public function `serve`: requests through the replicas of a scenario, for each variant."""
+"""What serves requests: the replicas of a scenario, how they schedule and how long their steps take."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from typing import Any, Self
 
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.variants import canonical_names
+from ladder_sim.errors import UsageError
 from ladder_sim.serving.engine.defaults import scheduler_spec, with_drafter
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps, RewiredSteps
 from ladder_sim.serving.engine.real import check_engine, replica_of
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.replicas.pools import Pool, Prefill, Sizes
 from ladder_sim.serving.replicas.simulation import ROUTERS, Router, simulate
-from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.steps.mix import MixTimes, StepLimits
@@ -25,16 +23,6 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import choice
 
 DEFAULT_VARIANTS = ("standard", "ladder")
-
-
-def check_options(function: Callable[..., object], how: Mapping[str, object], *, without: Sequence[str] = ()) -> None:
-    """Require that what a function passes on names fields of `Service`, but some of them."""
-    given = {"scenario", "context", "requests", "_times", *without}
-    options = [each.name for each in fields(Service) if each.name not in given]
-    for name in how:
-        if name not in options:
-            parameters = [each for each in signature(function).parameters if each != "how"]
-            raise UnknownNameError(f"parameter of {function.__name__}", name, [*options, *parameters])
 
 
 # no slots: times are made once for each variant and kept
@@ -97,6 +85,12 @@ class Service:
         """Of so many replicas."""
         prefill = sizes.prefill * self.prefill.plan.replica_gpus if self.prefill else 0
         return sizes.serving * self.scenario.plan.replica_gpus + prefill
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """Drafted tokens as they were asked for, if they were."""
+        asked: Speculation | None = self.changed.get("speculation")
+        return asked
 
     @property
     def spec(self) -> SchedulerSpec:
@@ -175,58 +169,3 @@ class Service:
             gpus=count * plan.replica_gpus,
             replica=replica,
         )
-
-
-def serve(
-    scenario: Scenario,
-    requests: Iterable[Request],
-    variants: Sequence[str] = DEFAULT_VARIANTS,
-    *,
-    concurrency: int = 0,
-    promise: Promise | None = None,
-    watch: Callable[[int], object] = lambda answered: None,
-    **how: Any,
-) -> dict[str, Outcome]:
-    """Serve the same requests with several residual wirings.
-
-    Parameters
-    ----------
-    scenario
-        Model, GPUs, plan and stack; its ``dp`` is the number of replicas.
-    requests
-        In order of arrival; iterated once for each variant, and once before.
-    variants
-        Residual wirings.
-    concurrency
-        Most requests in flight: others are held back by the client. With requests that come at the same time, so many
-        are in flight at all times.
-    promise
-        To be kept.
-    watch
-        Is given the number of requests answered so far, of all variants.
-    **how
-        Fields of `Service`.
-
-    Examples
-    --------
-    >>> from ladder_sim import Scenario
-    >>> from ladder_sim.serving import Lengths, Traffic, serve
-    >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
-    >>> outcomes = serve(Scenario(model="70b", stack="vllm"), Traffic(rate=4.0, requests=200, **lengths))
-    >>> {name: f"{1e3 * outcome.seconds('tpot', 95):.0f} ms" for name, outcome in outcomes.items()}
-    {'standard': '15 ms', 'ladder': '12 ms'}
-    """
-    check_options(serve, how)
-    service = Service.for_requests(scenario, requests, **how)
-    outcomes: dict[str, Outcome] = {}
-    before = 0
-    for name in canonical_names(variants):
-        outcomes[name] = service.run(
-            name,
-            requests,
-            concurrency=concurrency,
-            promise=promise,
-            watch=lambda answered, before=before: watch(before + answered),
-        )
-        before += len(outcomes[name].answers)
-    return outcomes

@@ -16,11 +16,11 @@ from typing import Self
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serving.load import Service
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.replicas.pools import Sizes
 from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serving.service import Service
 from ladder_sim.serving.steps.mix import Mix
 
 # of the rate at which one replica breaks the promise
@@ -45,7 +45,7 @@ Points = MutableMapping[str, "tuple[list[float], list[float], bool]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Need:
     """What one variant needs to keep a promise."""
 
     variant: str
@@ -136,7 +136,7 @@ class Search:
         other.group = group
         return other
 
-    def capacity(self) -> Capacity:
+    def need(self) -> Need:
         if self.breaks(_IDLE_RATE, self.group):
             return self._none(_IDLE_RATE, self.group, (0,))
         limit, breaks = self.limit()
@@ -147,7 +147,7 @@ class Search:
             return self._none(self.traffic.rate, self.service.alike(_ENOUGH * self._near(limit)), range(self.seeds))
         if sizes.group != self.group:
             limit, breaks = self.of_group(sizes.group).limit(near=self.traffic.rate / sizes.groups)
-        return Capacity(
+        return Need(
             variant=self.variant,
             rate=self.traffic.rate,
             rate_limit=limit,
@@ -334,10 +334,10 @@ class Search:
         decoding = min(requests, times.limits.requests)
         return prompt_s, times.of_mix(Mix.of(decode=[round(prompt + gen / 2)] * decoding)) / decoding
 
-    def _none(self, rate: float, sizes: Sizes, seeds: Sequence[int]) -> Capacity:
+    def _none(self, rate: float, sizes: Sizes, seeds: Sequence[int]) -> Need:
         """No number keeps the promise: what it is like where requests come alone."""
         idle_s, _ = self._bounded(rate, sizes, AS_PREDICTED, seeds)
-        return Capacity(
+        return Need(
             variant=self.variant,
             rate=self.traffic.rate,
             rate_limit=0.0,
