@@ -116,7 +116,7 @@ def serve(
         )
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in served.items()})
-    output.give(
+    output.give_parts(
         lambda: serve_document(served),
         lambda: serve_report(served),
         lambda: load_figure(served),
@@ -159,7 +159,7 @@ def capacity(
             watch=progress,
         )
     confidences = {name: each.confidence for name, each in need.items() if each.confidence}
-    output.give(
+    output.give_parts(
         lambda: capacity_document(need),
         lambda: capacity_report(need),
         lambda: capacity_figure(need),

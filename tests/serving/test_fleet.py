@@ -16,8 +16,8 @@ import pytest
 from ladder_sim import Scenario, serve
 from ladder_sim import capacity as search_plans
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.display.console import to_text
 from ladder_sim.errors import UsageError
+from ladder_sim.report.console import to_text
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serving import Capacity, Lengths, Promise, Service, Traffic

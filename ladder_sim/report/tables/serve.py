@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
+from ladder_sim.report.console import table
 from ladder_sim.serving import Capacity, Request, Served, ServedVariant, Service, Trace, Traffic
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.pools import Sizes
