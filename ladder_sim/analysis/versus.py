@@ -22,7 +22,7 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
@@ -377,15 +377,15 @@ def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple
 def fleets_of(
     result: Versus,
     traffic: Traffic,
-    promise: Promise,
+    slo: SLO,
     *,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
 ) -> dict[str, Fleet]:
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
-    and about how much there is.
+    `traffic`, `slo` and `how` are as in `smallest_fleets`; `watch` is given how much is simulated, and about how much
+    there is.
     """
     fleets: dict[str, Fleet] = {}
     before = 0
@@ -399,7 +399,7 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        fleets[option.name] = smallest_fleets(scenario, traffic, promise, variant, watch=seen, **how)[variant]
+        fleets[option.name] = smallest_fleets(scenario, traffic, slo, variant, watch=seen, **how)[variant]
         before += done
     return fleets
 
