@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ladder_sim.best_standard import BestStandard, best_standard
 from ladder_sim.closed_loop.load import Load
 from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.confidence import Confidence, Interval
@@ -158,12 +160,16 @@ class Predictions(dict[str, Prediction]):
     (['standard', 'ladder'], 4)
     """
 
-    __slots__ = ()
-
     @property
     def confidence(self) -> Confidence:
         """How sure they are, and what they are based on; it holds the scenario."""
         return next(iter(self.values())).confidence
+
+    @cached_property
+    def best_standard(self) -> BestStandard | None:
+        """Standard on the fastest plan for these GPUs; None: that is the plan asked about, or jitter hides the gain."""
+        uneven = any(each.request.ranked for each in self.values())
+        return None if uneven else best_standard(self.confidence)
 
     @property
     def notes(self) -> Notes:
@@ -196,10 +202,12 @@ class Predictions(dict[str, Prediction]):
             "profile": self.confidence.profile,
             "measured_fraction": self.confidence.measured_fraction,
         }
+        best = self.best_standard
         content = {
             "batching": self.confidence.scenario.workload.batching,
             "scenario": given,
             "variants": variants,
+            "best_standard": best.fields({name: each.speedup for name, each in self.items()}) if best else None,
             "collectives": collectives,
             "provenance": provenance,
             **self.notes.fields(),

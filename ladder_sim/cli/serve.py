@@ -246,7 +246,7 @@ class FleetLoad(Load):
 
     def plans(self, scenario: Scenario) -> "Sequence[Plan]":
         """Those of one replica that are legal, within what was typed."""
-        from ladder_sim.analysis.plans import legal_plans
+        from ladder_sim.specs.legal_plans import legal_plans
         from ladder_sim.sweeps.axes import axis
 
         typed = self.asked.arguments

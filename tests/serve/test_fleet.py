@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario
-from ladder_sim.analysis.plans import legal_plans
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import to_text
 from ladder_sim.errors import UsageError
@@ -24,6 +23,7 @@ from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, estimate, smallest_fleets
 from ladder_sim.serve.replicas.pools import Sizes
 from ladder_sim.serve.sizing.capacity import Capacity, Case, Search
+from ladder_sim.specs.legal_plans import legal_plans
 from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity
