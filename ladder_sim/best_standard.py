@@ -1,8 +1,8 @@
-"""The plan on which standard serves a load fastest on the GPUs that were asked about: what a buyer would run today."""
+"""What a buyer would run today instead: standard on the fastest plan for the same GPUs, or with weights in fp8."""
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ladder_sim.confidence.runs import RUN_NOISE, is_faster
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import LadderSimError
 from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -19,28 +20,38 @@ from ladder_sim.specs.scenario import Scenario
 STANDARD = "standard"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BestStandard:
-    """Standard on the fastest plan for the GPUs and the load of a scenario, where that is not the scenario's own."""
+# no slots: a dataclass with them cannot be extended by another one's fields
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Standard:
+    """Standard in another scenario than the one asked about, with the same load."""
 
     confidence: Confidence
-    """How sure the prediction on that plan is; it holds the scenario with that plan."""
-    request_s: float
-    """Time of a request there, in seconds."""
-    faster: Interval
-    """Request time of standard on the plan asked about, divided by that on this one."""
+    """How sure the prediction is; it holds the other scenario."""
 
     @property
     def scenario(self) -> Scenario:
-        """The scenario asked about, with this plan."""
+        """The other scenario."""
         return self.confidence.scenario
 
     @property
+    def request_s(self) -> float:
+        """Time of a request, in seconds."""
+        return self.confidence.request_s(STANDARD)
+
+    @property
     def tokens_per_s(self) -> Interval:
-        """Throughput of standard on this plan, in tokens per second."""
+        """Throughput, in tokens per second."""
         workload = self.scenario.workload
         rate = workload.in_flight * workload.gen / self.request_s
         return Interval.around(rate, self.confidence.widths[STANDARD].rate)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BestStandard(Standard):
+    """Standard on the fastest plan for the GPUs and the load of a scenario, where that is not the scenario's own."""
+
+    faster: Interval
+    """Request time of standard on the plan asked about, divided by that on this one."""
 
     @property
     def surely_faster(self) -> bool:
@@ -93,27 +104,71 @@ def best_standard(asked: Confidence) -> BestStandard | None:
     >>> str(best.scenario.plan)
     'TP 8, PP 2'
     """
-    own_s = asked.request_s(STANDARD)
-    found = [each for each in _others(asked.scenario, asked.costs.profile) if own_s > math.exp(RUN_NOISE) * each[0]]
-    if not found:
+    scenario, profile = asked.scenario, asked.costs.profile
+    others = [_standard(scenario.having(plan=plan), profile) for plan in candidates(scenario)]
+    faster = [each for each in others if each and _is_faster(each, asked)]
+    if not faster:
         return None
-    least_s = min(seconds for seconds, _ in found)
-    as_fast = [confidence for seconds, confidence in found if seconds < math.exp(RUN_NOISE) * least_s]
+    least_s = min(each.request_s(STANDARD) for each in faster)
+    as_fast = [each for each in faster if each.request_s(STANDARD) < math.exp(RUN_NOISE) * least_s]
     best = min(as_fast, key=lambda each: _kinds(each.scenario.plan))
-    return BestStandard(confidence=best, request_s=best.request_s(STANDARD), faster=best.over_plan(asked))
+    return BestStandard(confidence=best, faster=best.over_plan(asked))
 
 
-def _others(scenario: Scenario, profile: CalibrationProfile | None) -> Iterator[tuple[float, Confidence]]:
-    """Request times of standard on the other plans that fit the memory."""
-    for plan in candidates(scenario):
-        there = scenario.having(plan=plan)
-        memory = memory_use(there)
-        if not memory.fits:
+def in_fp8(asked: Confidence) -> Standard | None:
+    """Find whether standard with the same weights in fp8 is faster, on as few of the nodes as hold it.
+
+    Parameters
+    ----------
+    asked
+        Of the predictions of a scenario.
+
+    Returns
+    -------
+    Standard or None
+        None if it is not faster than standard as asked about, if the model's weights or the scenario's are quantised
+        already, or if the GPU multiplies fp8 no faster than bf16. With tensor parallelism alone the degree is that of
+        the nodes that are needed; other plans stay as they are.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, predict
+    >>> instead = in_fp8(predict(Scenario(model="405b", nodes=2)).confidence)
+    >>> instead.scenario.nodes, f"{instead.tokens_per_s.value:.1f}"
+    (1, '33.8')
+    """
+    scenario = asked.scenario
+    gpu, plan = scenario.cluster.gpu, scenario.plan
+    kept = {scenario.workload.dtype, scenario.model.weights_dtype} <= {"bf16", "fp16"}
+    if not kept or gpu.fp8_flops <= gpu.bf16_flops or scenario.set_by_hand("workload.dtype"):
+        return None
+    # fewer nodes leave fewer ranks
+    nodes = range(1, scenario.nodes + 1) if plan == Plan(tp=plan.tp) else [scenario.nodes]
+    for number in nodes:
+        tp = min(plan.tp, number * scenario.cluster.gpus_per_node)
+        try:
+            there = scenario.replace(dtype="fp8", nodes=number, tp=tp)
+        except LadderSimError:
+            # so many ranks do not divide the model
             continue
-        costs = KernelCosts(there, profile)
-        requests = simulate_request(there, [STANDARD], costs)
-        confidence = Confidence(there, requests, costs, memory)
-        yield confidence.request_s(STANDARD), confidence
+        found = _standard(there, asked.costs.profile)
+        if found:
+            return Standard(confidence=found) if _is_faster(found, asked) else None
+    return None
+
+
+def _standard(scenario: Scenario, profile: CalibrationProfile | None) -> Confidence | None:
+    """Simulate standard; None: it does not fit the memory."""
+    memory = memory_use(scenario)
+    if not memory.fits:
+        return None
+    costs = KernelCosts(scenario, profile)
+    return Confidence(scenario, simulate_request(scenario, [STANDARD], costs), costs, memory)
+
+
+def _is_faster(other: Confidence, asked: Confidence) -> bool:
+    """Whether standard is faster by more than runs alike differ by."""
+    return asked.request_s(STANDARD) > math.exp(RUN_NOISE) * other.request_s(STANDARD)
 
 
 def candidates(scenario: Scenario) -> list[Plan]:

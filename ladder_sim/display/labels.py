@@ -248,6 +248,22 @@ def stack_label(scenario: Scenario) -> str:
     return f"stack {_stack_text(scenario)}"
 
 
+def chosen_label(scenario: Scenario) -> str:
+    """Engine and plan that nobody named, each with the flag that changes it; empty: both were named.
+
+    Examples
+    --------
+    >>> chosen_label(Scenario(model="deepseek-v3", cluster="h200-sxm"))
+    'not named: engine vllm (--stack changes it), TP 8 (--tp)'
+    """
+    texts = {"stack": f"engine {scenario.stack.name}", "tp": f"TP {scenario.plan.tp}"}
+    named = [
+        f"{texts[name]} ({flag}{'' if number else ' changes it'})"
+        for number, (name, flag) in enumerate(scenario.chosen.items())
+    ]
+    return f"not named: {', '.join(named)}" if named else ""
+
+
 def _stack_text(scenario: Scenario) -> str:
     techniques = "".join(f", {name}" for name in scenario.techniques.chosen)
     return f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}{techniques}"

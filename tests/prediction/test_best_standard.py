@@ -12,7 +12,7 @@ import pytest
 
 from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.winners import winners
-from ladder_sim.best_standard import BestStandard, best_standard, candidates
+from ladder_sim.best_standard import BestStandard, best_standard, candidates, in_fp8
 from ladder_sim.confidence import Confidence
 from ladder_sim.validation.dataset import read_dataset
 from tests.conftest import DATA
@@ -139,3 +139,28 @@ def test_the_map_has_the_best_plan_of_each_point(monkeypatch: pytest.MonkeyPatch
     assert drawn.plans.tolist() == [["", "TP 8, PP 2"], ["TP 8, PP 2", "TP 8, PP 2"]]
     assert drawn.behind[1, 0] == pytest.approx(result.best_standard.faster.value)
     assert drawn.behind[0, 0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes"),
+    [
+        # one node holds it, and is faster than two
+        ({"model": "405b", "nodes": 2}, 1),
+        ({"model": "405b", "nodes": 2, "tp": 16, "stack": "vllm", "concurrency": 32}, 1),
+        ({"model": "70b"}, 1),
+        # the plan stays: what of it fewer nodes hold is not known
+        ({"model": "405b", "nodes": 2, "tp": 8, "pp": 2}, 2),
+        ({"model": "70b", "dtype": "fp8"}, 0),
+        ({"model": "gpt-oss-120b"}, 0),
+        ({"model": "8b", "cluster": "a100-sxm-hdr"}, 0),
+    ],
+)
+def test_weights_in_fp8_are_named_where_they_are_faster(fields: Mapping[str, Any], nodes: int) -> None:
+    asked = predict(Scenario(**fields), ignore_memory=True)
+    instead = in_fp8(asked.confidence)
+    assert (instead.scenario.nodes if instead else 0) == nodes
+    if instead:
+        there = predict(instead.scenario, "standard")
+        assert (instead.request_s, instead.tokens_per_s) == (there.request_s, there.tokens_per_s)
+        assert there.request_s < asked["standard"].request_s
+        assert instead.scenario == Scenario(**fields).replace(dtype="fp8", nodes=nodes, tp=instead.scenario.plan.tp)
