@@ -12,7 +12,6 @@ from typing import Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
-from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
@@ -21,7 +20,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
-from ladder_sim.prediction import own_variant, predict
+from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
 from ladder_sim.serve.requests.promise import Promise
 from ladder_sim.serve.requests.traffic import Traffic
