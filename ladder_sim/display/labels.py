@@ -353,8 +353,8 @@ def _evidence(confidence: Confidence) -> str:
     absent = _absent(confidence)
     never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
     named, left = list(never)[:_TOLD], len(never) - _TOLD
-    more = f" and {left} more" if left > 0 else ""
-    lacking = f" Not in them: {', '.join(named)}{more}; intervals allow for it." if never else ""
+    others = f" and {left} more" if left > 0 else ""
+    lacking = f" Not in them: {', '.join(named)}{others}; intervals allow for it." if never else ""
     if not confidence.compared.same_kind(scenario):
         load = "static batch" if scenario.workload.concurrency is None else "serving"
         kind = f"no {load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
