@@ -10,6 +10,7 @@ from ladder_sim.best_standard import best_standard, candidates
 from ladder_sim.confidence.runs import RUN_NOISE
 from ladder_sim.costs.memory import memory_use
 from tests.support.laws import law
+from tests.support.predict_one import predict_one
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
 # what runs alike differ by, as a ratio of their times
@@ -25,7 +26,7 @@ def test_no_plan_on_the_same_gpus_is_faster_than_the_best_standard_plan(scenario
     fastest_s = best.request_s if best else asked["standard"].request_s
     others = [plan for plan in candidates(scenario) if memory_use(scenario.having(plan=plan)).fits]
     if best:
-        there = predict(best.scenario, "standard")
+        there = predict_one(best.scenario)
         assert (best.request_s, best.tokens_per_s) == (there.request_s, there.tokens_per_s)
         assert best.scenario == scenario.having(plan=best.scenario.plan)
         assert best.scenario.plan.gpus <= scenario.plan.gpus
@@ -36,5 +37,5 @@ def test_no_plan_on_the_same_gpus_is_faster_than_the_best_standard_plan(scenario
         # asked with the best plan, the answer is that there is no better one
         assert best_standard(there.confidence) is None
     assume(others)
-    other = predict(scenario.having(plan=others[chosen % len(others)]), "standard")
+    other = predict_one(scenario.having(plan=others[chosen % len(others)]))
     assert other.request_s * ALIKE**2 > fastest_s

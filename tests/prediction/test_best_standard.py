@@ -17,6 +17,7 @@ from ladder_sim.confidence import Confidence
 from ladder_sim.validation.dataset import read_dataset
 from tests.conftest import DATA
 from tests.support.commands import run
+from tests.support.predict_one import predict_one
 from tests.support.schemas import check
 
 # standard is faster there on two groups of eight GPUs than on all sixteen
@@ -95,7 +96,7 @@ def test_ratios_of_measured_plans_lie_in_their_intervals() -> None:
 def _served(row: Mapping[str, str]) -> Confidence:
     counts = {name: int(row[name]) for name in ("tp", "concurrency", "prompt", "gen")}
     stack = {"model": row["model"], "stack": row["stack"], "dtype": row["dtype"]}
-    return predict(Scenario(**stack, **counts), "standard", ignore_memory=True).confidence
+    return predict_one(Scenario(**stack, **counts), ignore_memory=True).confidence
 
 
 def test_ratios_of_published_plans_lie_in_their_intervals() -> None:
@@ -108,7 +109,7 @@ def test_ratios_of_published_plans_lie_in_their_intervals() -> None:
     inside = []
     for rows in batches.values():
         for (one, one_rate), (other, other_rate) in itertools.combinations(rows, 2):
-            first, second = (predict(each, "standard", ignore_memory=True).confidence for each in (one, other))
+            first, second = (predict_one(each, ignore_memory=True).confidence for each in (one, other))
             ratio = first.over_plan(second)
             inside.append(abs(math.log(ratio.value / (one_rate / other_rate))) <= ratio.log_width)
     assert len(inside) == 16
@@ -160,7 +161,7 @@ def test_weights_in_fp8_are_named_where_they_are_faster(fields: Mapping[str, Any
     instead = in_fp8(asked.confidence)
     assert (instead.scenario.nodes if instead else 0) == nodes
     if instead:
-        there = predict(instead.scenario, "standard")
+        there = predict_one(instead.scenario)
         assert (instead.request_s, instead.tokens_per_s) == (there.request_s, there.tokens_per_s)
         assert there.request_s < asked["standard"].request_s
         assert instead.scenario == Scenario(**fields).replace(dtype="fp8", nodes=nodes, tp=instead.scenario.plan.tp)
