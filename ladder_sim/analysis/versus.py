@@ -22,9 +22,9 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
@@ -384,8 +384,8 @@ def fleets_of(
 ) -> dict[str, Fleet]:
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
-    about how much there is.
+    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
+    and about how much there is.
     """
     fleets: dict[str, Fleet] = {}
     before = 0
@@ -399,8 +399,7 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
-        fleets[option.name] = answer.variants[variant]
+        fleets[option.name] = smallest_fleets(scenario, traffic, promise, variant, watch=seen, **how)[variant]
         before += done
     return fleets
 

@@ -15,7 +15,7 @@ from ladder_sim.specs.techniques import with_sources
 
 if TYPE_CHECKING:
     from ladder_sim.analysis.versus import Versus
-    from ladder_sim.serve.sizing.fleet import Fleet
+    from ladder_sim.serving.sizing.fleet import Fleet
 
 
 # of an option that is not told apart from the first of its group
