@@ -5,7 +5,6 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,8 +12,9 @@ from typing import Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
+from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.runs import RUN_NOISE
+from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
@@ -146,6 +146,11 @@ class Versus:
             return adaptation(self.plain, wiring)
         except UsageError:
             return None
+
+    @cached_property
+    def best_standard(self) -> BestStandard | None:
+        """Standard on the fastest plan for these GPUs; None: that is the plan asked about."""
+        return self.plain.best_standard
 
     @property
     def wirings(self) -> Mapping[str, Wiring]:
@@ -320,11 +325,6 @@ def versus(
 
 def _wiring(variant: str, model: ModelSpec) -> Wiring:
     return wiring(variant, model.layers, model.ladder_layers)
-
-
-def is_faster(ratio: Interval) -> bool:
-    """Whether what is so many times as fast is told apart, given what runs alike differ by."""
-    return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
 
 
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
