@@ -35,6 +35,11 @@ class Caution(str):
         return label in (self.name, f"{self.kind} {self.name}")
 
 
+def is_decisive(text: str) -> bool:
+    """Whether figures mislead without a warning."""
+    return isinstance(text, Caution) and text.kind == DECISIVE
+
+
 def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
     """Return them, one sentence each.
 

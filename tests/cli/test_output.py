@@ -13,7 +13,10 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "batching", "scenario", "variants", "collectives", "provenance", "validated", "warnings"]
+TOP = [
+    *("schema_version", "batching", "scenario", "variants", "best_standard", "collectives", "provenance"),
+    *("validated", "warnings"),
+]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",
@@ -242,7 +245,7 @@ def test_the_default_table() -> None:
         sentence,
     )
     assert asked == (
-        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast; static batch of 1, 1024 + 512 tokens"
+        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast (--stack); static batch 1, 1024 + 512"
     )
     assert not blank
     assert re.split(r"\s{2,}", columns) == [

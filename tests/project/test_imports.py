@@ -21,7 +21,7 @@ PROJECT = {*PACKAGES, "tools"}
 # Everywhere in ladder_sim: the base dependencies (typer is built on click).
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
 # Inside functions only: the optional extras.
-SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
+SIMULATOR_LAZY = {"pandas", "dash", "pyarrow", "dask", "distributed", "kaleido"}
 # Anywhere in the explorer: dash and its server.
 EXPLORER = {"dash", "flask", "werkzeug"}
 
