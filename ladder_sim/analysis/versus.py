@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
@@ -23,9 +23,6 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
@@ -33,6 +30,11 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
 from ladder_sim.specs.unused import used_settings
+
+if TYPE_CHECKING:
+    from ladder_sim.serve.requests.promise import Promise
+    from ladder_sim.serve.requests.traffic import Traffic
+    from ladder_sim.serve.sizing.fleet import Fleet
 
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
@@ -387,17 +389,19 @@ def _ranked(options: Sequence[Option]) -> list[Option]:
 
 def fleets_of(
     result: Versus,
-    traffic: Traffic,
-    promise: Promise,
+    traffic: "Traffic",
+    promise: "Promise",
     *,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
-) -> dict[str, Fleet]:
+) -> "dict[str, Fleet]":
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
     Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
     about how much there is.
     """
+    from ladder_sim.serve.sizing.fleet import smallest_fleets
+
     fleets: dict[str, Fleet] = {}
     before = 0
     for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):

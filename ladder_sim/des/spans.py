@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import islice
 from operator import itemgetter
 
 Span = tuple[float, float]
@@ -57,7 +58,12 @@ def overlap_s(span: Span, cover: Spans) -> float:
     2.0
     """
     start_s, end_s = span
-    return sum(max(0.0, min(end_s, stop_s) - max(start_s, begin_s)) for begin_s, stop_s in cover)
+    inside_s = 0.0
+    for begin_s, stop_s in islice(cover, bisect_right(cover, start_s, key=_end), None):
+        if begin_s >= end_s:
+            break
+        inside_s += min(end_s, stop_s) - max(start_s, begin_s)
+    return inside_s
 
 
 def length_s(spans: Spans) -> float:

@@ -49,7 +49,7 @@ class Timeline:
         """Tasks from first to last, each of which ended at the moment that let the next one become ready."""
         if not len(self.end_s):
             return []
-        tasks, members, end_s = self.program.tasks, self.program.outline.members, self.end_s.tolist()
+        tasks, members, end_s = list(self.program.tasks), self.program.outline.members, self.end_s.tolist()
         before_on_stream: dict[int, tuple[int]] = {}
         for queue in self.program.queues():
             before_on_stream.update((late, (early,)) for early, late in pairwise(queue))

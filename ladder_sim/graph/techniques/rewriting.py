@@ -47,7 +47,8 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         names.append(step.name)
         kinds.append(step.kind)
         layers.append(step.layer)
-        after.append(tuple(dict.fromkeys(positions[needed] for needed in step.after)))
+        needed = [positions[key] for key in step.after]
+        after.append(tuple(dict.fromkeys(needed) if len(needed) > 1 else needed))
         same_as.append(roles.setdefault(step.role, len(roles)))
 
     def number_of(other: Role, role: Role) -> int:
