@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.compare import compare
     from ladder_sim.analysis.sensitivity import sensitivity
     from ladder_sim.analysis.versus import versus
-    from ladder_sim.answer import Prediction, Predictions
-    from ladder_sim.prediction import predict
+    from ladder_sim.prediction import Prediction, Predictions, predict
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.sweeps.run import sweep
     from ladder_sim.sweeps.table import SweepTable
@@ -69,8 +68,8 @@ __all__ = [
 # Public name -> the module that holds it. No submodule may share a public name: importing such a module would set the
 # attribute of this package to the module and hide the function.
 _LAZY = {
-    "Prediction": "ladder_sim.answer",
-    "Predictions": "ladder_sim.answer",
+    "Prediction": "ladder_sim.prediction",
+    "Predictions": "ladder_sim.prediction",
     "Scenario": "ladder_sim.specs.scenario",
     "SweepTable": "ladder_sim.sweeps.table",
     "advise": "ladder_sim.analysis.advise",

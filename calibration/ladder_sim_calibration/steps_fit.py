@@ -21,8 +21,8 @@ from rich.console import Group
 from rich.text import Text
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
+from ladder_sim.report.console import show, table
 from ladder_sim.serve import MeasuredSteps, Outcome
 from ladder_sim.serve.engine.measured_steps import SCHEMA
 from ladder_sim.serve.replicas.pools import Pool

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
-from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import RUN_NOISE
 from ladder_sim.display.labels import gpus_label
@@ -21,7 +20,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
-from ladder_sim.prediction import own_variant, predict
+from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked

@@ -223,7 +223,7 @@ def serve(
         )
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in estimates.variants.items()})
-    output.give(
+    output.give_parts(
         lambda: serve_document(scenario, drawn, how, estimates, usd_per_gpu_hour),
         lambda: serve_report(load_label(scenario, drawn, how), estimates, usd_per_gpu_hour),
         lambda: load_figure(load_subtitle(scenario, drawn, how), estimates),
@@ -311,7 +311,7 @@ def capacity(
             **how,
         )
     confidences = {name: each.confidence for name, each in fleets.variants.items() if each.confidence}
-    output.give(
+    output.give_parts(
         lambda: capacity_document(scenario, how, fleets, usd_per_gpu_hour),
         lambda: capacity_report(capacity_label(scenario, how, fleets), fleets, usd_per_gpu_hour),
         lambda: capacity_figure(f"{scenario.model.name}, {scenario.cluster.name}, {scenario.stack.name}", fleets),

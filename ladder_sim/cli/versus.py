@@ -85,7 +85,7 @@ def versus(
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
             fleets = fleets_of(result, traffic, promise, seeds=seeds, profile=asked.profile, watch=progress)
-    output.give(
+    output.give_parts(
         lambda: versus_document(result, fleets),
         lambda: versus_report(result, fleets),
         lambda: versus_figure(result),

@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from ladder_sim.confidence import Confidence
-from ladder_sim.display.labels import validated_lines
 from ladder_sim.specs.scenario_warnings import UNUSED, Caution
 
 # names before a warning; the others are counted
@@ -54,11 +50,6 @@ class Notes:
             "validated": validated if len(validated) > 1 else next(iter(validated.values()), {}),
             "warnings": self.warnings,
         }
-
-    def report(self) -> RenderableType:
-        """A paragraph each."""
-        checked = validated_lines(*self.confidences.values()) if self.confidences else []
-        return Group(*map(Text, [*checked, *(f"warning: {text}" for text in self.warnings)]))
 
 
 def _names(text: str, parts: list[str]) -> bool:

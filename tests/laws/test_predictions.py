@@ -9,13 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
-from ladder_sim.answer import Prediction
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.roofline import Gpu, roofline_s
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, MoeShape, SampleShape
-from ladder_sim.prediction import resolve_profile
+from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.techniques import Techniques

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.answer import Prediction
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
@@ -24,7 +23,7 @@ from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, WHOLE, Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
-from ladder_sim.prediction import default_variants, predict, resolve_profile
+from ladder_sim.prediction import Prediction, default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts, simulate_request

@@ -16,8 +16,8 @@ import pytest
 from ladder_sim import Scenario
 from ladder_sim.analysis.plans import legal_plans
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.display.console import to_text
 from ladder_sim.errors import UsageError
+from ladder_sim.report.console import to_text
 from ladder_sim.report.documents.serve import fleet_price
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from ladder_sim.answer import Prediction
 from ladder_sim.costs.profile import JITTER_KEY
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.prediction import predict
+from ladder_sim.prediction import Prediction, predict
 from ladder_sim.simulate.passes import Engine
 from ladder_sim.specs.scenario import Scenario
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder_sim.display.console import to_text
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.report.console import to_text
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.tables.validation import loads_report
 from ladder_sim.serve import serve

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
+from ladder_sim.report.console import table
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
 from ladder_sim.serve.replicas.pools import Sizes

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, interval_text, stack_label
+from ladder_sim.report.console import table
 from ladder_sim.serve import Traffic
 from ladder_sim.serve.requests.result import Result
 from ladder_sim.specs.scenario import Scenario

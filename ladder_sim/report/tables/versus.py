@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.versus import Versus
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label, workload_label
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.console import table
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.specs.techniques import engines
