@@ -118,7 +118,7 @@ class Versus:
     left_out: Mapping[str, str]
     """Wirings and techniques that do not apply, with the reason."""
     predicted: Sequence[Option] = field(repr=False)
-    """Every wiring with every set of techniques that fits it: those without techniques first."""
+    """Every wiring with every set of techniques that fits it, limits with standard: those without techniques first."""
     plain: Predictions = field(repr=False)
     """Of all wirings without techniques."""
     profile: str | None = None
@@ -311,6 +311,9 @@ def versus(
     for changes, changed in changes_to(base, techniques):
         splits = base.plan.sp or changed["techniques"].splitting
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
+        if techniques is None and any(change(name).limit for name in changes):
+            # of limits only standard's has a row
+            fitting = ["standard"]
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan

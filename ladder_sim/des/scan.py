@@ -79,10 +79,10 @@ def scan(program: Program) -> TaskTimes:
                 continue
             start_s: Any = 0.0
             for member in own:
-                start_s = latest(start_s, readies_s[member] + costs[rows[member].kind].lead_s)
+                start_s = latest(start_s, readies_s[member] + costs[kinds[member]].lead_s)
             for member in own:
                 starts_s[member] = start_s
-                ends_s[member] = fronts_s[streams[member]] = start_s + costs[rows[member].kind].duration_s
+                ends_s[member] = fronts_s[streams[member]] = start_s + costs[kinds[member]].duration_s
             continue
         starts_s[index] = start_s = ready_s + lead_s
         shares = is_open and stream == compute

@@ -57,12 +57,11 @@ def rewrite(layout: Layout, parts: int) -> Layout:
         return key(at, part), Step(name, step.kind, step.layer, portion_of(step.role, part), needed)
 
     ordered = [
-        (key(at, 0), step._replace(after=tuple(key(need, 0) for need in step.after)))
-        for at, step in enumerate(steps[:first])
+        (key(at, 0), step.needing(tuple(key(need, 0) for need in step.after))) for at, step in enumerate(steps[:first])
     ]
     for start, end in pairwise([*turns, last]):
         ordered += [split(at, part) for part in range(parts) for at in range(start, end)]
     for at, step in enumerate(steps[last:], last):
         needed = tuple(dict.fromkeys(key(before, part) for before in step.after for part in range(parts)))
-        ordered.append((key(at, 0), step._replace(after=needed)))
+        ordered.append((key(at, 0), step.needing(needed)))
     return layout_of(layout, ordered)
