@@ -15,7 +15,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
-from ladder_sim.specs.allreduce_floor import TREE_LL
+from ladder_sim.specs.cluster import TREE_LL
 from tests.conftest import DATA, REPO
 from tests.support.networks import BANDWIDTH, LATENCY, MESSAGE, SIZES, scenario, times
 

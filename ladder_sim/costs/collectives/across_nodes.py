@@ -23,7 +23,7 @@ from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import Group
-from ladder_sim.specs.allreduce_floor import TREE_LL
+from ladder_sim.specs.cluster import TREE_LL
 from ladder_sim.specs.scenario import Scenario
 
 # a message that fills the links inside a node; every measured curve is at its full rate there

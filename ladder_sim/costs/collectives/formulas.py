@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.specs.allreduce_floor import FULL_NODE, TREE_LL, TreeLatency
+from ladder_sim.specs.cluster import FULL_NODE, TREE_LL, TreeLatency
 
 # (message bytes, ranks, allreduce_floor_s of a full node, bandwidth_Bps) -> seconds
 Formula = Callable[[Floats, float, Number, Number], Floats]
