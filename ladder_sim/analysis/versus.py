@@ -23,9 +23,8 @@ from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.arguments import ScenarioFields
-from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
 from ladder_sim.specs.unused import used_settings
