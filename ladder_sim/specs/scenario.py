@@ -16,8 +16,9 @@ from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields, keyw
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.plan import MAX_RANKS, Plan
-from ladder_sim.specs.plan_checks import (
+from ladder_sim.specs.plan import (
+    MAX_RANKS,
+    Plan,
     check_experts,
     check_groups,
     check_nodes,
