@@ -5,8 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from ladder_sim.specs.fields import Limits, Rate, Seconds, check_fields
-from ladder_sim.specs.values import nonempty
+from ladder_sim.specs.values import Limits, Rate, Seconds, check_fields, nonempty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
