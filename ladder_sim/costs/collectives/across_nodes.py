@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ladder_sim.costs.collectives.algorithms import ALGORITHMS
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS, MeasuredCollective, bracketed, bridged, extended
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     LL_BYTES,
@@ -17,7 +17,6 @@ from ladder_sim.costs.collectives.formulas import (
     nvls_in_nodes,
     rail_bytes,
 )
-from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed, bridged, extended
 from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats
