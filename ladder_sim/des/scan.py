@@ -2,8 +2,8 @@
 
 A task starts when earlier tasks end, and their ends are known when its turn comes, so one pass gives every time
 exactly. Only kernels that share a GPU with a collective need more: a collective stays open while later kernels are
-issued, and is closed when a task waits for it. Each kernel that it overlaps slows both for as long as they run together;
-without free SMs it starts at the end of a wave. Where durations are arrays, every step is a numpy operation over all
+issued, and is closed when a task waits for it. Each kernel that it overlaps slows both while they run together; without
+free SMs it starts at the end of a wave. Where durations are arrays, every step is a numpy operation over all
 configurations, which differ in numbers, not in structure: one queue of collectives follows a single configuration,
 kernel by kernel, the other all at once. Both give the same times.
 

@@ -1,4 +1,4 @@
-"""What is simulated: a model on a cluster, with a stack and a workload; as a value, or as the keywords of a function."""
+"""What is simulated: a model on a cluster, with a stack and a workload; or the keywords of a function that make it."""
 
 import dataclasses
 import inspect

@@ -16,23 +16,39 @@ artifact, figure_4.csv (MIT); vllm-project/vllm#24111; local-inference-lab/rtx6k
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.formulas import LATENCY_EXPONENT, Formula, floor_growth
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.specs.cluster import LinkTier
+from ladder_sim.specs.cluster import FULL_NODE, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
+# (message bytes, ranks, allreduce_floor_s of a full node, bandwidth_Bps) -> seconds
+Formula = Callable[[Floats, float, Number, Number], Floats]
+
+# NCCL's floor grows as ranks^0.67: 6.2, 9.5, 15.6 us at 2, 4, 8 H100s; across two nodes 15.7, 24.8, 40 us at 2, 4, 8
+# GPUs per node (nccl-tests logs dgx_h100_2x2, 2x4, 2x8)
+LATENCY_EXPONENT = 0.67
 # us of NCCL's all-reduce on 8 H100s below 16 KB, GB/s of their links, and the floor on 8 GPUs that `gb200-nvl72` states
 _H100_US, _H100_GBps, _GB200_US, _GB200_GBps = 15.6, 450.0, 27.0, 900.0
 # GB/s of the links of an RTX PRO 6000, and its floor
 _PCIE5_US, _PCIE5_GBps = 24.6, 63.0
+
+
+@cache
+def floor_growth(ranks: float, exponent: float) -> float:
+    """Latency floor of a group as a multiple of a full node's.
+
+    Beyond a full node, every doubling adds as much as from 4 to 8.
+    """
+    if ranks > FULL_NODE:
+        return 1.0 + math.log2(ranks / FULL_NODE) * float(1.0 - 0.5**exponent)
+    return float((ranks / FULL_NODE) ** exponent)
 
 
 # bytes that each GPU sends for a byte of the message, by ranks
