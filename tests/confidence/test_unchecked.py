@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ladder_sim.confidence import widths
+from ladder_sim.confidence.confidence import UNCHECKED, Unchecked
 from ladder_sim.confidence.runs import Compared, parts_alike
-from ladder_sim.confidence.widths import UNCHECKED, Unchecked
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.display.labels import validated_lines
