@@ -26,7 +26,7 @@ from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.values import typed
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0

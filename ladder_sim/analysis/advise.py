@@ -24,8 +24,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
-from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.values import whole
+from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price

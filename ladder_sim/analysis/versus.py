@@ -25,9 +25,9 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
 from ladder_sim.specs.unused import used_settings
+from ladder_sim.specs.values import typed
 
 if TYPE_CHECKING:
     from ladder_sim.serve.requests.promise import Promise

@@ -28,10 +28,9 @@ from ladder_sim.specs.plan import (
     tp_degrees,
 )
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
-from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import AllReduceRule, StackSpec
 from ladder_sim.specs.techniques import Techniques
-from ladder_sim.specs.values import flag, nonempty, whole
+from ladder_sim.specs.values import flag, nonempty, typed, whole
 from ladder_sim.specs.workload import FORMATS, KvDType, Workload
 
 # arguments that the specs check
