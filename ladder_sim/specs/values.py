@@ -2,14 +2,13 @@
 
 import ast
 import dataclasses
-import functools
 import inspect
 import itertools
 import os
 import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -157,7 +156,7 @@ def check_fields(spec: Any, where: str = "") -> None:
         check(getattr(spec, name), f"{where}: {name}" if where else name)
 
 
-@functools.cache
+@cache
 def _checks(spec: type) -> Sequence[tuple[str, Callable[[Any, str], object]]]:
     """Fields with a rule, and the rule for their values."""
     return [(name, check) for name, kind in field_kinds(spec).items() if (check := _check_of(kind))]
@@ -168,21 +167,21 @@ def _check_of(kind: Any) -> Callable[[Any, str], object] | None:
     if kind is bool:
         return flag
     if get_origin(kind) is Literal:
-        return functools.partial(choice, names=get_args(kind))
+        return partial(choice, names=get_args(kind))
     if limits is None:
         return None
     number = get_args(kind)[0]
     check = (
-        functools.partial(whole, minimum=limits.minimum, maximum=int(limits.maximum), hint=limits.hint)
+        partial(whole, minimum=limits.minimum, maximum=int(limits.maximum), hint=limits.hint)
         if number in (int, int | None)
-        else functools.partial(real, maximum=limits.maximum, zero=not limits.above, hint=limits.hint)
+        else partial(real, maximum=limits.maximum, zero=not limits.above, hint=limits.hint)
     )
     if NoneType not in get_args(number):
         return check
     return lambda value, what: None if value is None else check(value, what)
 
 
-@functools.cache
+@cache
 def field_kinds(spec: type) -> Mapping[str, Any]:
     """Return the types of a spec's fields by name, `Limits` included."""
     hints = get_type_hints(spec, include_extras=True)
@@ -201,7 +200,7 @@ def limits_of(kind: Any) -> Limits | None:
     return limits
 
 
-@functools.cache
+@cache
 def meanings(spec: type) -> Mapping[str, str]:
     """Return what the fields of a spec mean, by name: the docstrings under them, as plain text.
 
