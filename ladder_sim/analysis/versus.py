@@ -5,7 +5,6 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
+from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.runs import RUN_NOISE
+from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
@@ -30,9 +30,9 @@ from ladder_sim.specs.unused import used_settings
 from ladder_sim.specs.values import typed
 
 if TYPE_CHECKING:
-    from ladder_sim.serve.requests.promise import Promise
-    from ladder_sim.serve.requests.traffic import Traffic
-    from ladder_sim.serve.sizing.fleet import Fleet
+    from ladder_sim.serving.requests.promise import Promise
+    from ladder_sim.serving.requests.traffic import Traffic
+    from ladder_sim.serving.sizing.fleet import Fleet
 
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
@@ -166,6 +166,11 @@ class Versus:
             return adaptation(self.plain, wiring)
         except UsageError:
             return None
+
+    @cached_property
+    def best_standard(self) -> BestStandard | None:
+        """Standard on the fastest plan for these GPUs; None: that is the plan asked about."""
+        return self.plain.best_standard
 
     @property
     def wirings(self) -> Mapping[str, Wiring]:
@@ -349,11 +354,6 @@ def _wiring(variant: str, model: ModelSpec) -> Wiring:
     return wiring(variant, model.layers, model.ladder_layers)
 
 
-def is_faster(ratio: Interval) -> bool:
-    """Whether what is so many times as fast is told apart, given what runs alike differ by."""
-    return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
-
-
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
     """Whether an option is worth a row: limits alone, and what gains more than each part of it.
 
@@ -398,10 +398,10 @@ def fleets_of(
 ) -> "dict[str, Fleet]":
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
-    about how much there is.
+    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
+    and about how much there is.
     """
-    from ladder_sim.serve.sizing.fleet import smallest_fleets
+    from ladder_sim.serving.sizing.fleet import smallest_fleets
 
     fleets: dict[str, Fleet] = {}
     before = 0
@@ -415,8 +415,7 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
-        fleets[option.name] = answer.variants[variant]
+        fleets[option.name] = smallest_fleets(scenario, traffic, promise, variant, watch=seen, **how)[variant]
         before += done
     return fleets
 

@@ -61,7 +61,7 @@ def versus(
     promise = None
     if slo is not None:
         # imported where they are needed: they take as long as the rest of the answer's modules
-        from ladder_sim.serve import Lengths, Promise, Traffic
+        from ladder_sim.serving import Lengths, Promise, Traffic
 
         promise = Promise.parse(slo)
     scenario = scenario_at(asked.point("technique"))

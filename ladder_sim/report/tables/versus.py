@@ -16,7 +16,7 @@ from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.specs.techniques import engines
 
 if TYPE_CHECKING:
-    from ladder_sim.serve.sizing.fleet import Fleet
+    from ladder_sim.serving.sizing.fleet import Fleet
 
 
 def versus_report(result: Versus, fleets: "Mapping[str, Fleet] | None" = None) -> RenderableType:
@@ -46,8 +46,8 @@ def _fleets(fleets: "Mapping[str, Fleet] | None") -> RenderableType | None:
     columns = ("under load", "GPUs (90%)", "requests/s of one replica (90%)", "breaks first")
     rows = []
     for name, each in fleets.items():
-        breaks = ", ".join(each.capacity.breaks)
-        if each.capacity.replicas:
+        breaks = ", ".join(each.need.breaks)
+        if each.need.replicas:
             rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
         else:
             rows.append((name, "none", "0", f"{breaks} on an idle replica"))
