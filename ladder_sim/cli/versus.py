@@ -47,11 +47,9 @@ def versus(
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
     from ladder_sim.analysis.versus import fleets_of, notes_of
     from ladder_sim.analysis.versus import versus as compare
-    from ladder_sim.analysis.winners import winners
     from ladder_sim.report.documents.versus import versus_document
-    from ladder_sim.report.figures.versus import versus_figure, winners_figure
+    from ladder_sim.report.figures.versus import versus_figure
     from ladder_sim.report.tables.versus import versus_report
-    from ladder_sim.serving import SLO, Lengths, Traffic
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
 
@@ -60,7 +58,12 @@ def versus(
     check_plot(map_)
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
-    bounds = SLO.parse(slo) if slo is not None else None
+    bounds = None
+    if slo is not None:
+        # imported where they are needed: they take as long as the rest of the answer's modules
+        from ladder_sim.serving import SLO, Lengths, Traffic
+
+        bounds = SLO.parse(slo)
     scenario = scenario_at(asked.point("technique"))
     result = compare(
         scenario,
@@ -69,6 +72,9 @@ def versus(
         **asked.how("ignore_memory"),
     )
     if map_ is not None:
+        from ladder_sim.analysis.winners import winners
+        from ladder_sim.report.figures.versus import winners_figure
+
         with Progress(1, "points") as progress:
             best = winners(result, profile=asked.profile, watch=progress)
         draw(lambda: winners_figure(best), map_)

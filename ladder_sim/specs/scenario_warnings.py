@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Self
 
 from ladder_sim.specs import catalog
-from ladder_sim.specs.allreduce_floor import floor_of_hops
+from ladder_sim.specs.cluster import floor_of_hops
 from ladder_sim.specs.imbalance import USUAL
-from ladder_sim.specs.plan_checks import named_degrees
+from ladder_sim.specs.plan import named_degrees
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import unused
 from ladder_sim.specs.workload import FORMATS

@@ -260,7 +260,12 @@ def test_the_default_table() -> None:
         assert re.search(r"\d %$", row)
     assert found["standard"] == 1
     assert 1 < found["ladder"] < found["(no communication)"]
-    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == ["why", "evidence", "caution"]
+    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == [
+        "why",
+        "evidence",
+        "instead",
+        "caution",
+    ]
     more = run("predict", "--model", "405b", "--nodes", "2", "--explain").out
     assert more.startswith(ran.out)
     assert re.search(
