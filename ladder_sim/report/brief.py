@@ -14,6 +14,8 @@ from ladder_sim.report.console import WholeTable
 LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
+# the word of the last remark
+_MORE = "more"
 _STYLES = {"caution": "yellow"}
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
@@ -52,18 +54,21 @@ class Brief:
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        wanted = [*self.remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
-        if sum(_remark_height(console, each) for each in wanted) <= room:
-            return wanted
+        # a line says what has no room, or is elsewhere anyway
+        own = [each for each in self.remarks if each.word == _MORE]
+        remarks = [each for each in self.remarks if each.word != _MORE]
+        wanted = [*remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+            return [*wanted, *own]
+        more = own or [Remark(_MORE, "--explain has the rest")]
         kept: list[Remark] = []
-        # a line says what has no room
-        room -= 1
+        room -= sum(_remark_height(console, each) for each in more)
         for each in wanted:
             fits = next((part for part in (each, each.first) if _remark_height(console, part) <= room), None)
             if fits:
                 kept.append(fits)
                 room -= _remark_height(console, fits)
-        return [*kept, Remark("more", "--explain has the rest")]
+        return [*kept, *more]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
