@@ -80,7 +80,7 @@ def validate(
 
 
 def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:
-    from ladder_sim.serve.requests.results import read_results
+    from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
 

@@ -21,7 +21,15 @@ from ladder_sim.confidence.runs import (
     most_alike,
     parts_alike,
 )
-from ladder_sim.confidence.widths import Widths, by_op, by_own_algorithms, by_servings, by_unchecked
+from ladder_sim.confidence.widths import (
+    Widths,
+    by_op,
+    by_own_algorithms,
+    by_own_plan,
+    by_servings,
+    by_servings_of_plans,
+    by_unchecked,
+)
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
@@ -49,17 +57,21 @@ class Confidence:
     def __init__(
         self, scenario: Scenario, requests: Mapping[str, Request], costs: KernelCosts, memory: MemoryUse
     ) -> None:
-        self.scenario, self._requests, self._costs, self._memory = scenario, requests, costs, memory
+        self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
+
+    def request_s(self, name: str) -> float:
+        """Time of a variant's request, in seconds."""
+        return float(self._requests[name].request_s)
 
     @property
     def profile(self) -> str:
         """Name of the measured profile, or "none"."""
-        return self._costs.profile.name if self._costs.profile else NO_PROFILE
+        return self.costs.profile.name if self.costs.profile else NO_PROFILE
 
     @cached_property
     def compared(self) -> Compared:
         """The runs that are the most like the scenario, those of its stack first."""
-        return most_alike(self.scenario, self._costs.profile)
+        return most_alike(self.scenario, self.costs.profile)
 
     @property
     def unchecked_wirings(self) -> list[str]:
@@ -69,7 +81,7 @@ class Confidence:
     @cached_property
     def validated(self) -> Mapping[str, bool]:
         """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
-        return parts_alike(self.scenario, self._costs.profile, self.compared, self._requests)
+        return parts_alike(self.scenario, self.costs.profile, self.compared, self._requests)
 
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
@@ -121,6 +133,29 @@ class Confidence:
             widths.append(by_unchecked(request, other, ["technique"]).speedup)
         return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
 
+    def over_plan(self, base: "Confidence") -> Interval:
+        """How many times as fast standard is as on another plan, with the same model, hardware, stack and load.
+
+        Errors of kernels that both run cancel; those of collectives as far as both run them.
+        """
+        sides = ((self, self._requests["standard"]), (base, base._requests["standard"]))
+        (_, request), (_, other) = sides
+        of_ops = by_op(request, other).speedup
+        if isinstance(self.compared.runs, ServingCheck):
+            servings = (each.compared.runs if each.validated["stack"] else None for each, _ in sides)
+            widths = [max(of_ops, by_servings_of_plans(*(each for each in servings if isinstance(each, ServingCheck))))]
+        elif self._fitted and base._fitted:
+            widths = [self._fitted.plan_width(base._fitted, of_ops)]
+        else:
+            widths = [of_ops]
+        every = {*self._unchecked("standard"), *base._unchecked("standard")}
+        widths.append(by_unchecked(request, other, sorted(every - {"plan"})).speedup)
+        widths += (
+            by_own_plan(own, others, each._unchecked("standard"))
+            for each, own, others in ((self, request, other), (base, other, request))
+        )
+        return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
+
     def _speedup_width(self, name: str, base: "Confidence", base_name: str) -> float:
         """Of one request's speed over another's, without what was not compared."""
         request, other = self._requests[name], base._requests[base_name]
@@ -145,7 +180,7 @@ class Confidence:
     @cached_property
     def _fitted(self) -> "_Fitted | None":
         """What the stack's fit says of the requests, where it has one."""
-        return _Fitted.of(self.scenario, self._requests, self._costs.profile)
+        return _Fitted.of(self.scenario, self._requests, self.costs.profile)
 
     @cached_property
     def measured_fraction(self) -> float:
@@ -160,7 +195,7 @@ class Confidence:
         """What the reader should know, one sentence each."""
         return (
             *scenario_warnings(self.scenario),
-            *cost_warnings(self.scenario, self._costs, self._memory, self._requests),
+            *cost_warnings(self.scenario, self.costs, self._memory, self._requests),
         )
 
 
@@ -197,6 +232,15 @@ class _Fitted(NamedTuple):
         """Of a variant's speed over that of one in another fit, or in this one."""
         apart = self.log_s[name] - base.log_s[base_name]
         return self.scale.speedup * math.hypot(by_op, _spread(apart), RUN_NOISE)
+
+    def plan_width(self, base: "_Fitted", by_op: float) -> float:
+        """Of standard's speed over that on another plan: what runs of one plan share does not cancel.
+
+        Ratios of plans were not among those that scales come from; 15 of 16 ratios of published runs lie inside.
+        """
+        noise = NORMAL_90 * math.sqrt(2.0) * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
+        scale = max(figure for each in (self.scale, base.scale) for figure in (each.rate, each.speedup))
+        return scale * math.hypot(by_op, _spread(self.log_s["standard"] - base.log_s["standard"]), noise)
 
 
 def _spread(log_s: NDArray[np.float64]) -> float:

@@ -79,8 +79,10 @@ class Brief:
         for remark in self.shown(console):
             width = min(options.max_width, WIDTH) - _MARGIN
             word = remark.word
+            # a page has colours of its own
+            style = "bold" if console.record else _STYLES.get(word, "dim")
             for line in Text(remark.text).wrap(console, max(width, 20)):
-                yield Text.assemble((f"{word:<{_MARGIN}}", _STYLES.get(word, "dim")), line.plain.rstrip())
+                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
                 word = ""
 
 
@@ -93,4 +95,4 @@ def _remark_height(console: Console, remark: Remark) -> int:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return text + ("" if text.endswith(".") else ".")

@@ -18,8 +18,8 @@ from ladder_sim.report.errors import error_columns, error_fields, percent, quant
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.servings import signed_cells
-from ladder_sim.serve import Traffic
-from ladder_sim.serve.requests.result import Result
+from ladder_sim.serving import Traffic
+from ladder_sim.serving.requests.result import Result
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_rate, format_seconds, step_for
 from ladder_sim.validation.compare import ErrorStats, Quantity
@@ -77,7 +77,7 @@ class LoadsReport(Report[LoadValidation]):
             asked=_asked(loads.name, timed),
             table=self._table(),
             remarks=remarks,
-            cautions=self.notes.warnings,
+            cautions=self.notes.cautions,
         )
 
     def _table(self) -> WholeTable | None:

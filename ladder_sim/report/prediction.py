@@ -86,7 +86,7 @@ class PredictionReport(Report[Predictions]):
             asked=asked_text(confidence.scenario),
             table=table_of(SHOWN, list(predictions.values())),
             remarks=[Remark("why", _reason(predictions)), Remark("evidence", evidence_text(confidence))],
-            cautions=self.notes.warnings,
+            cautions=self.notes.cautions,
         )
 
     def details(self) -> RenderableType:
@@ -103,13 +103,14 @@ class PredictionReport(Report[Predictions]):
         )
 
     def values(self) -> Document:
-        predictions, confidence = self.answer, self.answer.confidence
+        predictions, confidence, best = self.answer, self.answer.confidence, self.answer.best_standard
         given = scenario_fields(confidence.scenario)
         variants = {name: prediction_fields(prediction) for name, prediction in predictions.items()}
         content = {
             "batching": confidence.scenario.workload.batching,
             "scenario": given,
             "variants": variants,
+            "best_standard": best.fields({name: each.speedup for name, each in predictions.items()}) if best else None,
             "collectives": {
                 name: [asdict(each) for each in prediction.collectives] for name, prediction in predictions.items()
             },
@@ -143,19 +144,19 @@ def _reason(predictions: Predictions) -> str:
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
-        return f"There is no communication: {_limit(first)}."
+        return f"There is no communication; {_limit(first)}."
     said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
     if best is None or best is first:
         return f"{said}; {_limit(first)}."
     if not best.breakdown.comm_s:
-        return f"{said}; {best.variant} has none, and then {_limit(best)}."
+        return f"{said}; {best.variant} has none, and {_limit(best)}."
     hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
-    return f"{said}; {hides}, and then {_limit(best)}."
+    return f"{said}; {hides}, then {_limit(best)}."
 
 
 def _limit(prediction: Prediction) -> str:
     limit = prediction.limited_by
-    return f"{kind_label(limit)} decides ({_percent(prediction.limit_share(limit))} of the time)"
+    return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
 
 
 def _percent(share: float) -> str:

@@ -84,8 +84,8 @@ class ServingsReport(Report[ServingValidation]):
             (note, count), *_ = missing.most_common(1)
             note = note.removeprefix("not predicted: ")
             remarks.append(Remark("left out", f"{missing.total()} of {len(servings)} rows, {count} because: {note}."))
-        fewer = f" and {len(groups) - _SHOWN} more groups" if len(groups) > _SHOWN else ""
-        remarks.append(Remark("more", f"--explain has errors by version, plan, degree and load{fewer}"))
+        fewer = f"{len(groups) - _SHOWN} more groups, and " if len(groups) > _SHOWN else ""
+        remarks.append(Remark("more", f"--explain has {fewer}errors by version, plan, degree and load"))
         return Brief(
             sentence=_sentence(everything, len(servings)),
             asked=f"{servings.name}: {len(servings)} measured servings, requests in flight, standard wiring",

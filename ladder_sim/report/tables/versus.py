@@ -13,7 +13,7 @@ from ladder_sim.report.console import table
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.report.tables.serve import gpus_text, rate_text
-from ladder_sim.serve.sizing.fleet import Fleet
+from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines
 
 
@@ -40,8 +40,8 @@ def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
     columns = ("under load", "GPUs (90%)", "requests/s of one replica (90%)", "breaks first")
     rows = []
     for name, each in (fleets or {}).items():
-        breaks = ", ".join(each.capacity.breaks)
-        if each.capacity.replicas:
+        breaks = ", ".join(each.need.breaks)
+        if each.need.replicas:
             rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
         else:
             rows.append((name, "none", "0", f"{breaks} on an idle replica"))
