@@ -15,6 +15,8 @@ from ladder_sim.specs.scenario_warnings import is_decisive
 LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
+# the word of the last remark
+_MORE = "more"
 _STYLES = {"caution": "yellow"}
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
@@ -55,16 +57,18 @@ class Brief:
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
+        # a line says what has no room, or is elsewhere anyway
+        own = [each for each in self.remarks if each.word == _MORE]
         wanted = [
-            *self.remarks,
+            *(each for each in self.remarks if each.word != _MORE),
             *(_caution(text) for text in self.cautions if is_decisive(text)),
             *self.offers,
             *(_caution(text) for text in self.cautions if not is_decisive(text)),
         ]
-        if sum(_remark_height(console, each) for each in wanted) <= room:
-            return wanted
-        # a line says what has no room
-        room -= 1
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+            return [*wanted, *own]
+        more = own or [Remark(_MORE, "--explain has the rest")]
+        room -= sum(_remark_height(console, each) for each in more)
         kept: list[Remark] = []
         for each in wanted:
             height = _remark_height(console, each.first)
@@ -76,7 +80,7 @@ class Brief:
             if each.first in kept and longer <= room:
                 kept[kept.index(each.first)] = each
                 room -= longer
-        return [*kept, Remark("more", "--explain has the rest")]
+        return [*kept, *more]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
