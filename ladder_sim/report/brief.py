@@ -46,15 +46,18 @@ class Brief:
     """The most important first: those without room are left out."""
     cautions: Sequence[str] = field(default=())
     """Warnings, which follow the remarks."""
+    more: str = ""
+    """What --explain has besides them, e.g. "12 more plans"."""
 
     def shown(self, console: Console) -> list[Remark]:
         """The remarks that have room on `LINES`; the last says how many have none."""
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        wanted = [*self.remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
-        if sum(_remark_height(console, each) for each in wanted) <= room:
-            return wanted
+        wanted = [*self.remarks, *(Remark("caution", as_sentence(text)) for text in self.cautions)]
+        rest = [Remark("more", f"--explain has {self.more}")] if self.more else []
+        if sum(_remark_height(console, each) for each in [*wanted, *rest]) <= room:
+            return [*wanted, *rest]
         kept: list[Remark] = []
         # a line says what has no room
         room -= 1
@@ -63,7 +66,7 @@ class Brief:
             if fits:
                 kept.append(fits)
                 room -= _remark_height(console, fits)
-        return [*kept, Remark("more", "--explain has the rest")]
+        return [*kept, Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -87,5 +90,6 @@ def _remark_height(console: Console, remark: Remark) -> int:
     return _height(console, remark.text, WIDTH - _MARGIN)
 
 
-def _sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
+    """With a capital at its start and a full stop at its end."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -1,7 +1,7 @@
 """The figures of an answer's rows: each has one name in JSON and CSV, and one heading and unit in tables."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -71,11 +71,22 @@ def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
     return fields
 
 
-def table_of(columns: Iterable[Column[Row]], rows: Sequence[Row], *, left: int = 1, title: str = "") -> WholeTable:
-    """The rows as a table, by the columns that have a heading; the first `left` columns are text."""
+def table_of(
+    columns: Iterable[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    left: int = 1,
+    wrapped: Collection[str] | None = None,
+    title: str = "",
+) -> WholeTable:
+    """The rows as a table, by the columns that have a heading; the first `left` columns are text.
+
+    Those with headings in `wrapped` take several lines where there is no room, as in `console.table`.
+    """
     parts = [column.cells(rows) for column in columns if column.heading]
     headings = [heading for heading, _ in parts]
-    return table(headings, list(zip(*(cells for _, cells in parts), strict=True)), left=left, title=title)
+    cells = list(zip(*(each for _, each in parts), strict=True))
+    return table(headings, cells, left=left, wrapped=wrapped, title=title)
 
 
 def number_text(value: float) -> str:

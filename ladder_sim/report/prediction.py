@@ -29,7 +29,8 @@ from ladder_sim.units import format_rate, format_seconds
 _SHOWN_SHARE = 5e-4
 
 
-def _interval_of(prediction: Prediction, name: str, value: float) -> Interval:
+def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
+    """A figure with the relative interval of "rate" or "ttft"."""
     return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
 
 
@@ -52,8 +53,8 @@ SHOWN: Sequence[Column[Prediction]] = (
     Column("variant", lambda each: wiring_label(each.variant), "variant"),
     Column("speedup", lambda each: each.speedup, "speedup"),
     # step times have one error, that of the throughput
-    Column("tpot_s", lambda each: None if each.tpot_s is None else _interval_of(each, "rate", each.tpot_s), "TPOT"),
-    Column("ttft_s", lambda each: _interval_of(each, "ttft", each.ttft_s), "TTFT", ends=False),
+    Column("tpot_s", lambda each: None if each.tpot_s is None else interval_of(each, "rate", each.tpot_s), "TPOT"),
+    Column("ttft_s", lambda each: interval_of(each, "ttft", each.ttft_s), "TTFT", ends=False),
     Column("tokens_per_s", lambda each: each.tokens_per_s, "tok/s"),
     Column("", lambda each: each.breakdown.exposed_comm_s / each.request_s, "exposed", share=True),
 )
@@ -131,7 +132,7 @@ def _verdict(predictions: Predictions) -> str:
         first = next(iter(predictions.values()))
         rate, token = interval_text(first.tokens_per_s), ""
         if first.tpot_s is not None:
-            token = f", {interval_text(_interval_of(first, 'rate', first.tpot_s), 1e-3)} ms a token"
+            token = f", {interval_text(interval_of(first, 'rate', first.tpot_s), 1e-3)} ms a token"
         return f"{wiring_label(first.variant, sentence=True)} makes {rate} tok/s{token} here."
     own = own_variant(predictions.confidence.scenario.model) == best.variant
     price = "the model is trained so" if own else "it needs retraining"
@@ -143,19 +144,21 @@ def _reason(predictions: Predictions) -> str:
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
-        return f"There is no communication: {_limit(first)}."
+        return f"There is no communication: {limit_text(first)}."
     said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
     if best is None or best is first:
-        return f"{said}; {_limit(first)}."
+        return f"{said}; {limit_text(first)}."
     if not best.breakdown.comm_s:
-        return f"{said}; {best.variant} has none, and then {_limit(best)}."
+        return f"{said}; {best.variant} has none, and then {limit_text(best)}."
     hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
-    return f"{said}; {hides}, and then {_limit(best)}."
+    return f"{said}; {hides}, and then {limit_text(best)}."
 
 
-def _limit(prediction: Prediction) -> str:
+def limit_text(prediction: Prediction) -> str:
+    """What limits a prediction most."""
     limit = prediction.limited_by
-    return f"{kind_label(limit)} decides ({_percent(prediction.limit_share(limit))} of the time)"
+    verb = "decide" if limit.endswith("s") else "decides"
+    return f"{kind_label(limit)} {verb} ({_percent(prediction.limit_share(limit))} of the time)"
 
 
 def _percent(share: float) -> str:
