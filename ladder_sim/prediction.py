@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, Unpack, overload
+from warnings import warn
 
 from ladder_sim.answer import Answer
 from ladder_sim.closed_loop.load import Load
@@ -42,7 +43,7 @@ class Prediction:
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> ladder = predict(Scenario(model="405b", nodes=2), "ladder")
+    >>> ladder = predict(Scenario(model="405b", nodes=2))["ladder"]
     >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
     1.48 (1.27-1.72), memory bandwidth
     """
@@ -178,8 +179,8 @@ def predict(
     scenario
         Everything but the variant; or its arguments as keywords, ``predict(model="405b", nodes=2)``.
     variants
-        Names such as ``"ladder"`` or ``"hybrid-ladder:16"``, or a single one; by default standard, parallel, ladder
-        and upper-bound. Standard is simulated in any case, because speedups are over it.
+        Names such as ``"ladder"`` or ``"hybrid-ladder:16"``; by default standard, parallel, ladder and upper-bound.
+        Standard is simulated in any case, because speedups are over it.
     profile
         Measured profile: a name, a path, or a loaded one; by default the cluster's own, ``"none"`` for the roofline.
     ignore_memory
@@ -195,8 +196,7 @@ def predict(
     Returns
     -------
     Predictions
-        A dict of `Prediction` by canonical name, in the order asked for; of a single name its `Prediction`. Both print
-        as a table.
+        A dict of `Prediction` by canonical name, in the order asked for.
 
     Raises
     ------
@@ -211,8 +211,8 @@ def predict(
     >>> scenario = Scenario(model="405b", nodes=2)
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
     {'standard': 1.0, 'parallel': 1.31, 'ladder': 1.48, 'upper-bound': 1.75}
-    >>> predict(scenario, "hybrid-ladder:63")
-    Prediction(variant='hybrid-ladder:63', ttft_s=...
+    >>> predict(scenario, ["ladder"])
+    <Predictions: Ladder makes requests 1.48x faster (90 %: 1.27-1.72) than standard here; it needs retraining.>
     """
     scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:
@@ -227,7 +227,15 @@ def predict(
     predictions = Predictions(
         {name: _prediction(requests[name], requests["standard"], memory, confidence) for name in names}
     )
-    return predictions[names[0]] if isinstance(variants, str) else predictions
+    if not isinstance(variants, str):
+        return predictions
+    warn(
+        f'predict(..., "{names[0]}") returns one Prediction until the next release: ask predict(..., ["{names[0]}"]), '
+        f'which returns Predictions, for ["{names[0]}"]',
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return predictions[names[0]]
 
 
 def simulation_inputs(

@@ -94,8 +94,8 @@ _SETTINGS_OF = {
     "links": ("intra.", "inter.", "host.", "cluster.host_low_latency_share"),
     "model_family": ("model.",),
 }
-# models that runs were of: the others are counted
-_NAMED = 2
+# models that runs were of, and what runs did not have: the others are counted
+_NAMED, _TOLD = 2, 5
 # a logarithmic axis shows values that span more than this factor better
 _LOG_SPAN = 8.0
 
@@ -354,11 +354,13 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
     nearest = f"{what}, {cluster.gpu.name}, {models})"
     absent = _absent(confidence)
-    never = [
-        *(name for name in absent.get("wiring", ()) if wirings is None or name in wirings),
-        *(_lacked(part, absent[part], served=served) for part in absent if part != "wiring"),
-    ]
-    lacking = f" Not in them: {', '.join(never)}; intervals allow for it." if never else ""
+    if wirings is not None and "wiring" in absent:
+        unchecked = [name for name in absent.pop("wiring") if name in wirings]
+        absent |= {"wiring": unchecked} if unchecked else {}
+    never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
+    named, left = list(never)[:_TOLD], len(never) - _TOLD
+    others = f" and {left} more" if left > 0 else ""
+    lacking = f" Not in them: {', '.join(named)}{others}; intervals allow for it." if never else ""
     if not confidence.compared.same_kind(scenario):
         load = "static batch" if scenario.workload.concurrency is None else "serving"
         kind = f"no {load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
@@ -366,11 +368,20 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     return f"Nearest: {nearest}{errors}.{lacking}"
 
 
-def _lacked(part: str, details: Sequence[str], *, served: bool) -> str:
-    text = "; ".join(details)
-    if part == "model_size":
-        return text.removesuffix(" parameters")
-    return text if part in ("model_family", "gpu", "links") else f"{_part_label(part, served=served)} {text}"
+def _told(part: str) -> bool:
+    """The wirings come first."""
+    return part != "wiring"
+
+
+def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> str:
+    """What runs did not have, in a few words."""
+    if part == "gpu":
+        return scenario.cluster.gpu.name
+    if part == "stack":
+        return f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
+    text = ", ".join(details).removesuffix(" parameters")
+    whole = ("wiring", "technique", "model_size", "model_family", "links", "layers", "precision")
+    return text if part in whole else f"{_part_label(part, served=served)} {text}"
 
 
 def _percent(share: float) -> str:
@@ -389,6 +400,9 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     """
     workload, cluster = scenario.workload, scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
+    whole = scenario.nodes * cluster.gpus_per_node
+    if scenario.plan.gpus < whole:
+        number = f"{scenario.plan.gpus} of {whole}"
     gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
     engine = "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce

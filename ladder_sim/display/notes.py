@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.confidence import Confidence
-from ladder_sim.specs.scenario_warnings import UNUSED, Caution
+from ladder_sim.specs.scenario_warnings import DECISIVE, UNUSED, Caution
 
 # names before a warning; the others are counted
 _NAMED = 3
@@ -34,10 +34,15 @@ class Notes:
         return [
             *filter(self._applies, self.about),
             *(
-                text if len(each) == everywhere or _names(text, each) else f"{_listed(each)}: {text}"
+                text if len(each) == everywhere or _names(text, each) else _of_parts(text, each)
                 for text, each in names.items()
             ),
         ]
+
+    @property
+    def cautions(self) -> list[str]:
+        """The same, first those without which the figures mislead."""
+        return sorted(self.warnings, key=lambda text: getattr(text, "kind", "") != DECISIVE)
 
     def _applies(self, text: str) -> bool:
         """Whether a warning still holds next to what else depends on its setting."""
@@ -55,6 +60,11 @@ class Notes:
 def _names(text: str, parts: list[str]) -> bool:
     """Whether a warning names the parts that it is about itself."""
     return isinstance(text, Caution) and all(map(text.names, parts))
+
+
+def _of_parts(text: str, parts: list[str]) -> str:
+    """A warning with the names of the parts that it is about."""
+    return Caution(f"{_listed(parts)}: {text}", getattr(text, "kind", ""))
 
 
 def _listed(names: list[str]) -> str:

@@ -77,8 +77,10 @@ class Brief:
         for remark in self.shown(console):
             width = min(options.max_width, WIDTH) - _MARGIN
             word = remark.word
+            # a page has colours of its own
+            style = "bold" if console.record else _STYLES.get(word, "dim")
             for line in Text(remark.text).wrap(console, max(width, 20)):
-                yield Text.assemble((f"{word:<{_MARGIN}}", _STYLES.get(word, "dim")), line.plain.rstrip())
+                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
                 word = ""
 
 
@@ -91,5 +93,5 @@ def _remark_height(console: Console, remark: Remark) -> int:
 
 
 def as_sentence(text: str) -> str:
-    """With a capital at its start and a full stop at its end."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    """The text with a full stop at its end."""
+    return text + ("" if text.endswith(".") else ".")

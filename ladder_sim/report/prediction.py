@@ -87,7 +87,7 @@ class PredictionReport(Report[Predictions]):
             asked=asked_text(confidence.scenario),
             table=table_of(SHOWN, list(predictions.values())),
             remarks=[Remark("why", _reason(predictions)), Remark("evidence", evidence_text(confidence))],
-            cautions=self.notes.warnings,
+            cautions=self.notes.cautions,
         )
 
     def details(self) -> RenderableType:
@@ -144,21 +144,20 @@ def _reason(predictions: Predictions) -> str:
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
-        return f"There is no communication: {limit_text(first)}."
+        return f"There is no communication; {limit_text(first)}."
     said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
     if best is None or best is first:
         return f"{said}; {limit_text(first)}."
     if not best.breakdown.comm_s:
-        return f"{said}; {best.variant} has none, and then {limit_text(best)}."
+        return f"{said}; {best.variant} has none, and {limit_text(best)}."
     hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
-    return f"{said}; {hides}, and then {limit_text(best)}."
+    return f"{said}; {hides}, then {limit_text(best)}."
 
 
 def limit_text(prediction: Prediction) -> str:
     """What limits a prediction most."""
     limit = prediction.limited_by
-    verb = "decide" if limit.endswith("s") else "decides"
-    return f"{kind_label(limit)} {verb} ({_percent(prediction.limit_share(limit))} of the time)"
+    return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
 
 
 def _percent(share: float) -> str:

@@ -63,7 +63,7 @@ def in_step_note(
         prompt=round(requests.prompt.mean),
         gen=round(requests.gen.mean),
     )
-    alike = predict(scenario.having(workload=load), variant, profile=profile, ignore_memory=True)
+    alike = predict(scenario.having(workload=load), [variant], profile=profile, ignore_memory=True)[variant]
     further = "" if alike.tpot_s is None else f", TPOT of {format_seconds(alike.tpot_s)}"
     return (
         f"requests of one length stay in step with one another: with lengths {SPREAD:.0%} either way, which predict "

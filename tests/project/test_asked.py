@@ -8,6 +8,7 @@ import pytest
 import ladder_sim
 from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
 from ladder_sim.errors import UnknownNameError, UsageError
+from tests.support.predict_one import predict_one
 
 EIGHT = Scenario(model="8b", tp=2)
 
@@ -15,7 +16,10 @@ EIGHT = Scenario(model="8b", tp=2)
 @pytest.mark.parametrize(
     ("of_scenario", "of_keywords"),
     [
-        (lambda: predict(EIGHT, "ladder").request_s, lambda: predict(variants="ladder", model="8b", tp=2).request_s),
+        (
+            lambda: predict_one(EIGHT, "ladder").request_s,
+            lambda: predict(variants=["ladder"], model="8b", tp=2)["ladder"].request_s,
+        ),
         (
             lambda: versus(EIGHT, "ladder", "fused-norm").best_own.name,
             lambda: versus(None, "ladder", "fused-norm", model="8b", tp=2).best_own.name,
@@ -48,8 +52,8 @@ def test_a_scenario_and_its_arguments_ask_the_same(
 def test_settings_of_a_scenario_hold_in_every_answer() -> None:
     slow = Scenario(model="8b", tp=2, overrides={"intra.bandwidth": "10GB/s"})
     table = sweep(slow, {"batch": [1, 4]}, ["ladder"])
-    alone = predict(slow.replace(batch=4), "ladder")
-    assert table["ladder.ttft_s"][1] == alone.ttft_s > predict(EIGHT.replace(batch=4), "ladder").ttft_s
+    alone = predict_one(slow.replace(batch=4), "ladder")
+    assert table["ladder.ttft_s"][1] == alone.ttft_s > predict_one(EIGHT.replace(batch=4), "ladder").ttft_s
 
 
 def test_a_scenario_and_arguments_are_refused() -> None:

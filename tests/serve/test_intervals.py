@@ -90,7 +90,9 @@ def test_requests_of_one_length_in_flight_are_said_to_stay_in_step() -> None:
     """`serve` said 536 ms to first tokens where `predict --concurrency` said 185, and neither why."""
     alike = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("64"), "requests": 130}
     (said,) = in_step(Traffic(concurrency=16, **alike))
-    predicted = predict(Scenario(model="8b", tp=2, stack="vllm", concurrency=16, prompt=1024, gen=64), "standard")
+    predicted = predict(Scenario(model="8b", tp=2, stack="vllm", concurrency=16, prompt=1024, gen=64), ["standard"])[
+        "standard"
+    ]
     assert f"mean TTFT of {format_seconds(predicted.ttft_s)}, TPOT of {format_seconds(predicted.tpot_s or 0.0)}" in said
     assert not in_step(Traffic(concurrency=16, **LOAD))
     assert not in_step(Traffic(rate=20.0, **alike))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serve import (
@@ -29,6 +29,7 @@ from ladder_sim.serve.replicas.simulation import _System
 from ladder_sim.serve.sizing.capacity import Search
 from tests.conftest import REPO
 from tests.support.commands import run
+from tests.support.predict_one import predict_one
 from tests.support.replicas import capacity
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "60")
@@ -148,7 +149,7 @@ def test_the_replica_that_has_a_prompt_s_beginning_computes_less_of_it() -> None
 def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int, plan: dict[str, Any]) -> None:
     """Of requests that arrive spread over time; those of one length that begin together would fall into lockstep."""
     given = scenario(concurrency=concurrency, prompt=1024, gen=256, **plan)
-    expected = predict(given, "standard")
+    expected = predict_one(given)
     lengths = {"prompt": Lengths.parse("uniform:820:1228"), "gen": Lengths.parse("uniform:205:307")}
     traffic = Traffic(concurrency=concurrency, requests=8 * concurrency + 50, **lengths)
     outcome = serve(given, traffic, ["standard"], concurrency=concurrency)["standard"]

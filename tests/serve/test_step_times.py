@@ -146,7 +146,7 @@ def test_an_idle_system_takes_what_predict_says(variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch
     given = scenario(gen=2)
     cold = with_overheads(given, sustained_share=1.0)
-    alone = predict(given, variant, profile=cold)
+    alone = predict(given, [variant], profile=cold)[variant]
     times = StepTimes.of(given, variant, profile=cold, limits=LIMITS)
     assert times.seconds(prefill=[(1024, 0)]) == pytest.approx(alone.ttft_s, rel=0.02)
     assert alone.tpot_s is not None
