@@ -20,7 +20,7 @@ The way of a prediction through the package:
     `predict`; what it returns, which prints itself; the intervals and sources of that, and the runs behind it
 ``quality``
     published scores of models with other wirings
-``serve``
+``serving``
     requests that arrive one by one: schedulers, replicas, promises; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.sensitivity import sensitivity
     from ladder_sim.analysis.versus import versus
     from ladder_sim.prediction import Prediction, Predictions, predict
+    from ladder_sim.serving.capacity import capacity
+    from ladder_sim.serving.serve import serve
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.sweeps.run import sweep
     from ladder_sim.sweeps.table import SweepTable
@@ -57,9 +59,11 @@ __all__ = [
     "__version__",
     "advise",
     "breakeven",
+    "capacity",
     "compare",
     "predict",
     "sensitivity",
+    "serve",
     "sweep",
     "validate",
     "versus",
@@ -74,9 +78,11 @@ _LAZY = {
     "SweepTable": "ladder_sim.sweeps.table",
     "advise": "ladder_sim.analysis.advise",
     "breakeven": "ladder_sim.analysis.breakeven",
+    "capacity": "ladder_sim.serving.capacity",
     "compare": "ladder_sim.analysis.compare",
     "predict": "ladder_sim.prediction",
     "sensitivity": "ladder_sim.analysis.sensitivity",
+    "serve": "ladder_sim.serving.serve",
     "sweep": "ladder_sim.sweeps.run",
     "validate": "ladder_sim.validation.compare",
     "versus": "ladder_sim.analysis.versus",

@@ -23,9 +23,9 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.fleet import SEEDS, Fleet, Fleets, smallest_fleets
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
@@ -86,6 +86,18 @@ class Option:
         return bool(self.scenario.techniques.lossy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderLoad:
+    """GPUs that the leading options need under load."""
+
+    fleets: Mapping[str, Fleet]
+    """By the name of the option."""
+    traffic: Traffic
+    """To be served."""
+    promise: Promise
+    """To be kept."""
+
+
 # no slots: which options are told apart is computed once
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Versus(Answer):
@@ -107,8 +119,8 @@ class Versus(Answer):
     """As given."""
     bound: float
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
-    fleets: Fleets | None = None
-    """GPUs that the leading options need under load, by the name of the option; None: no load was given."""
+    load: UnderLoad | None = None
+    """None: no load was given."""
 
     @cached_property
     def own(self) -> list[Option]:
@@ -256,7 +268,7 @@ class Versus(Answer):
         """The notes about some options."""
         confidences = {" + ".join(option.changes) or "none": option.confidence for option in options}
         # a load uses settings that a static batch does not
-        used = used_settings(_served(self.scenario)) if self.fleets else frozenset[str]()
+        used = used_settings(_served(self.scenario)) if self.load else frozenset[str]()
         return Notes(confidences=confidences, about=self.plain.confidence.warnings, used=used)
 
 
@@ -402,14 +414,13 @@ def under_load(
     traffic: Traffic,
     promise: Promise,
     *,
-    seeds: int = SEEDS,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
 ) -> Versus:
     """Add the GPUs that the leading options need under load; the plan is that of one replica.
 
-    Traffic, promise, seeds and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is
-    simulated, and about how much there is.
+    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
+    and about how much there is.
     """
     fleets: dict[str, Fleet] = {}
     before = 0
@@ -422,10 +433,11 @@ def under_load(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        answer = smallest_fleets(_served(option.scenario), traffic, promise, [variant], seeds=seeds, watch=seen, **how)
-        fleets[option.name] = answer.variants[variant]
+        fleets[option.name] = smallest_fleets(_served(option.scenario), traffic, promise, variant, watch=seen, **how)[
+            variant
+        ]
         before += done
-    return replace(result, fleets=Fleets(variants=fleets, traffic=traffic, promise=promise, seeds=seeds, steps=None))
+    return replace(result, load=UnderLoad(fleets=fleets, traffic=traffic, promise=promise))
 
 
 def _served(scenario: Scenario) -> Scenario:

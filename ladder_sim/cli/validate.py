@@ -103,7 +103,7 @@ def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, outpu
     from ladder_sim.report.documents.validation import loads_document
     from ladder_sim.report.figures.validation import loads_figure
     from ladder_sim.report.tables.validation import loads_report
-    from ladder_sim.serve.requests.results import read_results
+    from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
 

@@ -49,7 +49,7 @@ def versus(
     from ladder_sim.analysis.versus import versus as compare
     from ladder_sim.analysis.winners import winners
     from ladder_sim.report.figures.versus import winners_figure
-    from ladder_sim.serve import Lengths, Promise, Traffic
+    from ladder_sim.serving import Lengths, Promise, Traffic
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
 

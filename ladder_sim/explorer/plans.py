@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 from ladder_sim.analysis.advice import Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
-from ladder_sim.analysis.plans import DEGREES
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
@@ -15,6 +14,7 @@ from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.analysis import pareto_figure
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
+from ladder_sim.specs.legal_plans import DEGREES
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64

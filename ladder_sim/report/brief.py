@@ -1,7 +1,7 @@
 """The few lines that an answer prints: what it is, what was asked, a table, and why it can be believed or not."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -75,13 +75,32 @@ class Brief:
         for part in parts:
             yield Constrain(part, WIDTH)
         for remark in self.shown(console):
-            width = min(options.max_width, WIDTH) - _MARGIN
-            word = remark.word
-            # a page has colours of its own
-            style = "bold" if console.record else _STYLES.get(word, "dim")
-            for line in Text(remark.text).wrap(console, max(width, 20)):
-                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
-                word = ""
+            yield from _lines(console, options, remark)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The remarks of an answer that had no room, or not for all of their sentences."""
+
+    brief: Brief
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.brief.shown(console)
+        rest = [remark for remark in self.brief.remarks if remark not in shown]
+        for remark in rest:
+            yield from _lines(console, options, remark)
+        if rest:
+            yield Text()
+
+
+def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
+    """A remark next to its word."""
+    word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
+    # a page has colours of its own
+    style = "bold" if console.record else _STYLES.get(word, "dim")
+    for line in Text(remark.text).wrap(console, max(width, 20)):
+        yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
+        word = ""
 
 
 def _height(console: Console, text: str, width: int) -> int:

@@ -24,7 +24,7 @@ from ladder_sim.report.figures.versus import versus_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.tables.quality import adaptation_sentence, price_text
 from ladder_sim.report.tables.serve import gpus_text, rate_text
-from ladder_sim.serve.sizing.fleet import Fleet
+from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines, with_sources
 
 TIED = "= tied with the first of its group: the 90 % interval of their ratio includes 1"
@@ -82,13 +82,13 @@ def _speedup(gain: Interval) -> str:
 
 
 def _gpus(fleet: Fleet) -> str:
-    if not fleet.capacity.replicas:
+    if not fleet.need.replicas:
         return "none"
     return gpus_text(fleet.gpus) if fleet.gpus.low < fleet.gpus.high else f"{fleet.gpus.value:.0f}"
 
 
 def _limit(fleet: Fleet) -> str:
-    return ", ".join(fleet.capacity.breaks) + ("" if fleet.capacity.replicas else " on an idle replica")
+    return ", ".join(fleet.need.breaks) + ("" if fleet.need.replicas else " on an idle replica")
 
 
 def _of(name: str) -> Callable[[Row], Any]:
@@ -137,12 +137,12 @@ class VersusReport(Report[Versus]):
 
     def rows(self) -> Iterator[Row]:
         """Every option, best first: without retraining, with retraining, limits."""
-        result, fleets = self.answer, self.answer.fleets
+        result, load = self.answer, self.answer.load
         groups = {"without retraining": result.own, "with retraining": result.retrained, "limit": result.limits}
         for group, options in groups.items():
             tied = result.tied(options[0], options) if options and group != "limit" else []
             for each in options:
-                fleet = fleets.variants.get(each.name) if fleets else None
+                fleet = load.fleets.get(each.name) if load else None
                 yield Row(option=each, group=group, tied=each in tied, fleet=fleet)
 
     def gains(self) -> Mapping[str, WholeTable]:
@@ -152,17 +152,17 @@ class VersusReport(Report[Versus]):
         return {group: _table(GAINS, [row for row in rows if row.group == group], group) for group in groups}
 
     def _brief(self) -> Brief:
-        result, fleets = self.answer, self.answer.fleets
+        result, load = self.answer, self.answer.load
         # the leading options, then the best of the others
-        ranked = result.leading if fleets else [*result.leading, *result.own, *result.retrained]
+        ranked = result.leading if load else [*result.leading, *result.own, *result.retrained]
         chosen = list(dict.fromkeys(ranked))[:_SHOWN]
         rows = [row for row in self.rows() if row.option in chosen]
         hidden = len(result.options) - len(rows)
-        slo = f"; SLO {fleets.promise}" if fleets else ""
+        slo = f"; SLO {load.promise}" if load else ""
         return Brief(
-            sentence=_need(result) if fleets else _verdict(result),
+            sentence=_need(result) if load else _verdict(result),
             asked=f"{asked_text(result.scenario)}{slo}",
-            table=_table((_OPTION, _WEIGHTS_OF, *(_NEEDS if fleets else GAINS)[1:]), rows),
+            table=_table((_OPTION, _WEIGHTS_OF, *(_NEEDS if load else GAINS)[1:]), rows),
             remarks=list(_remarks(result)),
             cautions=[*_cautions(result), *result.notes_of(chosen).warnings],
             more=f"{hidden} more options" if hidden > 1 else "",
@@ -171,8 +171,7 @@ class VersusReport(Report[Versus]):
     def details(self) -> RenderableType:
         result = self.answer
         parts = [each for each in (*self.gains().values(), _techniques(result), _wirings(result)) if each]
-        lines = [*result.verdict.split("\n"), *_legend(result)]
-        return Group(*(part for each in parts for part in (each, Text())), *map(Text, lines))
+        return Group(*(part for each in parts for part in (each, Text())), *map(Text, _legend(result)))
 
     def values(self) -> Document:
         result = self.answer
@@ -197,8 +196,8 @@ class VersusReport(Report[Versus]):
         }
         if result.cost:
             head["cost"] = adaptation_fields(result.cost)
-        if result.fleets:
-            head["under_load"] = {name: fleet_fields(each) for name, each in result.fleets.variants.items()}
+        if result.load:
+            head["under_load"] = {name: fleet_fields(each) for name, each in result.load.fleets.items()}
         return Document.of_rows(head, [fields_of(VALUES, row) for row in self.rows()])
 
 
@@ -228,15 +227,15 @@ def _verdict(result: Versus) -> str:
 
 def _need(result: Versus) -> str:
     """GPUs under load, with the weights there are and with others."""
-    fleets, own, retrained = result.fleets, result.best_own, result.best_retrained
-    assert fleets is not None
-    need = {name: _gpus_of(each) for name, each in fleets.variants.items()}
-    said = f"{fleets.traffic.rate:g} requests/s need {need[own.name]} with {own.name} (your weights)"
+    load, own, retrained = result.load, result.best_own, result.best_retrained
+    assert load is not None
+    need = {name: _gpus_of(each) for name, each in load.fleets.items()}
+    said = f"{load.traffic.rate:g} requests/s need {need[own.name]} with {own.name} (your weights)"
     return f"{said}, {need[retrained.name]} with {retrained.name} (retrained)." if retrained else f"{said}."
 
 
 def _gpus_of(fleet: Fleet) -> str:
-    if not fleet.capacity.replicas:
+    if not fleet.need.replicas:
         return "more than any number of GPUs"
     count, _, ends = _gpus(fleet).partition(" ")
     return f"{count} GPUs {ends}".rstrip()

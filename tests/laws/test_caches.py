@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives import fabrics
-from ladder_sim.serve import StepTimes
-from ladder_sim.serve.steps.grids import Grids
-from ladder_sim.serve.steps.rest import Rest
+from ladder_sim.serving import StepTimes
+from ladder_sim.serving.steps.grids import Grids
+from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs import catalog
 from tests.support.laws import law
 from tests.support.predict_one import predict_one

@@ -18,7 +18,7 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.cost_warnings import differs_from_serve
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve import Lengths, Service, Traffic
+from ladder_sim.serving import Lengths, Service, Traffic
 from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, scenarios
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.analysis.contenders import WIRINGS
 from ladder_sim.analysis.options import at_load
-from ladder_sim.analysis.plans import legal_plans
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import Prediction
 from ladder_sim.simulate.passes import ForwardPass
+from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques
 from tests.support.laws import law
 from tests.support.predict_one import predict_one

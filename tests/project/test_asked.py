@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import ladder_sim
-from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
+from ladder_sim import Scenario, advise, breakeven, capacity, compare, predict, sensitivity, serve, sweep, versus
 from ladder_sim.errors import UnknownNameError, UsageError
 from tests.support.predict_one import predict_one
 
@@ -40,6 +40,18 @@ EIGHT = Scenario(model="8b", tp=2)
         (
             lambda: compare(EIGHT, ["h100-sxm", "h200-sxm"])[1].scenario,
             lambda: compare(names=["h100-sxm", "h200-sxm"], model="8b", tp=2)[1].scenario,
+        ),
+        (
+            lambda: serve(EIGHT, "ladder", rate=4.0, requests=5, seeds=1)["ladder"].tpot_p95_s,
+            lambda: serve(None, "ladder", rate=4.0, requests=5, seeds=1, model="8b", tp=2)["ladder"].tpot_p95_s,
+        ),
+        (
+            lambda: capacity(EIGHT, "ladder", rate=4.0, slo="ttft_p95=1s", pp=1, requests=5, seeds=1)["ladder"].gpus,
+            lambda: (
+                capacity(variants="ladder", rate=4.0, slo="ttft_p95=1s", pp=1, requests=5, seeds=1, model="8b", tp=2)[
+                    "ladder"
+                ].gpus
+            ),
         ),
     ],
 )
