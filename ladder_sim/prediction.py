@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, Unpack, overload
 from warnings import warn
 
 from ladder_sim.answer import Answer
+from ladder_sim.best_standard import BestStandard, best_standard
 from ladder_sim.closed_loop.load import Load
 from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
@@ -25,10 +26,9 @@ from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter, Unevenness
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
-from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.scenario import Scenario, scenario_asked
+from ladder_sim.specs.values import typed
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
@@ -126,13 +126,18 @@ class Predictions(Answer, dict[str, Prediction]):
     (['standard', 'ladder'], 4)
     """
 
-    __slots__ = ()
     shown_by = "prediction.PredictionReport"
 
     @property
     def confidence(self) -> Confidence:
         """How sure they are, and what they are based on; it holds the scenario."""
         return next(iter(self.values())).confidence
+
+    @cached_property
+    def best_standard(self) -> BestStandard | None:
+        """Standard on the fastest plan for these GPUs; None: that is the plan asked about, or jitter hides the gain."""
+        uneven = any(each.request.ranked for each in self.values())
+        return None if uneven else best_standard(self.confidence)
 
 
 # text is a sequence as well: the first signature that fits counts

@@ -13,7 +13,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import asked_text, evidence_text, workload_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.brief import Brief, Remark, as_sentence
+from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, interval_text, number_text, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.analysis import pareto_figure
@@ -166,7 +166,7 @@ class AdviceReport(Report[Advice]):
         load = loads and (f"static batches of {loads}" if _static(advice) else f"{loads} in flight")
         warnings = self.notes.warnings
         # of static batches the first says that this is no advice for serving
-        first = [Remark("caution", as_sentence(warnings.pop(0)))] if _static(advice) else []
+        first = [Remark("caution", f"{warnings.pop(0)}.")] if _static(advice) else []
         hidden = len({option.plan for option in advice.options}) - len({place.option.plan for place in places})
         return Brief(
             sentence=self.verdict,
@@ -222,7 +222,7 @@ class AdviceReport(Report[Advice]):
                 "(--objective tokens_per_gpu).",
             )
         for reason, closest, count in (*_not_run(advice), *_over_bounds(advice)):
-            yield Remark("left out", f"{_counted(int(count), 'option')}, {reason}; closest {closest}.")
+            yield Remark("left out", f"{_counted(int(count), 'option')}: {reason}; closest: {closest}.")
 
     def _next(self, best: Option) -> str:
         """How far the next plan of the same variant is behind."""

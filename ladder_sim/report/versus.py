@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.contenders import change
-from ladder_sim.analysis.versus import Option, Versus, is_faster
+from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
+from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
 from ladder_sim.display.notes import Notes
@@ -19,13 +20,13 @@ from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.documents.quality import adaptation_fields
-from ladder_sim.report.documents.serve import fleet_fields
 from ladder_sim.report.figures.versus import versus_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.tables.quality import adaptation_sentence, price_text
-from ladder_sim.report.tables.serve import gpus_text, rate_text
-from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines, with_sources
+
+if TYPE_CHECKING:
+    from ladder_sim.serving.sizing.fleet import Fleet
 
 TIED = "= tied with the first of its group: the 90 % interval of their ratio includes 1"
 # rows of the default answer
@@ -45,7 +46,7 @@ class Row:
     """A key of `_WEIGHTS`."""
     tied: bool
     """Whether the first option of the group is not clearly faster."""
-    fleet: Fleet | None
+    fleet: "Fleet | None"
     """GPUs that the option needs under load; None: they were not searched."""
 
     @property
@@ -81,13 +82,21 @@ def _speedup(gain: Interval) -> str:
     return "1" if gain.low == gain.high else gain.text
 
 
-def _gpus(fleet: Fleet) -> str:
+def _gpus(fleet: "Fleet") -> str:
+    from ladder_sim.report.tables.serve import gpus_text
+
     if not fleet.need.replicas:
         return "none"
     return gpus_text(fleet.gpus) if fleet.gpus.low < fleet.gpus.high else f"{fleet.gpus.value:.0f}"
 
 
-def _limit(fleet: Fleet) -> str:
+def _rate(fleet: "Fleet") -> str:
+    from ladder_sim.report.tables.serve import rate_text
+
+    return rate_text(fleet.rate_limit)
+
+
+def _limit(fleet: "Fleet") -> str:
     return ", ".join(fleet.need.breaks) + ("" if fleet.need.replicas else " on an idle replica")
 
 
@@ -121,7 +130,7 @@ _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
     Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
-    Column("", lambda row: row.fleet and rate_text(row.fleet.rate_limit), "req/s each (90 %)"),
+    Column("", lambda row: row.fleet and _rate(row.fleet), "req/s each (90 %)"),
     _LIMIT,
 )
 
@@ -158,7 +167,7 @@ class VersusReport(Report[Versus]):
         chosen = list(dict.fromkeys(ranked))[:_SHOWN]
         rows = [row for row in self.rows() if row.option in chosen]
         hidden = len(result.options) - len(rows)
-        slo = f"; SLO {load.promise}" if load else ""
+        slo = f"; SLO {load.slo}" if load else ""
         return Brief(
             sentence=_need(result) if load else _verdict(result),
             asked=f"{asked_text(result.scenario)}{slo}",
@@ -174,7 +183,7 @@ class VersusReport(Report[Versus]):
         return Group(*(part for each in parts for part in (each, Text())), *map(Text, _legend(result)))
 
     def values(self) -> Document:
-        result = self.answer
+        result, best = self.answer, self.answer.best_standard
         wirings = {}
         for name, each in result.wirings.items():
             quality = quality_of(name)
@@ -187,6 +196,7 @@ class VersusReport(Report[Versus]):
             "scenario": scenario_fields(result.scenario),
             "verdict": result.verdict,
             "bound": result.bound,
+            "best_standard": best.fields({name: each.gain for name, each in result.options.items()}) if best else None,
             "left_out": dict(result.left_out),
             "techniques": {
                 name: {"answers": each.answers, "needs": each.needs, "engines": with_sources(each.support)}
@@ -197,6 +207,8 @@ class VersusReport(Report[Versus]):
         if result.cost:
             head["cost"] = adaptation_fields(result.cost)
         if result.load:
+            from ladder_sim.report.documents.serve import fleet_fields
+
             head["under_load"] = {name: fleet_fields(each) for name, each in result.load.fleets.items()}
         return Document.of_rows(head, [fields_of(VALUES, row) for row in self.rows()])
 
@@ -234,7 +246,7 @@ def _need(result: Versus) -> str:
     return f"{said}, {need[retrained.name]} with {retrained.name} (retrained)." if retrained else f"{said}."
 
 
-def _gpus_of(fleet: Fleet) -> str:
+def _gpus_of(fleet: "Fleet") -> str:
     if not fleet.need.replicas:
         return "more than any number of GPUs"
     count, _, ends = _gpus(fleet).partition(" ")
@@ -256,6 +268,10 @@ def _remarks(result: Versus) -> Iterator[Remark]:
     else:
         then = f"without any, requests are {standard.request_s / free.request_s:.2f}x faster"
     yield Remark("why", f"Communication takes {100.0 * exposed:.0f} % of the time; {then}.")
+    if there := result.best_standard:
+        gain = _times(there.gain(best.gain))
+        faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x faster"
+        yield Remark("instead", f"Standard on {there.scenario.plan} {faster}; over it {best.name} gives {gain}.")
     yield Remark("evidence", evidence_text(best.confidence, wirings=[best.prediction.variant]))
     if result.cost:
         yield Remark("cost", f"{price_text(result.cost)}.")

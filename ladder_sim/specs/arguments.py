@@ -167,7 +167,7 @@ _TABLE = (
         "stack.name",
         ASKED,
         "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml; "
-        "default: gpt-fast, or vllm with requests in flight.",
+        "default: vllm with requests in flight, experts or quantised weights, else gpt-fast.",
     ),
     Argument("allreduce", AllReduce, None, "stack.allreduce", ASKED, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument(

@@ -13,7 +13,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.values import typed
 from ladder_sim.validation.dataset import (
     DEFAULT_DATASET,
     FIT_TPS,

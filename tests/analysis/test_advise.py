@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.analysis import plans
 from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import InfeasibleError, LadderSimError, MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs import legal_plans as plans
 from ladder_sim.specs.legal_plans import legal_plans
 
 SERVED = {"stack": "vllm", "concurrency": 16}
