@@ -270,8 +270,9 @@ def _remarks(result: Versus) -> Iterator[Remark]:
     yield Remark("why", f"Communication takes {100.0 * exposed:.0f} % of the time; {then}.")
     if there := result.best_standard:
         gain = _times(there.gain(best.gain))
+        what = "retraining" if best.retrained else best.name
         faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x faster"
-        yield Remark("instead", f"Standard on {there.scenario.plan} {faster}; over it {best.name} gives {gain}.")
+        yield Remark("instead", f"Standard on {there.scenario.plan} {faster}; over it {what} gives {gain}.")
     yield Remark("evidence", evidence_text(best.confidence, wirings=[best.prediction.variant]))
     if result.cost:
         yield Remark("cost", f"{price_text(result.cost)}.")
