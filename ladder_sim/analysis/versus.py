@@ -5,13 +5,14 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
+from ladder_sim.answer import Answer
 from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
@@ -105,10 +106,24 @@ class Option:
         return bool(self.scenario.techniques.lossy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderLoad:
+    """GPUs that the leading options need under load."""
+
+    fleets: "Mapping[str, Fleet]"
+    """By the name of the option."""
+    traffic: "Traffic"
+    """Requests to serve."""
+    slo: "SLO"
+    """Bounds on their times."""
+
+
 # no slots: which options are told apart is computed once
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Versus:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Versus(Answer):
     """The options of a scenario."""
+
+    shown_by = "versus.VersusReport"
 
     scenario: Scenario
     """Without techniques."""
@@ -124,6 +139,8 @@ class Versus:
     """As given."""
     bound: float
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
+    load: UnderLoad | None = None
+    """None: no load was given."""
 
     @cached_property
     def own(self) -> list[Option]:
@@ -222,21 +239,24 @@ class Versus:
             quality = quality_of(best_retrained.prediction.variant)
             unknown = ", of which no quality is known" if quality and not quality.known else ""
             yield f"With retraining {best_retrained.name} gives {best_retrained.gain.text}{unknown}{tied}."
-        ladder = self.options.get("ladder")
-        alike = (each for each in self.predicted if each.changes == best.changes)
-        on_top = next((each for each in alike if each.prediction.variant == "ladder"), None)
-        if ladder and ladder.retrained and on_top and best.changes:
+        ladder, on_top = self.options.get("ladder"), self.ladder_on_top
+        if ladder and on_top:
             added = self.ratio(on_top, best).text
             yield f"Ladder gives {ladder.gain.text} alone, and {added} on top of {best.name}."
         elif ladder and ladder.retrained and ladder is not best_retrained:
             yield f"Ladder gives {ladder.gain.text}."
 
         if self.earlier:
-            first, bound = self.earlier[0], self.options[BOUND]
-            yield (
-                f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
-                "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
-            )
+            yield self.earlier_text
+
+    @property
+    def ladder_on_top(self) -> Option | None:
+        """Ladder with the techniques of the best option without retraining; None: that has none."""
+        ladder, best = self.options.get("ladder"), self.best_own
+        if not (ladder and ladder.retrained and best.changes):
+            return None
+        alike = (each for each in self.predicted if each.changes == best.changes)
+        return next((each for each in alike if each.prediction.variant == "ladder"), None)
 
     @property
     def earlier(self) -> list[Option]:
@@ -250,6 +270,15 @@ class Versus:
         earlier = [each for each in _exact(self.own) if each.ttft_gain > SEEN * bound.ttft_gain]
         return sorted(earlier, key=lambda each: -each.ttft_gain)
 
+    @property
+    def earlier_text(self) -> str:
+        """Why they come earlier, in a sentence."""
+        first, bound = self.earlier[0], self.options[BOUND]
+        return (
+            f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
+            "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
+        )
+
     def _tied(self, option: Option, others: Sequence[Option]) -> str:
         names = [each.name for each in self.tied(option, others)]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -258,8 +287,14 @@ class Versus:
     @property
     def notes(self) -> Notes:
         """What the reader should know about the predictions; what holds without techniques is about all of them."""
-        confidences = {" + ".join(option.changes) or "none": option.confidence for option in self.options.values()}
-        return Notes(confidences=confidences, about=self.plain.confidence.warnings)
+        return self.notes_of(self.options.values())
+
+    def notes_of(self, options: Iterable[Option]) -> Notes:
+        """The notes about some options."""
+        confidences = {" + ".join(option.changes) or "none": option.confidence for option in options}
+        # a load uses settings that a static batch does not
+        used = used_settings(_served(self.scenario)) if self.load else frozenset[str]()
+        return Notes(confidences=confidences, about=self.plain.confidence.warnings, used=used)
 
 
 @typed()
@@ -388,15 +423,15 @@ def _ranked(options: Sequence[Option]) -> list[Option]:
     return sorted(options, key=rank)
 
 
-def fleets_of(
+def under_load(
     result: Versus,
     traffic: "Traffic",
     slo: "SLO",
     *,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
-) -> "dict[str, Fleet]":
-    """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
+) -> Versus:
+    """Add the GPUs that the leading options need under load; the plan is that of one replica.
 
     `traffic`, `slo` and `how` are as in `smallest_fleets`; `watch` is given how much is simulated, and about how much
     there is.
@@ -406,7 +441,6 @@ def fleets_of(
     fleets: dict[str, Fleet] = {}
     before = 0
     for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
-        scenario = _under_load(option.scenario)
         done = 0
 
         def seen(points: int, total: int, before: int = before, left: int = left) -> None:
@@ -415,16 +449,12 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
+        scenario = _served(option.scenario)
         fleets[option.name] = smallest_fleets(scenario, traffic, slo, variant, watch=seen, **how)[variant]
         before += done
-    return fleets
+    return replace(result, load=UnderLoad(fleets=fleets, traffic=traffic, slo=slo))
 
 
-def notes_of(result: Versus) -> Notes:
-    """What the reader should know about a comparison with fleets: these use settings that a static batch does not."""
-    return replace(result.notes, used=used_settings(_under_load(result.scenario)))
-
-
-def _under_load(scenario: Scenario) -> Scenario:
-    """Of requests that come at any time."""
+def _served(scenario: Scenario) -> Scenario:
+    """The scenario with requests that come at any time."""
     return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

@@ -45,11 +45,8 @@ def versus(
     ] = None,
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
-    from ladder_sim.analysis.versus import fleets_of, notes_of
+    from ladder_sim.analysis.versus import under_load
     from ladder_sim.analysis.versus import versus as compare
-    from ladder_sim.report.documents.versus import versus_document
-    from ladder_sim.report.figures.versus import versus_figure
-    from ladder_sim.report.tables.versus import versus_report
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
 
@@ -78,16 +75,10 @@ def versus(
         with Progress(1, "points") as progress:
             best = winners(result, profile=asked.profile, watch=progress)
         draw(lambda: winners_figure(best), map_)
-    fleets = None
     if bounds is not None:
         workload = scenario.workload
         prompts, answers = (Lengths.parse(str(tokens)) for tokens in (workload.prompt, workload.gen))
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
-            fleets = fleets_of(result, traffic, bounds, seeds=seeds, profile=asked.profile, watch=progress)
-    output.give_parts(
-        lambda: versus_document(result, fleets),
-        lambda: versus_report(result, fleets),
-        lambda: versus_figure(result),
-        result.notes if fleets is None else notes_of(result),
-    )
+            result = under_load(result, traffic, bounds, seeds=seeds, profile=asked.profile, watch=progress)
+    output.give(result)

@@ -1,7 +1,7 @@
 """The few lines that an answer prints: what it is, what was asked, a table, and why it can be believed or not."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -15,8 +15,6 @@ from ladder_sim.specs.scenario_warnings import is_decisive
 LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
-# the word of the last remark
-_MORE = "more"
 _STYLES = {"caution": "yellow"}
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
@@ -51,24 +49,26 @@ class Brief:
     """What else the reader could do, and what it costs."""
     cautions: Sequence[str] = ()
     """Warnings: those without which the figures mislead stand before the offers, the others at the end."""
+    more: str = ""
+    """What --explain has besides them, e.g. "12 more plans"."""
 
     def shown(self, console: Console) -> list[Remark]:
         """The remarks that have room on `LINES`; the last says how many have none."""
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        # a line says what has no room, or is elsewhere anyway
-        own = [each for each in self.remarks if each.word == _MORE]
         wanted = [
-            *(each for each in self.remarks if each.word != _MORE),
+            *self.remarks,
             *(_caution(text) for text in self.cautions if is_decisive(text)),
             *self.offers,
             *(_caution(text) for text in self.cautions if not is_decisive(text)),
         ]
+        own = [Remark("more", f"--explain has {self.more}")] if self.more else []
         if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
             return [*wanted, *own]
-        more = own or [Remark(_MORE, "--explain has the rest")]
-        room -= sum(_remark_height(console, each) for each in more)
+        # a line says what has no room
+        rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
+        room -= _remark_height(console, rest)
         kept: list[Remark] = []
         for each in wanted:
             height = _remark_height(console, each.first)
@@ -80,7 +80,7 @@ class Brief:
             if each.first in kept and longer <= room:
                 kept[kept.index(each.first)] = each
                 room -= longer
-        return [*kept, *more]
+        return [*kept, rest]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -89,13 +89,32 @@ class Brief:
         for part in parts:
             yield Constrain(part, WIDTH)
         for remark in self.shown(console):
-            width = min(options.max_width, WIDTH) - _MARGIN
-            word = remark.word
-            # a page has colours of its own
-            style = "bold" if console.record else _STYLES.get(word, "dim")
-            for line in Text(remark.text).wrap(console, max(width, 20)):
-                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
-                word = ""
+            yield from _lines(console, options, remark)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The remarks of an answer that had no room, or not for all of their sentences."""
+
+    brief: Brief
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.brief.shown(console)
+        rest = [remark for remark in (*self.brief.remarks, *self.brief.offers) if remark not in shown]
+        for remark in rest:
+            yield from _lines(console, options, remark)
+        if rest:
+            yield Text()
+
+
+def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
+    """A remark next to its word."""
+    word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
+    # a page has colours of its own
+    style = "bold" if console.record else _STYLES.get(word, "dim")
+    for line in Text(remark.text).wrap(console, max(width, 20)):
+        yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
+        word = ""
 
 
 def _height(console: Console, text: str, width: int) -> int:

@@ -1,7 +1,7 @@
 """The figures of an answer's rows: each has one name in JSON and CSV, and one heading and unit in tables."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -74,17 +74,25 @@ def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
 
 
 def table_of(
-    columns: Iterable[Column[Row]], rows: Sequence[Row], *, left: int = 1, title: str = "", width: int = 0
+    columns: Iterable[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    left: int = 1,
+    wrapped: Collection[str] | None = None,
+    title: str = "",
+    width: int = 0,
 ) -> WholeTable:
     """The rows as a table, by the columns that have a heading; the first `left` columns are text.
 
-    With a width, columns at the end that have no room are left out.
+    Those with headings in `wrapped` take several lines where there is no room, as in `console.table`. With a width,
+    columns at the end that have no room are left out.
     """
     parts = [column.cells(rows) for column in columns if column.heading]
     while width and sum(max(map(len, [heading, *cells])) + GAP for heading, cells in parts) - GAP > width:
         parts.pop()
     headings = [heading for heading, _ in parts]
-    return table(headings, list(zip(*(cells for _, cells in parts), strict=True)), left=left, title=title)
+    cells = list(zip(*(each for _, each in parts), strict=True))
+    return table(headings, cells, left=left, wrapped=wrapped, title=title)
 
 
 def number_text(value: float) -> str:

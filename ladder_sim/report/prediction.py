@@ -30,6 +30,11 @@ from ladder_sim.units import format_rate, format_seconds
 _SHOWN_SHARE = 5e-4
 
 
+def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
+    """A figure with the relative interval of "rate" or "ttft"."""
+    return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
+
+
 # in JSON and CSV
 VALUES: Sequence[Column[Prediction]] = (
     Column("ttft_s", lambda each: each.ttft_s),
@@ -199,17 +204,18 @@ def _reason(predictions: Predictions) -> str:
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
-        return f"There is no communication; {_limit(first)}."
+        return f"There is no communication; {limit_text(first)}."
     said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
     if best is None or best is first:
-        return f"{said}; {_limit(first)}."
+        return f"{said}; {limit_text(first)}."
     if not best.breakdown.comm_s:
-        return f"{said}; {best.variant} has none. Then {_limit(best)}."
+        return f"{said}; {best.variant} has none. Then {limit_text(best)}."
     hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
-    return f"{said}; {hides}. Then {_limit(best)}."
+    return f"{said}; {hides}. Then {limit_text(best)}."
 
 
-def _limit(prediction: Prediction) -> str:
+def limit_text(prediction: Prediction) -> str:
+    """What limits a prediction most."""
     limit = prediction.limited_by
     return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
 
