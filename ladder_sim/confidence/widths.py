@@ -1,24 +1,25 @@
-"""Half-widths of intervals: from errors of single ops, from servings, and for what no end-to-end run has checked."""
+"""Half-widths of intervals: from errors of single ops, and for what no end-to-end run has checked."""
 
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ladder_sim.closed_loop.checks import ServingCheck, checks_of
+import numpy as np
+
+from ladder_sim.des.shared import Number
 from ladder_sim.simulate.request import Request
-from ladder_sim.specs.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """Half-widths of one variant's 90 % intervals, in the logarithm."""
+    """Half-widths of one variant's 90 % intervals, in the logarithm; numbers, or one value per configuration."""
 
-    rate: float
+    rate: Number
     """Of its throughput."""
-    speedup: float
+    speedup: Number
     """Of its speedup over standard."""
-    ttft: float
+    ttft: Number
     """Of its time to first token."""
 
 
@@ -29,9 +30,9 @@ class Unchecked:
     90 % intervals as a fraction either way.
     """
 
-    kernels: float = 0.0
+    kernels: Number = 0.0
     """Of the time of all kernels together."""
-    collectives: float = 0.0
+    collectives: Number = 0.0
     """Of the time of all collectives together."""
 
 
@@ -74,6 +75,26 @@ UNCHECKED: Mapping[str, Unchecked] = {
 }
 
 
+def unchecked(parts: Collection[str]) -> Unchecked:
+    """What several parts add together."""
+    return Unchecked(
+        kernels=math.hypot(*(float(UNCHECKED[part].kernels) for part in parts)),
+        collectives=math.hypot(*(float(UNCHECKED[part].collectives) for part in parts)),
+    )
+
+
+def hypot(*widths: Number) -> Number:
+    """Add half-widths in quadrature."""
+    if np.ndarray in set(map(type, widths)):
+        return np.sqrt(sum(np.square(width) for width in widths))
+    return math.hypot(*widths)
+
+
+def log1p(width: Number) -> Number:
+    """The half-width in the logarithm, from one as a fraction."""
+    return np.log1p(width) if isinstance(width, np.ndarray) else math.log1p(width)
+
+
 def by_op(request: Request, standard: Request) -> Widths:
     """Of single ops, to first order along the critical path.
 
@@ -81,42 +102,28 @@ def by_op(request: Request, standard: Request) -> Widths:
     speedup. Those of different kinds are independent.
     """
     share, base = (
-        {kind: error / float(each.request_s) for kind, error in each.breakdown.errors_s.items()}
-        for each in (request, standard)
+        {kind: error / each.request_s for kind, error in each.path.errors_s.items()} for each in (request, standard)
     )
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
-    rate = math.log1p(math.hypot(*share.values()))
-    return Widths(rate=rate, speedup=math.log1p(math.hypot(*apart)), ttft=rate)
+    rate = log1p(hypot(*share.values()))
+    return Widths(rate=rate, speedup=log1p(hypot(*apart)), ttft=rate)
 
 
-def by_servings(
-    scenario: Scenario, of_ops: Widths, speedup: float, servings: ServingCheck, alike: Mapping[str, bool]
-) -> tuple[float, float]:
-    """Of rate and time to first token of requests in flight: no narrower than the ops'.
-
-    Waiting is missed most where an engine or a GPU is another one.
-    """
-    tpot = servings.tpot if alike["stack"] else 0.0
-    ttft = servings.ttft if alike["stack"] and alike["gpu"] else max(each.ttft for each in checks_of(scenario.model))
-    return math.hypot(max(of_ops.rate, math.log1p(tpot)), speedup), max(of_ops.ttft, math.log1p(ttft))
-
-
-def by_unchecked(request: Request, standard: Request, parts: Collection[str]) -> Widths:
+def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Widths:
     """Of some parts of a scenario, to first order.
 
     What errs in both variants alike cancels in a speedup: an error counts as far as they differ.
     """
-    kernels = math.hypot(*(UNCHECKED[part].kernels for part in parts))
-    collectives = math.hypot(*(UNCHECKED[part].collectives for part in parts))
+    kernels, collectives = parts.kernels, parts.collectives
     (seconds, exposed_s), (base_s, base_exposed_s) = (
-        (float(each.request_s), each.breakdown.exposed_comm_s) for each in (request, standard)
+        (each.request_s, each.path.exposed_comm_s) for each in (request, standard)
     )
-    share = request.breakdown.collectives_s / seconds
+    share = request.path.collectives_s / seconds
     # a collective that ladder hides may be on the critical path, next to kernels; shorter, it would gain nothing
-    waiting = math.hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
+    waiting = hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
     computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
-    rate = math.log1p(math.hypot(kernels * (1.0 - share), collectives * share))
-    return Widths(rate=rate, speedup=math.log1p(math.hypot(waiting, computing)), ttft=rate)
+    rate = log1p(hypot(kernels * (1.0 - share), collectives * share))
+    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), ttft=rate)
 
 
 def by_own_algorithms(request: Request, other: Request) -> float:
@@ -124,7 +131,7 @@ def by_own_algorithms(request: Request, other: Request) -> float:
     own_s, others_s = (_algorithms(each) for each in (request, other))
     apart_s = math.fsum(max(0.0, seconds - others_s.get(name, 0.0)) for name, seconds in own_s.items())
     exposed = request.breakdown.exposed_comm_s / float(request.request_s)
-    return math.log1p(UNCHECKED["stack"].collectives * exposed * apart_s / (math.fsum(own_s.values()) or 1.0))
+    return math.log1p(float(UNCHECKED["stack"].collectives) * exposed * apart_s / (math.fsum(own_s.values()) or 1.0))
 
 
 def _algorithms(request: Request) -> Mapping[str, float]:
