@@ -12,7 +12,6 @@ from ladder_sim.confidence.widths import UNCHECKED, Widths, by_own_algorithms, b
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.costs.profile import NO_PROFILE
-from ladder_sim.des.shared import Number
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -80,7 +79,7 @@ class Confidence:
         every = {*self._unchecked(name), *base._unchecked(base_name)}
         same_stack = self.scenario.stack == base.scenario.stack
         apart = {"technique"} if same_stack else {"technique", "stack"}
-        widths: list[Number] = [
+        widths: list[float] = [
             self._errors.gain(name, base._errors, base_name, other if same_stack else self._requests["standard"]),
             by_unchecked(request, other, unchecked(sorted(every - apart))).speedup,
         ]

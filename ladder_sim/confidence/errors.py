@@ -133,12 +133,12 @@ class Fitted(NamedTuple):
             log_s=log_s if configurations else {name: values[0] for name, values in log_s.items()},
         )
 
-    def rate_width(self, name: str, by_op: Number) -> Number:
+    def rate_width(self, name: str, by_op: float) -> Any:
         """Of a variant's throughput, with the errors of its ops."""
         noise = NORMAL_90 * hypot(SHARED_LOG_SD, ROW_LOG_SD)
         return self.scale.rate * hypot(by_op, _spread(self.log_s[name]), noise)
 
-    def speedup_width(self, name: str, base: "Fitted", base_name: str, by_op: Number) -> Number:
+    def speedup_width(self, name: str, base: "Fitted", base_name: str, by_op: float) -> Any:
         """Of a variant's speed over that of one in another fit, or in this one."""
         apart = self.log_s[name] - base.log_s[base_name]
         return self.scale.speedup * hypot(by_op, _spread(apart), RUN_NOISE)
@@ -164,7 +164,8 @@ class Errors:
         of_ops = by_op(request, standard)
         added = by_unchecked(request, standard, self.basis.unchecked[name])
         speedup = self.gain(name, self, "standard", standard)
-        rate, ttft = of_ops.rate, of_ops.ttft
+        rate: Any = of_ops.rate
+        ttft: Any = of_ops.ttft
         if self.basis.served:
             # no narrower than the ops'
             rate = hypot(maximum(rate, log1p(self.basis.tpot)), speedup)
@@ -173,7 +174,7 @@ class Errors:
             rate = ttft = self.fitted.rate_width(name, of_ops.rate)
         return Widths(rate=hypot(rate, added.rate), speedup=self.over(name, "standard"), ttft=hypot(ttft, added.ttft))
 
-    def over(self, name: str, base_name: str) -> Number:
+    def over(self, name: str, base_name: str) -> Any:
         """Return the half-width of one variant's speed over another's."""
         request, base = self.requests[name], self.requests[base_name]
         # they differ in wiring alone
@@ -183,7 +184,7 @@ class Errors:
         )
         return hypot(self.gain(name, self, base_name, base), by_unchecked(request, base, either).speedup)
 
-    def gain(self, name: str, base: "Errors", base_name: str, alike: Request) -> Number:
+    def gain(self, name: str, base: "Errors", base_name: str, alike: Request) -> Any:
         """Return that of one request's speed over another's, without what was not compared.
 
         `alike` is the request of the same stack that gains of servings are over.

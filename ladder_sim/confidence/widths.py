@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +14,13 @@ from ladder_sim.simulate.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """Half-widths of one variant's 90 % intervals, in the logarithm; numbers, or one value per configuration."""
+    """Half-widths of one variant's 90 % intervals, in the logarithm; of many configurations each is an array."""
 
-    rate: Number
+    rate: float
     """Of its throughput."""
-    speedup: Number
+    speedup: float
     """Of its speedup over standard."""
-    ttft: Number
+    ttft: float
     """Of its time to first token."""
 
 
@@ -83,14 +84,14 @@ def unchecked(parts: Collection[str]) -> Unchecked:
     )
 
 
-def hypot(*widths: Number) -> Number:
+def hypot(*widths: Number) -> Any:
     """Add half-widths in quadrature."""
     if np.ndarray in set(map(type, widths)):
         return np.sqrt(sum(np.square(width) for width in widths))
     return math.hypot(*widths)
 
 
-def log1p(width: Number) -> Number:
+def log1p(width: Number) -> Any:
     """The half-width in the logarithm, from one as a fraction."""
     return np.log1p(width) if isinstance(width, np.ndarray) else math.log1p(width)
 

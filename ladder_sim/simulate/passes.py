@@ -202,9 +202,12 @@ class ForwardPass:
             times = ENGINES[self.engine](program)
             makespan_s, added_s, steady = _added(schedule, program, times)
             if self._follow:
-                rows = slice(None) if left is None else left
-                errors = [values_of(estimate.error, rows) for estimate in self.estimates(schedule)]
-                self._sums.append((rows, PathSums.of(schedule, errors, program, times)))
+                errors = [estimate.error for estimate in self.estimates(schedule)]
+                if left is not None:
+                    errors = [values_of(error, left) for error in errors]
+                self._sums.append(
+                    (slice(None) if left is None else left, PathSums.of(schedule, errors, program, times))
+                )
             if left is not None and isinstance(seconds, np.ndarray):
                 seconds[left] = makespan_s + added_s
             else:

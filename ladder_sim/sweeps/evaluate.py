@@ -161,7 +161,11 @@ def _fill(
                 request = simulated[variant]
                 # answers of one token have none
                 tpot_s = np.where(further[rows] > 0, request.decode_s / np.maximum(further[rows], 1), np.nan)
-                figures = {"ttft_s": request.ttft_s, "tpot_s": tpot_s, "speedup": base_s / request.request_s}
+                figures: dict[str, Any] = {
+                    "ttft_s": request.ttft_s,
+                    "tpot_s": tpot_s,
+                    "speedup": base_s / request.request_s,
+                }
                 figures["tokens_per_s"] = tokens[rows] / request.request_s
                 if how.usd_per_gpu_hour is not None:
                     figures[PRICE] = token_price(how.usd_per_gpu_hour, scenario.plan.gpus, figures["tokens_per_s"])

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import interval_text
+from ladder_sim.display.labels import range_text
 from ladder_sim.quality.published import Measured
 from ladder_sim.units import format_count
 
@@ -46,7 +46,7 @@ def adaptation_sentence(cost: Adaptation) -> str:
 
 
 def _span(span: Interval, write: Callable[[float], str]) -> str:
-    return interval_text(span, lambda end: write(end) if math.isfinite(end) else "never")
+    return range_text(span, lambda end: write(end) if math.isfinite(end) else "never")
 
 
 def _cells(rows: Sequence[Measured]) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
+from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, range_text, stack_label
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
 from ladder_sim.serve.replicas.pools import Sizes
@@ -85,7 +85,7 @@ def serve_report(label: str, estimates: Estimates, usd_per_gpu_hour: float | Non
             f"{figures['preemptions'].value:.0f}",
         ]
         if each.promise:
-            row += [interval_text(figures["goodput"], "{:.3g}".format), _kept(each)]
+            row += [range_text(figures["goodput"], "{:.3g}".format), _kept(each)]
         if usd_per_gpu_hour is not None:
             row.append(f"${interval_text(estimate_price(each, usd_per_gpu_hour), '{:.2f}'.format)}")
         rates.append(row)
@@ -119,6 +119,8 @@ def _seconds_span(interval: Interval) -> str:
     """All three in the unit that suits the value."""
     if math.isnan(interval.value):
         return "-"
+    if not interval.known:
+        return f"{format_seconds(interval.value)} (not known)"
     size, _ = step_for(interval.value, "s")
     low, high = (
         f"{end:#.3g}".rstrip(".") if end < 999.5 else f"{end:.0f}"
@@ -156,12 +158,12 @@ def _sizes(sizes: Sizes) -> str:
 
 def gpus_text(number: Interval) -> str:
     """A number of GPUs with its interval."""
-    return interval_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
+    return range_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
 
 
 def rate_text(rate: Interval) -> str:
     """Requests per second with their interval."""
-    return interval_text(rate, "{:.3g}".format)
+    return range_text(rate, "{:.3g}".format)
 
 
 def _plans(fleets: Fleets) -> Iterator[str]:
