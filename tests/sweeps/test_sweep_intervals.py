@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
@@ -41,6 +41,7 @@ AXES: dict[str, list[object]] = {
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(sorted(AXES)), min_size=1, max_size=3, unique=True), st.data())
 def test_intervals_of_any_row_are_those_of_its_prediction(names: list[str], data: st.DataObject) -> None:
     if {"batch", "concurrency"} <= set(names):
