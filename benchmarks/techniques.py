@@ -50,7 +50,7 @@ def tokenweave() -> list[Gain]:
         plain = predict(Scenario(**fields), ["standard", "upper-bound"], profile=eager)
         standard_s, free_s = plain["standard"].ttft_s, plain["upper-bound"].ttft_s
         fused_s, both_s = (
-            predict(Scenario(**fields, technique=name), "standard", profile=eager).ttft_s
+            predict(Scenario(**fields, technique=name), ["standard"], profile=eager)["standard"].ttft_s
             for name in ("fused-norm", BOTH)
         )
         measured = {name: float(value) for name, value in row.items()}
@@ -65,7 +65,7 @@ def published() -> list[Gain]:
     gains = []
     for row in rows_of(DATA / "overlap_techniques.csv"):
         before, after = (
-            predict(Scenario(**_fields(text)), "standard", ignore_memory=True)
+            predict(Scenario(**_fields(text)), ["standard"], ignore_memory=True)["standard"]
             for text in (row["scenario"], f"{row['scenario']} {row['change']}")
         )
         predicted = getattr(before, row["metric"]) / getattr(after, row["metric"])

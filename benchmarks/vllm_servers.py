@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.pages import DOCS, remade, table
-from ladder_sim.serve import MeasuredSteps, Outcome, Request
-from ladder_sim.serve.replicas.pools import Pool
-from ladder_sim.serve.replicas.simulation import simulate
+from ladder_sim.serving import MeasuredSteps, Outcome, Request
+from ladder_sim.serving.replicas.pools import Pool
+from ladder_sim.serving.replicas.simulation import simulate
 
 RECORDED = DOCS.parent / "tests" / "data"
 # of one wiring under load, by what the page calls the series

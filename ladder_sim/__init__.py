@@ -20,7 +20,7 @@ The way of a prediction through the package:
     `predict`; what it returns, which prints itself; the intervals and sources of that, and the runs behind it
 ``quality``
     published scores of models with other wirings
-``serve``
+``serving``
     requests that arrive one by one: schedulers, replicas, promises; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.compare import compare
     from ladder_sim.analysis.sensitivity import sensitivity
     from ladder_sim.analysis.versus import versus
-    from ladder_sim.answer import Prediction, Predictions
-    from ladder_sim.prediction import predict
+    from ladder_sim.prediction import Prediction, Predictions, predict
+    from ladder_sim.serving.capacity import capacity
+    from ladder_sim.serving.serve import serve
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.sweeps.run import sweep
     from ladder_sim.sweeps.table import SweepTable
@@ -58,9 +59,11 @@ __all__ = [
     "__version__",
     "advise",
     "breakeven",
+    "capacity",
     "compare",
     "predict",
     "sensitivity",
+    "serve",
     "sweep",
     "validate",
     "versus",
@@ -69,15 +72,17 @@ __all__ = [
 # Public name -> the module that holds it. No submodule may share a public name: importing such a module would set the
 # attribute of this package to the module and hide the function.
 _LAZY = {
-    "Prediction": "ladder_sim.answer",
-    "Predictions": "ladder_sim.answer",
+    "Prediction": "ladder_sim.prediction",
+    "Predictions": "ladder_sim.prediction",
     "Scenario": "ladder_sim.specs.scenario",
     "SweepTable": "ladder_sim.sweeps.table",
     "advise": "ladder_sim.analysis.advise",
     "breakeven": "ladder_sim.analysis.breakeven",
+    "capacity": "ladder_sim.serving.capacity",
     "compare": "ladder_sim.analysis.compare",
     "predict": "ladder_sim.prediction",
     "sensitivity": "ladder_sim.analysis.sensitivity",
+    "serve": "ladder_sim.serving.serve",
     "sweep": "ladder_sim.sweeps.run",
     "validate": "ladder_sim.validation.compare",
     "versus": "ladder_sim.analysis.versus",

@@ -1,13 +1,18 @@
-"""The public function `predict`, and what it decides: variants, profile, whether the model fits."""
+"""The public function `predict`: what it decides (variants, profile, whether the model fits), and what it returns."""
 
 import dataclasses
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Literal, Unpack, overload
+from warnings import warn
 
-from ladder_sim.answer import Prediction, Predictions
+from ladder_sim.answer import Answer
+from ladder_sim.best_standard import BestStandard, best_standard
+from ladder_sim.closed_loop.load import Load
+from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.closed_loop.step import simulate_request
-from ladder_sim.confidence import Confidence
+from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
@@ -15,8 +20,10 @@ from ladder_sim.costs.profile import JITTER_KEY, NO_PROFILE, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, canonical_names, parse
+from ladder_sim.simulate.breakdown import Breakdown
+from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ENGINES, Engine
-from ladder_sim.simulate.ranks import Jitter
+from ladder_sim.simulate.ranks import Jitter, Unevenness
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked
@@ -26,6 +33,112 @@ from ladder_sim.specs.signatures import typed
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One variant of a scenario; seconds.
+
+    Times are computed eagerly, breakdowns and intervals on first access.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, predict
+    >>> ladder = predict(Scenario(model="405b", nodes=2))["ladder"]
+    >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
+    1.48 (1.27-1.72), memory bandwidth
+    """
+
+    variant: str
+    """Canonical name."""
+    ttft_s: float
+    """Time to first token: prefill; with requests in flight the mean with waiting and the front end."""
+    tpot_s: float | None
+    """Mean time per further token; None when only one token is asked for."""
+    request_s: float
+    """Prefill and every decode step."""
+    rate: float
+    """Requests of the batch or in flight * gen / request_s, tokens per second."""
+    request_speedup: float
+    """Standard's request_s over this one's."""
+    ttft_speedup: float
+    """The same for prefill."""
+    tpot_speedup: float | None
+    """The same for decode."""
+    memory: MemoryUse = field(repr=False)
+    """Of one GPU."""
+    request: Request = field(repr=False)
+    """What was simulated: forward passes, their ops and timelines."""
+    confidence: Confidence = field(repr=False)
+    """How sure the predictions of the scenario's variants are, and what they are based on."""
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """What the request's time is made of."""
+        return self.request.breakdown
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """Which collectives of a decode step can be hidden, and behind what; of the prefill if there is none."""
+        return (self.request.decode or self.request.prefill).collectives
+
+    @property
+    def unevenness(self) -> Unevenness | None:
+        """With jitter: how steps spread."""
+        steps = self.confidence.scenario.workload.gen - 1
+        return Unevenness.of(self.request.ranked, steps) if self.request.ranked else None
+
+    @property
+    def load(self) -> Load | None:
+        """With requests in flight: what their times are made of."""
+        if not isinstance(self.request, ServedRequest):
+            return None
+        return Load.of(self.request, self.rate / self.confidence.scenario.plan.gpus)
+
+    @property
+    def tokens_per_s(self) -> Interval:
+        """Throughput: `rate`."""
+        return Interval.around(self.rate, self.confidence.widths[self.variant].rate)
+
+    @property
+    def speedup(self) -> Interval:
+        """Standard's ``request_s`` over this one's."""
+        return Interval.around(self.request_speedup, self.confidence.widths[self.variant].speedup)
+
+    @property
+    def limited_by(self) -> str:
+        """What takes the largest share of the critical path."""
+        limits_s = self.breakdown.limits_s
+        return max(limits_s, key=lambda name: limits_s[name])
+
+    def limit_share(self, limit: str) -> float:
+        """Share of the request's time that the critical path waits for one limit."""
+        return self.breakdown.limits_s.get(limit, 0.0) / self.request_s
+
+
+class Predictions(Answer, dict[str, Prediction]):
+    """Predictions of a scenario by variant, in the order asked for; not empty.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, predict
+    >>> predictions = predict(Scenario(model="8b", tp=4), ["standard", "ladder"])
+    >>> list(predictions), predictions.to_dict()["scenario"]["tp"]
+    (['standard', 'ladder'], 4)
+    """
+
+    shown_by = "prediction.PredictionReport"
+
+    @property
+    def confidence(self) -> Confidence:
+        """How sure they are, and what they are based on; it holds the scenario."""
+        return next(iter(self.values())).confidence
+
+    @cached_property
+    def best_standard(self) -> BestStandard | None:
+        """Standard on the fastest plan for these GPUs; None: that is the plan asked about, or jitter hides the gain."""
+        uneven = any(each.request.ranked for each in self.values())
+        return None if uneven else best_standard(self.confidence)
 
 
 # text is a sequence as well: the first signature that fits counts
@@ -72,8 +185,8 @@ def predict(
     scenario
         Everything but the variant; or its arguments as keywords, ``predict(model="405b", nodes=2)``.
     variants
-        Names such as ``"ladder"`` or ``"hybrid-ladder:16"``, or a single one; by default standard, parallel, ladder
-        and upper-bound. Standard is simulated in any case, because speedups are over it.
+        Names such as ``"ladder"`` or ``"hybrid-ladder:16"``; by default standard, parallel, ladder and upper-bound.
+        Standard is simulated in any case, because speedups are over it.
     profile
         Measured profile: a name, a path, or a loaded one; by default the cluster's own, ``"none"`` for the roofline.
     ignore_memory
@@ -89,8 +202,7 @@ def predict(
     Returns
     -------
     Predictions
-        A dict of `Prediction` by canonical name, in the order asked for; of a single name its `Prediction`. Both print
-        as a table.
+        A dict of `Prediction` by canonical name, in the order asked for.
 
     Raises
     ------
@@ -105,8 +217,8 @@ def predict(
     >>> scenario = Scenario(model="405b", nodes=2)
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
     {'standard': 1.0, 'parallel': 1.31, 'ladder': 1.48, 'upper-bound': 1.75}
-    >>> predict(scenario, "hybrid-ladder:63")
-    Prediction(variant='hybrid-ladder:63', ttft_s=...
+    >>> predict(scenario, ["ladder"])
+    <Predictions: Ladder makes requests 1.48x faster (90 %: 1.27-1.72) than standard here; it needs retraining.>
     """
     scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:
@@ -121,7 +233,15 @@ def predict(
     predictions = Predictions(
         {name: _prediction(requests[name], requests["standard"], memory, confidence) for name in names}
     )
-    return predictions[names[0]] if isinstance(variants, str) else predictions
+    if not isinstance(variants, str):
+        return predictions
+    warn(
+        f'predict(..., "{names[0]}") returns one Prediction until the next release: ask predict(..., ["{names[0]}"]), '
+        f'which returns Predictions, for ["{names[0]}"]',
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return predictions[names[0]]
 
 
 def simulation_inputs(

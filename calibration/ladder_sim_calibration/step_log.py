@@ -48,7 +48,7 @@ class StepLog:
     seconds: Floats
     """How long the engine waited for the model."""
     server: dict[str, Any]
-    """What ran and how it schedules: fields of `ladder_sim.serve.MeasuredSteps`."""
+    """What ran and how it schedules: fields of `ladder_sim.serving.MeasuredSteps`."""
 
 
 def read_step_log(path: Path) -> StepLog:

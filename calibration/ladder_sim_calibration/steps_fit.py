@@ -21,14 +21,14 @@ from rich.console import Group
 from rich.text import Text
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
-from ladder_sim.serve import MeasuredSteps, Outcome
-from ladder_sim.serve.engine.measured_steps import SCHEMA
-from ladder_sim.serve.replicas.pools import Pool
-from ladder_sim.serve.replicas.simulation import simulate
-from ladder_sim.serve.requests.result import Result
-from ladder_sim.serve.requests.results import read_results
+from ladder_sim.report.console import show, table
+from ladder_sim.serving import MeasuredSteps, Outcome
+from ladder_sim.serving.engine.measured_steps import SCHEMA
+from ladder_sim.serving.replicas.pools import Pool
+from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.requests.result import Result
+from ladder_sim.serving.requests.results import read_results
 from ladder_sim.system.files import check_folder, write_file
 from ladder_sim.units import format_seconds
 from ladder_sim_calibration.step_log import StepLog, read_step_log

@@ -29,8 +29,8 @@ for row in rows:
     prefill = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1}
     prefill |= {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
     plain = predict(Scenario(**prefill), ["standard", "ladder", "upper-bound"], profile=eager)
-    both = predict(Scenario(**prefill, technique="fused-norm+token-split"), "standard", profile=eager)
-    fused = predict(Scenario(**prefill, technique="fused-norm"), "ladder", profile=eager)
+    both = predict(Scenario(**prefill, technique="fused-norm+token-split"), ["standard"], profile=eager)["standard"]
+    fused = predict(Scenario(**prefill, technique="fused-norm"), ["ladder"], profile=eager)["ladder"]
     standard_s = plain["standard"].ttft_s
     gains.append(
         {
@@ -85,7 +85,7 @@ is ahead: there a batch is too small to be split, and the fused norms are what i
 # %%
 chat = {"model": "70b", "stack": "vllm", "concurrency": 16}
 plain = predict(Scenario(**chat), ["standard", "ladder"])
-both = predict(Scenario(**chat, technique="fused-norm+token-split"), "standard")
+both = predict(Scenario(**chat, technique="fused-norm+token-split"), ["standard"])["standard"]
 assert both.tpot_s > plain["ladder"].tpot_s
 for name, prediction in {"standard": plain["standard"], "TokenWeave": both, "ladder": plain["ladder"]}.items():
     print(f"{name:10}  16 requests in flight: {1e3 * prediction.tpot_s:.1f} ms per token")

@@ -58,7 +58,7 @@ What it does give is the shortest time per token in bf16.""")
 
 # %%
 for name, plan in plans.items():
-    ladder = predict(Scenario(model="405b", stack="vllm", **plan), "ladder")
+    ladder = predict(Scenario(model="405b", stack="vllm", **plan), ["ladder"])["ladder"]
     print(f"{name:17}  one request: TPOT {1e3 * ladder.tpot_s:4.1f} ms with ladder, speedup {ladder.speedup.text}")
 
 # %% [markdown]

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.display.labels import load_label
 from ladder_sim.display.notes import Notes
-from ladder_sim.prediction import own_variant, predict
+from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, pareto_front
 from ladder_sim.analysis.options import at_load, simulated_options
-from ladder_sim.analysis.plans import DEGREES, legal_plans
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.labels import load_label
@@ -24,6 +23,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.asked import formerly_a_dict, point_asked
 from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.legal_plans import DEGREES, legal_plans
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.values import whole
@@ -76,7 +76,7 @@ def advise(
         flight. Without it static batches are searched, ``batch`` or else 1, 2, 4 .. 256, and the answer is not a
         recommendation for serving, where requests are batched continuously. ``nodes`` is the largest number of nodes.
         Each of ``tp``, ``pp``, ``ep``, ``attention_dp``, ``dp`` and ``sp`` that is given restricts the search to its
-        values; by default all are searched but ``sp`` (`ladder_sim.analysis.plans.legal_plans`).
+        values; by default all are searched but ``sp`` (`ladder_sim.specs.legal_plans.legal_plans`).
     objective
         ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large. By default
         ``"tokens_per_s"`` with requests in flight, and ``"tokens_per_gpu"`` of static batches.

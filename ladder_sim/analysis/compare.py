@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder_sim.answer import Predictions
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.prediction import predict
+from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.asked import formerly_a_dict, point_asked
 from ladder_sim.specs.scenario import Scenario

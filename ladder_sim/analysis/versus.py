@@ -5,7 +5,6 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,19 +12,19 @@ from typing import Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
-from ladder_sim.answer import Prediction, Predictions
+from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.runs import RUN_NOISE
+from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
-from ladder_sim.prediction import own_variant, predict
+from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serve.requests.promise import Promise
-from ladder_sim.serve.requests.traffic import Traffic
-from ladder_sim.serve.sizing.fleet import Fleet, smallest_fleets
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
@@ -147,6 +146,11 @@ class Versus:
             return adaptation(self.plain, wiring)
         except UsageError:
             return None
+
+    @cached_property
+    def best_standard(self) -> BestStandard | None:
+        """Standard on the fastest plan for these GPUs; None: that is the plan asked about."""
+        return self.plain.best_standard
 
     @property
     def wirings(self) -> Mapping[str, Wiring]:
@@ -323,11 +327,6 @@ def _wiring(variant: str, model: ModelSpec) -> Wiring:
     return wiring(variant, model.layers, model.ladder_layers)
 
 
-def is_faster(ratio: Interval) -> bool:
-    """Whether what is so many times as fast is told apart, given what runs alike differ by."""
-    return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
-
-
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
     """Whether an option is worth a row: limits alone, and what gains more than each part of it.
 
@@ -385,8 +384,8 @@ def fleets_of(
 ) -> dict[str, Fleet]:
     """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `ladder_sim.serve.smallest_fleets`; `watch` is given how much is simulated, and
-    about how much there is.
+    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
+    and about how much there is.
     """
     fleets: dict[str, Fleet] = {}
     before = 0
@@ -400,8 +399,7 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
-        fleets[option.name] = answer.variants[variant]
+        fleets[option.name] = smallest_fleets(scenario, traffic, promise, variant, watch=seen, **how)[variant]
         before += done
     return fleets
 

@@ -1,5 +1,6 @@
 """Which technique and which wiring gain most, by the latency of the links and the number of requests."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.analysis.versus import SEEN, Option, Versus, is_faster
+from ladder_sim.analysis.versus import SEEN, Option, Versus
+from ladder_sim.best_standard import candidates
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Confidence
-from ladder_sim.costs.memory import total_bytes
+from ladder_sim.confidence.runs import RUN_NOISE, is_faster
+from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import predict, resolve_profile
@@ -49,6 +52,10 @@ class Winners:
     """Of a batch, or in flight; ascending."""
     groups: Mapping[str, Group]
     """Techniques without retraining; wirings that need it, each with the techniques that suit it best."""
+    plans: NDArray[Any]
+    """Fastest plan of standard on the same GPUs at each point; empty where that is the scenario's, or nothing fits."""
+    behind: NDArray[np.float64]
+    """Request time of standard on the scenario's plan, divided by that on the fastest plan; NaN where nothing fits."""
 
 
 def winners(
@@ -73,6 +80,8 @@ def winners(
         raise InfeasibleError("no point of the map fits the memory", hint="use more GPUs, or a smaller --dtype")
     places = np.flatnonzero(fits)
     seconds = _seconds(result, {name: values[fits] for name, values in columns.items()}, profile)
+    plans, behind = np.full(len(fits), "", object), np.full(len(fits), np.nan)
+    plans[fits], behind[fits] = _best_plans(scenario, seconds["standard"], columns, fits, profile)
     groups = {}
     for number, (title, rivals) in enumerate(_rivals(result).items()):
         names, gains = np.full(len(fits), "", object), np.full(len(fits), np.nan)
@@ -87,7 +96,42 @@ def winners(
             tied[place] = second is not None and not _is_faster(scenario, best[name], second, profile, at)
             watch(number * len(places) + row + 1, 2 * len(places))
         groups[title] = Group(names=names.reshape(shape), gains=gains.reshape(shape), tied=tied.reshape(shape))
-    return Winners(scenario=scenario, latency=latency, latencies_s=latencies_s, requests=requests, groups=groups)
+    return Winners(
+        scenario=scenario,
+        latency=latency,
+        latencies_s=latencies_s,
+        requests=requests,
+        groups=groups,
+        plans=plans.reshape(shape),
+        behind=behind.reshape(shape),
+    )
+
+
+def _best_plans(
+    scenario: Scenario,
+    own_s: NDArray[np.float64],
+    columns: Mapping[str, NDArray[Any]],
+    fits: NDArray[np.bool_],
+    profile: str | None,
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Of the points that fit: the fastest plan of standard, and how many times as fast it is as the scenario's."""
+    workload, points = scenario.workload, {name: values[fits] for name, values in columns.items()}
+    plans, least_s = np.full(len(own_s), "", object), own_s.copy()
+    for load in np.unique(points[workload.load_field]).tolist():
+        at_load: dict[str, Any] = {workload.load_field: int(load)}
+        here = scenario.having(workload=replace(workload, **at_load))
+        rows = np.flatnonzero(points[workload.load_field] == load)
+        along = {name: values[rows] for name, values in points.items()}
+        for plan in candidates(here):
+            there = here.having(plan=plan)
+            if not memory_use(there).fits:
+                continue
+            requests = simulate_requests(there, along, ["standard"], resolve_profile(there, profile))
+            seconds = np.asarray(requests["standard"].request_s)
+            # what runs alike differ by does not change the plan
+            faster = seconds * math.exp(RUN_NOISE) < least_s[rows]
+            plans[rows[faster]], least_s[rows[faster]] = str(plan), seconds[faster]
+    return plans, own_s / least_s
 
 
 def _latency_field(scenario: Scenario) -> str:

@@ -76,7 +76,7 @@ def advise(
         workers=workers or len(os.sched_getaffinity(0)),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
-    output.give(
+    output.give_parts(
         lambda: advice_document(advice),
         lambda: advice_report(advice),
         lambda: pareto_figure(advice, advice_label(advice)),
@@ -127,7 +127,7 @@ def breakeven(
         **asked.how("ignore_memory"),
         **keywords_of(point),
     )
-    output.give(
+    output.give_parts(
         lambda: breakeven_document(result),
         lambda: breakeven_report(result),
         lambda: breakeven_figure(result, scenario_label(scenario_at(point))),
@@ -159,7 +159,7 @@ def compare(
         **asked.how("ignore_memory"),
         **keywords_of(asked.point()),
     )
-    output.give(
+    output.give_parts(
         lambda: comparison_document(candidates),
         lambda: comparison_report(candidates),
         lambda: comparison_figure(candidates),
@@ -189,7 +189,7 @@ def sensitivity(
     confidence = predict(scenario, names, **asked.how("ignore_memory")).confidence
     figures = analysis.sensitivity(scenario, names, profile=asked.profile, step=fraction)
     drawn = list(figures[0].responses)[-1]
-    output.give(
+    output.give_parts(
         lambda: sensitivity_document(figures, fraction),
         lambda: sensitivity_report(figures, fraction),
         lambda: tornado_figure(figures, drawn, fraction, scenario_label(scenario)),

@@ -63,7 +63,7 @@ def list_(
         _print_overview(json)
     else:
         # imported here: `--help` needs no simulator
-        from ladder_sim.display.console import show as show_table
+        from ladder_sim.report.console import show as show_table
 
         if what == "settings":
             document, report = _settings(model, cluster, stack)
@@ -85,8 +85,8 @@ def _print_overview(json: bool) -> None:
 
 
 def _catalog(what: str) -> "tuple[Document, RenderableType]":
-    from ladder_sim.display.console import table
     from ladder_sim.display.document import Document
+    from ladder_sim.report.console import table
 
     columns, rows = _LISTS[what]()
     document = Document(content={what: [dict(zip(columns, row, strict=True)) for row in rows]})
@@ -98,7 +98,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
     from rich.console import Group
     from rich.text import Text
 
-    from ladder_sim.display.console import table
+    from ladder_sim.report.console import table
     from ladder_sim.report.documents.settings import settings_document
     from ladder_sim.report.tables.settings import settings_report
 

@@ -265,7 +265,7 @@ def _memory_bytes() -> float | None:
 
 
 def _show(report: Report) -> None:
-    from ladder_sim.display.console import show, table
+    from ladder_sim.report.console import show, table
 
     versions = {name: number or "MISSING" for name, number in report.packages.items()}
     memory = [] if report.memory_bytes is None else [f"{format_bytes(report.memory_bytes)} memory"]

@@ -12,14 +12,12 @@ from ladder_sim.cli.knobs import commands_with, knobs_of
 from ladder_sim.cli.output import PANEL
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.families import FAMILIES
-from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, Argument
+from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
 
 # context of a command whose arguments, --help among them, are read by the package that it runs
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-# what of a scenario requests replace that arrive one by one
-REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals")
 
 _Spec = TypeVar("_Spec")
 

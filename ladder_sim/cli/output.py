@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
+    from ladder_sim.answer import Answer
     from ladder_sim.display.document import Document
     from ladder_sim.display.notes import Notes
 
@@ -49,7 +50,7 @@ def write(text: str, save: Path | None) -> None:
 
 def show(report: "RenderableType", save: Path | None) -> None:
     """Print tables, or write them to the file of --save."""
-    from ladder_sim.display import console
+    from ladder_sim.report import console
 
     if save is None:
         console.show(report)
@@ -71,7 +72,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help
 Csv = Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)]
 
 
-def form(json: Json = False, csv: Csv = False) -> None:
+Explain = Annotated[bool, typer.Option("--explain", help="What is behind the answer, after it.", rich_help_panel=PANEL)]
+
+
+def form(explain: Explain = False, json: Json = False, csv: Csv = False) -> None:
     """Flags that say the form of an answer."""
 
 
@@ -81,6 +85,8 @@ class Output:
 
     form: str
     """Text, json or csv."""
+    explain: bool = False
+    """Whether text says what is behind the answer."""
     save: Path | None = None
     """File instead of stdout."""
     plot: Path | None = None
@@ -92,21 +98,40 @@ class Output:
         json, csv, save = map(context.params.get, ("json", "csv", "save"))
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
-        return cls(form=chosen_format(json=bool(json), csv=bool(csv), save=save), save=save, plot=drawn)
+        form, explain = chosen_format(json=bool(json), csv=bool(csv), save=save), bool(context.params.get("explain"))
+        if explain and form != "text":
+            raise UsageError(
+                "--explain adds tables of text: --json and --csv have no place for them", hint="leave one out"
+            )
+        return cls(form=form, explain=explain, save=save, plot=drawn)
 
-    def give(
+    def give(self, answer: "Answer") -> None:
+        """Draw the answer, and print or write it with its notes; each is made only when it is needed."""
+        report = answer.report
+        draw(answer.plot, self.plot)
+        if self.form == "text":
+            show(report.renderable(explain=self.explain), self.save)
+        elif self.form == "json":
+            write(report.document().to_json(), self.save)
+        else:
+            write(report.values().to_csv(), self.save)
+            warn(report.notes)
+
+    def give_parts(
         self,
         document: "Callable[[], Document]",
         report: "Callable[[], RenderableType]",
         figure: "Callable[[], go.Figure]",
         notes: "Notes | None" = None,
     ) -> None:
-        """Draw the answer, and print or write it with its notes; each is made only when it is needed."""
+        """The same for an answer that does not print itself."""
         draw(figure, self.plot)
         if self.form == "text":
             from rich.console import Group
 
-            show(Group(report(), *([notes.report()] if notes else [])), self.save)
+            from ladder_sim.report.report import paragraphs
+
+            show(Group(report(), *([paragraphs(notes)] if notes else [])), self.save)
         elif self.form == "json":
             answer = document()
             content = {**answer.content, **(notes.fields() if notes else {})}

@@ -166,7 +166,7 @@ def _report(result: Mapping[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from ladder_sim.display.console import table
+    from ladder_sim.report.console import table
 
     how, machine = result["run"], result["environment"]
     where = machine.get("gpu", machine["cpu"])

@@ -128,13 +128,14 @@ def sweep(
     if table is not None:
         from rich.console import Group
 
-        from ladder_sim.display.console import show
+        from ladder_sim.report.console import show
         from ladder_sim.report.figures.sweep import sweep_figure
+        from ladder_sim.report.report import paragraphs
         from ladder_sim.report.tables.sweep import sweep_report
 
         points = table
         if not form:
-            show(Group(sweep_report(points), notes.report()))
+            show(Group(sweep_report(points), paragraphs(notes)))
         draw(lambda: sweep_figure(points, over=over), plot if feasible else None)
     if not feasible:
         raise InfeasibleError("no point of the sweep can run", hint="the column 'infeasible' says why")

@@ -79,7 +79,7 @@ def validate(
     compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
     strongest = list(compared.values())[-1]
     _require([each.note for each in strongest], any(each.tokens_per_s for each in strongest), name)
-    output.give(
+    output.give_parts(
         lambda: validation_document(data, compared),
         lambda: validation_report(data, compared),
         lambda: error_figure(data, compared),
@@ -93,7 +93,9 @@ def _validate_archive(path: Path, output: Output) -> None:
     from ladder_sim.validation.archive import read_archive
 
     archive = read_archive(path)
-    output.give(lambda: archive_document(archive), lambda: archive_report(archive), lambda: archive_figure(archive))
+    output.give_parts(
+        lambda: archive_document(archive), lambda: archive_report(archive), lambda: archive_figure(archive)
+    )
 
 
 def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:
@@ -101,7 +103,7 @@ def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, outpu
     from ladder_sim.report.documents.validation import loads_document
     from ladder_sim.report.figures.validation import loads_figure
     from ladder_sim.report.tables.validation import loads_report
-    from ladder_sim.serve.requests.results import read_results
+    from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
 
@@ -117,7 +119,7 @@ def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, outpu
     name = shown_path(path)
     _require([each.note for each in compared], any(each.figures for each in compared), name)
     confidences = {f"load {number}": each.confidence for number, each in enumerate(compared, 1) if each.confidence}
-    output.give(
+    output.give_parts(
         lambda: loads_document(name, compared),
         lambda: loads_report(name, compared),
         lambda: loads_figure(name, compared),
@@ -137,7 +139,7 @@ def _validate_servings(
 
     compared = serving.compare_servings(servings, profile=profile)
     _require([each.note for each in compared], any(each.ttft for each in compared), name)
-    output.give(
+    output.give_parts(
         lambda: servings_document(name, compared),
         lambda: servings_report(name, compared),
         lambda: servings_figure(name, compared),

@@ -51,7 +51,7 @@ def versus(
     from ladder_sim.report.documents.versus import versus_document
     from ladder_sim.report.figures.versus import versus_figure, winners_figure
     from ladder_sim.report.tables.versus import versus_report
-    from ladder_sim.serve import Lengths, Promise, Traffic
+    from ladder_sim.serving import Lengths, Promise, Traffic
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
 
@@ -79,7 +79,7 @@ def versus(
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
             fleets = fleets_of(result, traffic, promise, seeds=seeds, profile=asked.profile, watch=progress)
-    output.give(
+    output.give_parts(
         lambda: versus_document(result, fleets),
         lambda: versus_report(result, fleets),
         lambda: versus_figure(result),

@@ -1,7 +1,7 @@
 """Requests kept in flight, step by step: what the closed form of `cycle` cannot say of short answers.
 
 When a request stays for a few steps only, it matters which prompt shares which step. So the engine's scheduler decides
-here on each step, as in `ladder_sim.serve`. Steps in which nobody comes or ends are taken together, so that a load
+here on each step, as in `ladder_sim.serving`. Steps in which nobody comes or ends are taken together, so that a load
 costs as much as it has requests, whatever the length of its answers.
 """
 

@@ -4,11 +4,22 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 
+from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence.cost_warnings import cost_warnings
 from ladder_sim.confidence.errors import Basis, Errors, Fitted, not_compared
 from ladder_sim.confidence.interval import Interval
 from ladder_sim.confidence.runs import Compared, has_wiring, most_alike, parts_alike
-from ladder_sim.confidence.widths import UNCHECKED, Widths, by_own_algorithms, by_unchecked, hypot, unchecked
+from ladder_sim.confidence.widths import (
+    UNCHECKED,
+    Widths,
+    by_op,
+    by_own_algorithms,
+    by_own_plan,
+    by_servings_of_plans,
+    by_unchecked,
+    hypot,
+    unchecked,
+)
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.costs.profile import NO_PROFILE
@@ -35,17 +46,21 @@ class Confidence:
     def __init__(
         self, scenario: Scenario, requests: Mapping[str, Request], costs: KernelCosts, memory: MemoryUse
     ) -> None:
-        self.scenario, self._requests, self._costs, self._memory = scenario, requests, costs, memory
+        self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
+
+    def request_s(self, name: str) -> float:
+        """Time of a variant's request, in seconds."""
+        return float(self._requests[name].request_s)
 
     @property
     def profile(self) -> str:
         """Name of the measured profile, or "none"."""
-        return self._costs.profile.name if self._costs.profile else NO_PROFILE
+        return self.costs.profile.name if self.costs.profile else NO_PROFILE
 
     @cached_property
     def compared(self) -> Compared:
         """The runs that are the most like the scenario, those of its stack first."""
-        return most_alike(self.scenario, self._costs.profile)
+        return most_alike(self.scenario, self.costs.profile)
 
     @property
     def unchecked_wirings(self) -> list[str]:
@@ -55,7 +70,7 @@ class Confidence:
     @cached_property
     def validated(self) -> Mapping[str, bool]:
         """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
-        return parts_alike(self.scenario, self._costs.profile, self.compared, self._requests)
+        return parts_alike(self.scenario, self.costs.profile, self.compared, self._requests)
 
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
@@ -65,7 +80,7 @@ class Confidence:
     @cached_property
     def _errors(self) -> Errors:
         basis = Basis.of(self.scenario, self.compared.runs, self.validated, self._requests)
-        fitted = None if basis.served else Fitted.of(self.scenario, self._requests, self._costs.profile)
+        fitted = None if basis.served else Fitted.of(self.scenario, self._requests, self.costs.profile)
         return Errors(self._requests, basis, fitted)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
@@ -96,6 +111,29 @@ class Confidence:
             widths.append(by_unchecked(request, other, UNCHECKED["technique"]).speedup)
         return Interval.around(float(other.request_s) / float(request.request_s), float(hypot(*widths)))
 
+    def over_plan(self, base: "Confidence") -> Interval:
+        """How many times as fast standard is as on another plan, with the same model, hardware, stack and load.
+
+        Errors of kernels that both run cancel; those of collectives as far as both run them.
+        """
+        sides = ((self, self._requests["standard"]), (base, base._requests["standard"]))
+        (_, request), (_, other) = sides
+        of_ops = by_op(request, other).speedup
+        if isinstance(self.compared.runs, ServingCheck):
+            servings = (each.compared.runs if each.validated["stack"] else None for each, _ in sides)
+            widths = [max(of_ops, by_servings_of_plans(*(each for each in servings if isinstance(each, ServingCheck))))]
+        elif self._errors.fitted and base._errors.fitted:
+            widths = [self._errors.fitted.plan_width(base._errors.fitted, of_ops)]
+        else:
+            widths = [of_ops]
+        every = {*self._unchecked("standard"), *base._unchecked("standard")}
+        widths.append(by_unchecked(request, other, unchecked(sorted(every - {"plan"}))).speedup)
+        widths += (
+            by_own_plan(own, others, each._unchecked("standard"))
+            for each, own, others in ((self, request, other), (base, other, request))
+        )
+        return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
+
     def _unchecked(self, name: str) -> list[str]:
         """Parts of a variant's scenario that were not compared."""
         return not_compared(name, self.validated)
@@ -113,5 +151,5 @@ class Confidence:
         """What the reader should know, one sentence each."""
         return (
             *scenario_warnings(self.scenario),
-            *cost_warnings(self.scenario, self._costs, self._memory, self._requests),
+            *cost_warnings(self.scenario, self.costs, self._memory, self._requests),
         )

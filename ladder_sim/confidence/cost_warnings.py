@@ -15,7 +15,7 @@ from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import Caution
+from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
@@ -93,9 +93,8 @@ def cost_warnings(
         text = f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
         warnings.append(Caution(text, "stack", scenario.stack.name))
     if not memory.fits:
-        warnings.append(
-            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
-        )
+        needs = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
+        warnings.append(Caution(f"does not fit: needs {needs}", DECISIVE))
     workload = scenario.workload
     if memory.fits and workload.concurrency is not None:
         room = float(kv_requests(scenario, workload.prompt, workload.gen))
@@ -103,19 +102,20 @@ def cost_warnings(
         groups = f" of each of {scenario.plan.groups} groups" if scenario.plan.groups > 1 else ""
         if most < min(room, requests):
             option = name_in(scenario.stack, "step_requests")
-            warnings.append(f"{option} {most} is fewer than {requests} requests in flight{groups}: the others wait")
+            text = f"{option} {most} is fewer than {requests} requests in flight{groups}: the others wait"
+            warnings.append(Caution(text, DECISIVE))
         elif room < requests:
-            warnings.append(
-                f"the KV cache{groups} has room for {room:.0f} of {requests} requests in flight: the others wait"
-            )
+            text = f"the KV cache{groups} has room for {room:.0f} of {requests} requests in flight: the others wait"
+            warnings.append(Caution(text, DECISIVE))
         served = [request for request in simulated.values() if isinstance(request, ServedRequest)]
         if any(differs_from_serve(scenario, request) for request in served):
             agreement = _agreement(scenario)
             often = f"come more often than every {agreement.steps}th step, or " if agreement.steps else ""
-            warnings.append(
+            text = (
                 f"prompts {often}take over {agreement.duty:.0%} of the time: `predict --concurrency`, a closed form, "
                 f"and `serve` were seen to differ there by {agreement.seen}"
             )
+            warnings.append(Caution(text, DECISIVE))
     if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return [

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ladder_sim.closed_loop.checks import ServingCheck, checks_of
-from ladder_sim.confidence.interval import NORMAL_90
+from ladder_sim.confidence.interval import NORMAL_90, Interval
 from ladder_sim.costs.hardware import Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
@@ -43,6 +43,11 @@ class Compared(NamedTuple):
         return self.runs.stack == scenario.stack.unversioned and any(_layers(self.runs)) == bool(
             scenario.model.experts_label
         )
+
+
+def is_faster(ratio: Interval) -> bool:
+    """Whether what is so many times as fast is told apart, given what runs alike differ by."""
+    return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
 
 
 def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | None) -> list[float]:

@@ -10,7 +10,9 @@ from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
 from ladder_sim.costs.profile import NO_PROFILE, run_sizes
+from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.simulate.collectives import Collective
+from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
@@ -92,6 +94,8 @@ _SETTINGS_OF = {
     "links": ("intra.", "inter.", "host.", "cluster.host_low_latency_share"),
     "model_family": ("model.",),
 }
+# models that runs were of, and what runs did not have: the others are counted
+_NAMED, _TOLD = 2, 5
 # a logarithmic axis shows values that span more than this factor better
 _LOG_SPAN = 8.0
 
@@ -343,3 +347,99 @@ def _runs_label(compared: Compared) -> str:
     spans = {name: f"{low:g}" + (f"-{high:g}" if high > low else "") for name, (low, high) in runs.sizes.items()}
     sizes = f", TP {{tp}}, {load}, prompt {{prompt}} + {{gen}}".format_map(spans) if spans else ""
     return f"{what} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"
+
+
+def evidence_text(*confidences: Confidence) -> str:
+    """The runs that are the most like an answer, how far predictions were off there, and what they did not have."""
+    texts = dict.fromkeys(_evidence(each) for each in confidences)
+    return " ".join(texts)
+
+
+def _evidence(confidence: Confidence) -> str:
+    scenario, (cluster, runs) = confidence.scenario, confidence.compared
+    served, what, errors = isinstance(runs, ServingCheck), f"runs ({runs.stack}", ""
+    if isinstance(runs, ServingCheck):
+        what = f"{runs.servings} servings of standard ({runs.stack} {runs.versions}"
+        errors = f", model left out: TPOT off by {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
+    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
+    nearest = f"{what}, {cluster.gpu.name}, {models})"
+    absent = _absent(confidence)
+    never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
+    named, left = list(never)[:_TOLD], len(never) - _TOLD
+    others = f" and {left} more" if left > 0 else ""
+    lacking = f" Not in them: {', '.join(named)}{others}; intervals allow for it." if never else ""
+    if not confidence.compared.same_kind(scenario):
+        load = "static batch" if scenario.workload.concurrency is None else "serving"
+        kind = f"no {load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
+        return f"Never measured: {kind}. Nearest: {nearest}{errors}.{lacking}"
+    return f"Nearest: {nearest}{errors}.{lacking}"
+
+
+def _told(part: str) -> bool:
+    """The wirings come first."""
+    return part != "wiring"
+
+
+def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> str:
+    """What runs did not have, in a few words."""
+    if part == "gpu":
+        return scenario.cluster.gpu.name
+    if part == "stack":
+        return f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
+    text = ", ".join(details).removesuffix(" parameters")
+    whole = ("wiring", "technique", "model_size", "model_family", "links", "layers", "precision")
+    return text if part in whole else f"{_part_label(part, served=served)} {text}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.2g} %"
+
+
+def asked_text(scenario: Scenario) -> str:
+    """What an answer is about: model, precision, plan, GPUs, engine, load, tokens of a prompt and its answer.
+
+    An engine that was not named has the flag that changes it.
+
+    Examples
+    --------
+    >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
+    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512 tokens'
+    """
+    workload, cluster = scenario.workload, scenario.cluster
+    number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
+    whole = scenario.nodes * cluster.gpus_per_node
+    if scenario.plan.gpus < whole:
+        number = f"{scenario.plan.gpus} of {whole}"
+    gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
+    engine = f" ({scenario.chosen['stack']} changes it)" if "stack" in scenario.chosen else ""
+    engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
+    named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
+    allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
+    load = f"static batch of {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
+    tokens = f"{workload.prompt} + {workload.gen} tokens"
+    plan = f"{scenario.plan} on {gpus}, {scenario.stack.name}{engine}{allreduce}"
+    return f"{scenario.model.name} {workload.dtype}, {plan}; {load}{lockstep}, {tokens}"
+
+
+def wiring_label(variant: str, *, sentence: bool = False) -> str:
+    """A variant as tables call it, or at the start of a sentence; one that nobody can run is in parentheses."""
+    if variant == NO_COMMUNICATION:
+        return "A model without communication" if sentence else "(no communication)"
+    return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
+
+
+def gain_text(gain: Interval) -> str:
+    """What a speedup says, as the middle of a sentence.
+
+    Examples
+    --------
+    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46)), gain_text(Interval(value=1.05, low=0.9, high=1.2))
+    ('makes requests 1.26x faster (90 %: 1.08-1.46)', 'is not clearly faster (1.05x, 90 %: 0.90-1.20)')
+    """
+    if not gain.known:
+        return f"makes requests perhaps {gain.value:.2f}x faster (interval not known)"
+    interval = f"90 %: {gain.low:.2f}-{gain.high:.2f}"
+    if gain.low > 1.0:
+        return f"makes requests {gain.value:.2f}x faster ({interval})"
+    return f"is {'clearly slower' if gain.high < 1.0 else 'not clearly faster'} ({gain.value:.2f}x, {interval})"

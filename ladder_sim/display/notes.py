@@ -4,12 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from ladder_sim.confidence import Confidence
-from ladder_sim.display.labels import validated_lines
-from ladder_sim.specs.scenario_warnings import UNUSED, Caution
+from ladder_sim.specs.scenario_warnings import DECISIVE, UNUSED, Caution
 
 # names before a warning; the others are counted
 _NAMED = 3
@@ -38,10 +34,15 @@ class Notes:
         return [
             *filter(self._applies, self.about),
             *(
-                text if len(each) == everywhere or _names(text, each) else f"{_listed(each)}: {text}"
+                text if len(each) == everywhere or _names(text, each) else _of_parts(text, each)
                 for text, each in names.items()
             ),
         ]
+
+    @property
+    def cautions(self) -> list[str]:
+        """The same, first those without which the figures mislead."""
+        return sorted(self.warnings, key=lambda text: getattr(text, "kind", "") != DECISIVE)
 
     def _applies(self, text: str) -> bool:
         """Whether a warning still holds next to what else depends on its setting."""
@@ -55,15 +56,15 @@ class Notes:
             "warnings": self.warnings,
         }
 
-    def report(self) -> RenderableType:
-        """A paragraph each."""
-        checked = validated_lines(*self.confidences.values()) if self.confidences else []
-        return Group(*map(Text, [*checked, *(f"warning: {text}" for text in self.warnings)]))
-
 
 def _names(text: str, parts: list[str]) -> bool:
     """Whether a warning names the parts that it is about itself."""
     return isinstance(text, Caution) and all(map(text.names, parts))
+
+
+def _of_parts(text: str, parts: list[str]) -> str:
+    """A warning with the names of the parts that it is about."""
+    return Caution(f"{_listed(parts)}: {text}", getattr(text, "kind", ""))
 
 
 def _listed(names: list[str]) -> str:

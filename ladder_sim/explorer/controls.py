@@ -177,7 +177,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
             _group(
                 "Stack",
                 [
-                    _choice("stack", "Engine", list(allowlist.stacks), empty="the workload's"),
+                    _choice("stack", "Engine", list(allowlist.stacks), empty="the usual one"),
                     _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
                     _technique(),
                     _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),

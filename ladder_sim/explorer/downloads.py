@@ -77,8 +77,8 @@ def _page(queries: Queries, query: str) -> str:
 
 
 _FILES: Mapping[str, Callable[[Queries, str], str]] = {
-    "prediction.csv": lambda queries, query: queries.answer(query).predictions.document().to_csv(),
-    "prediction.json": lambda queries, query: queries.answer(query).predictions.document().to_json(),
+    "prediction.csv": lambda queries, query: queries.answer(query).predictions.report.document().to_csv(),
+    "prediction.json": lambda queries, query: queries.answer(query).predictions.report.document().to_json(),
     "curve.csv": lambda queries, query: _csv_of(*queries.curve_grid(query)),
     "map.csv": lambda queries, query: _csv_of(*queries.map_grid(query)),
     "pareto.csv": lambda queries, query: advice_document(queries.advice(query)).to_csv(),

@@ -8,7 +8,6 @@ from dash.development.base_component import Component
 
 from ladder_sim.analysis.advise import SERVING, TTFT_BOUND
 from ladder_sim.analysis.compare import Candidate, comparison_notes
-from ladder_sim.answer import Prediction
 from ladder_sim.confidence import Confidence
 from ladder_sim.display.document import scenario_fields
 from ladder_sim.display.labels import (
@@ -27,6 +26,7 @@ from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.panel import page_notes
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.graph.variants import parse
+from ladder_sim.prediction import Prediction
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 
 from ladder_sim.analysis.advise import CANDIDATES, advise
-from ladder_sim.analysis.plans import DEGREES
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
@@ -23,6 +22,7 @@ from ladder_sim.report.tables.analysis import (
     plan_cells,
 )
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
+from ladder_sim.specs.legal_plans import DEGREES
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64

@@ -8,7 +8,6 @@ from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
-from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UsageError
@@ -19,7 +18,7 @@ from ladder_sim.explorer.panel import Panel
 from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Worker
-from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.prediction import Prediction, Predictions, predict, resolve_profile
 from ladder_sim.specs.arguments import keywords_of
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import used_settings

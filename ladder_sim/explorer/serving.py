@@ -16,11 +16,11 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import PROMISE, State
 from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
-from ladder_sim.serve import Capacity, Fleet, Fleets, Lengths, Outcome, Promise, Request, Service, Traffic
-from ladder_sim.serve.engine.replica import SimulatedReplica
-from ladder_sim.serve.sizing.best_plan import Best
-from ladder_sim.serve.sizing.capacity import Search
-from ladder_sim.serve.sizing.fleet import SEEDS, bounded_times, with_intervals
+from ladder_sim.serving import Capacity, Fleet, Lengths, Need, Outcome, Promise, Request, Service, Traffic
+from ladder_sim.serving.engine.replica import SimulatedReplica
+from ladder_sim.serving.sizing.best_plan import Best
+from ladder_sim.serving.sizing.fleet import SEEDS, bounded_times, with_intervals
+from ladder_sim.serving.sizing.search import Search
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
 
@@ -126,7 +126,7 @@ class _Answer:
             name: Search(self._service, name, self._traffic, self._promise, seeds=SEEDS, watch=self._say)
             for name in self._variants
         }
-        self._needs: dict[str, Capacity] = {}
+        self._needs: dict[str, Need] = {}
         self._fleets: dict[str, Fleet] = {}
         self._times: dict[str, dict[str, Interval]] = {}
         self._curves: dict[str, dict[float, Outcome]] = {}
@@ -146,7 +146,7 @@ class _Answer:
         # the rest comes when the first two have their curves
         for group in (self._variants[:2], self._variants[2:]):
             for name in group:
-                self._needs[name] = self._searches[name].capacity()
+                self._needs[name] = self._searches[name].need()
                 self._put(needs=self._document())
             for name, need in self._needs.items():
                 if need.rate_limit:
@@ -166,10 +166,17 @@ class _Answer:
         compared = validated_lines(*confidences) if confidences else []
         self._put(compared=tuple(compared), cautions=self._sure().cautions, doing="", share=1.0)
 
-    def _sure(self) -> Fleets:
+    def _sure(self) -> Capacity:
         """What has intervals by now, in the order of the page."""
         variants = {name: self._fleets[name] for name in self._shown if name in self._fleets}
-        return Fleets(variants=variants, traffic=self._traffic, promise=self._promise, seeds=SEEDS, steps=None)
+        return Capacity(
+            variants=variants,
+            scenario=self._scenario,
+            load=self._traffic,
+            promise=self._promise,
+            seeds=SEEDS,
+            usd_per_gpu_hour=self._price,
+        )
 
     def _point(self, name: str, rate: float) -> None:
         """Of a curve."""
@@ -187,7 +194,7 @@ class _Answer:
 
     def _document(self) -> Document:
         """As of `ladder-sim capacity`; until intervals are there without them."""
-        document = capacity_document(self._scenario, {"changed": {}}, self._sure(), self._price)
+        document = capacity_document(self._sure())
         rows = {row["variant"]: row for row in document.rows}
         for name, times in self._times.items():
             for bound in PROMISE:
@@ -197,7 +204,7 @@ class _Answer:
         rows |= {name: self._row(name, need) for name, need in self._needs.items() if name not in rows}
         return Document.of_rows(document.content, [rows[name] for name in self._shown if name in rows])
 
-    def _row(self, name: str, need: Capacity) -> dict[str, Any]:
+    def _row(self, name: str, need: Need) -> dict[str, Any]:
         """What a variant needs, without intervals."""
         row = {
             "variant": name,

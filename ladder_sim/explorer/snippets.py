@@ -100,39 +100,37 @@ def python_code(state: State, allowlist: Allowlist) -> str:
 
 
 def capacity_code(state: State, allowlist: Allowlist) -> str:
-    """The same for the requests under load of a page."""
-    served = state.under_load()
-    scenario = served.scenario(allowlist)
-    traffic = traffic_of(served, scenario)
-    inputs = ["scenario", "traffic", "promise", json.dumps(list(state.names(scenario)))]
+    """The same for the requests under load of a page, whose plan is that of one replica."""
+    scenario = state.under_load().scenario(allowlist)
+    traffic = traffic_of(state, scenario)
+    experts = ("ep", "attention_dp") if scenario.model.experts else ()
+    degrees = [f"{name}={getattr(scenario.plan, name)}" for name in ("tp", "pp", *experts)]
+    load = [f"{name}={getattr(traffic, name)}" for name in ("prompt", "gen", "requests")]
+    inputs = ["scenario", json.dumps(list(state.names(scenario))), *degrees, *(["sp=True"] if scenario.plan.sp else [])]
+    inputs += [f"rate={traffic.rate:g}", *load, f'slo="{state.promise}"']
     if state.profile is not None:
         inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
-    lengths = ", ".join(f'{name}=Lengths.parse("{getattr(traffic, name)}")' for name in ("prompt", "gen"))
-    lines = [
-        "from ladder_sim import Scenario",
-        "from ladder_sim.serve import Lengths, Promise, Traffic, smallest_fleets",
-    ]
+    lines = ["from ladder_sim import Scenario, capacity"]
     if state.shape is not None:
         lines.append("from ladder_sim.specs.model import ModelSpec")
     lines += [
         "",
-        f"scenario = Scenario({_arguments(served, allowlist)})",
-        f"traffic = Traffic({lengths}, rate={traffic.rate:g}, requests={traffic.requests})",
-        f'promise = Promise.parse("{state.promise}")',
-        f"fleets = smallest_fleets({', '.join(inputs)})",
-        "print({name: (fleet.gpus.low, fleet.gpus.value, fleet.gpus.high) for name, fleet in fleets.variants.items()})",
+        f"scenario = Scenario({_arguments(state, allowlist, *_OF_REQUESTS)})",
+        f"need = capacity({', '.join(inputs)})",
+        "print({name: (each.gpus.low, each.gpus.value, each.gpus.high) for name, each in need.items()})",
     ]
     return "\n".join(lines)
 
 
-def _arguments(state: State, allowlist: Allowlist) -> str:
-    """Of `Scenario`."""
+def _arguments(state: State, allowlist: Allowlist, *left_out: str) -> str:
+    """Of `Scenario`, without some arguments and settings."""
     given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape
-    arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
-    if state.settings:
-        arguments.append(f"overrides={json.dumps(dict(state.settings))}")
+    arguments = [f"{name}={_literal(value)}" for name, value in given.items() if name not in left_out]
+    settings = {key: text for key, text in state.settings.items() if resolve(key)[0] not in left_out}
+    if settings:
+        arguments.append(f"overrides={json.dumps(settings)}")
     return ", ".join(arguments)
 
 

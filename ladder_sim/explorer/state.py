@@ -13,7 +13,7 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.graph.variants import canonical, canonical_names
 from ladder_sim.prediction import default_variants
-from ladder_sim.serve.requests.promise import Promise
+from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.fields import field_kinds

@@ -8,7 +8,9 @@ from functools import lru_cache
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.families import FAMILIES, Family, Parameter
 
-DEFAULT_VARIANTS = ("standard", "parallel", "ladder", "upper-bound")
+# a bound that nobody can run: no block is all-reduced
+NO_COMMUNICATION = "upper-bound"
+DEFAULT_VARIANTS = ("standard", "parallel", "ladder", NO_COMMUNICATION)
 HYBRID = "hybrid-"
 # of hybrids
 _LAST = Parameter(letter="K", meaning="the last K layers are {name}", counts="layers", example=16)

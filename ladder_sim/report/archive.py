@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
 from ladder_sim.display.document import Document
+from ladder_sim.report.console import table
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
 from ladder_sim.units import format_seconds
 from ladder_sim.validation.archive import FIGURES, Archive, Row

@@ -167,7 +167,7 @@ _TABLE = (
         "stack.name",
         ASKED,
         "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml; "
-        "default: gpt-fast, or vllm with requests in flight.",
+        "default: vllm with requests in flight, experts or quantised weights, else gpt-fast.",
     ),
     Argument("allreduce", AllReduce, None, "stack.allreduce", ASKED, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument(
@@ -183,24 +183,13 @@ _TABLE = (
 )
 
 
-class ScenarioFields(TypedDict, total=False):
-    """Types of the arguments, for functions that take a scenario or its arguments."""
+class SystemFields(TypedDict, total=False):
+    """Types of the arguments for a model, its GPUs and the engine."""
 
     model: str | ModelSpec
     cluster: str | ClusterSpec
     nodes: int
     gpus_per_node: int | None
-    tp: int | None
-    pp: int
-    ep: int
-    attention_dp: int
-    dp: int
-    sp: bool
-    batch: int
-    prompt: int
-    gen: int
-    concurrency: int | None
-    arrivals: str
     imbalance: str | Sequence[float] | ExpertLoads
     dtype: str | None
     kv_dtype: str | None
@@ -210,6 +199,29 @@ class ScenarioFields(TypedDict, total=False):
     p2p: bool
 
 
+class PlacedFields(SystemFields, total=False):
+    """Types of all arguments but those for requests: with a plan."""
+
+    tp: int | None
+    pp: int
+    ep: int
+    attention_dp: int
+    dp: int
+    sp: bool
+
+
+class ScenarioFields(PlacedFields, total=False):
+    """Types of the arguments, for functions that take a scenario or its arguments."""
+
+    batch: int
+    prompt: int
+    gen: int
+    concurrency: int | None
+    arrivals: str
+
+
+# the arguments for requests
+REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals")
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
 DEFAULTS: Mapping[str, Any] = MappingProxyType({argument.name: argument.default for argument in _TABLE})
 

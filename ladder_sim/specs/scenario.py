@@ -45,8 +45,8 @@ class Scenario:
     Parameters
     ----------
     model, cluster, stack
-        Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is gpt-fast
-        by default, and vllm with requests in flight.
+        Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is by
+        default what the model and the load are run with (`usual_stack`).
     nodes
         Nodes there are.
     gpus_per_node
@@ -198,6 +198,17 @@ class Scenario:
         """Return its value for each argument, specs by name; the variant and settings left out."""
         return {name: attrgetter(argument.holder)(self) for name, argument in ARGUMENTS.items()}
 
+    @property
+    def chosen(self) -> Mapping[str, str]:
+        """Engine and tensor-parallel degree, as far as they were not named: the flag that changes each, by argument.
+
+        Examples
+        --------
+        >>> Scenario(model="405b", nodes=2, tp=16).chosen
+        {'stack': '--stack'}
+        """
+        return {name: ARGUMENTS[name].flag for name in ("stack", "tp") if self.given.get(name) is None}
+
     def setting(self, name: str) -> Any:
         """Return its value for a setting, named as `ladder_sim.specs.settings.Setting.name`."""
         return attrgetter(f"cluster.{name}" if name.partition(".")[0] in IN_CLUSTER else name)(self)
@@ -281,6 +292,18 @@ class Scenario:
         return tp_degrees(self.model, self.nodes, self.cluster.gpus_per_node)
 
 
+def usual_stack(model: ModelSpec, concurrency: int | None) -> str:
+    """Return the stack of a scenario that names none: gpt-fast for static batches of dense 16-bit models, else vllm.
+
+    gpt-fast is the benchmark of the paper's authors, of dense models. Models with experts or quantised weights are run
+    in an engine; the recipes of vLLM and SGLang start them with tensor parallelism over the GPUs of a node, as a
+    scenario does that names no degree (github.com/vllm-project/recipes: DeepSeek-V3.2, Kimi-K2-Thinking and GLM-5 with
+    ``--tensor-parallel-size 8``; SGLang cookbook: DeepSeek-R1 with ``--tp 8``).
+    """
+    paper = not model.experts and model.weights_dtype in ("bf16", "fp16")
+    return "gpt-fast" if concurrency is None and paper else "vllm"
+
+
 def _checked_nodes(nodes: int) -> int:
     whole(nodes, "nodes", 1, MAX_RANKS, hint="number of nodes, e.g. --nodes 2")
     return nodes
@@ -290,10 +313,12 @@ def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
     """The specs and the workload, as arguments and settings have them."""
     asked = {**DEFAULTS, **given}
     model, cluster, stack = asked["model"], asked["cluster"], asked["stack"]
+    if isinstance(model, str):
+        model = catalog.model(model)
     if stack is None:
-        stack = "gpt-fast" if asked["concurrency"] is None else "vllm"
+        stack = usual_stack(model, asked["concurrency"])
     parts = Parts(
-        model=catalog.model(model) if isinstance(model, str) else model,
+        model=model,
         cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
         stack=catalog.stack(stack) if isinstance(stack, str) else stack,
         # the spec checks the name

@@ -14,6 +14,8 @@ from ladder_sim.units import format_seconds, short_name
 
 # kind of a caution that a setting changes nothing
 UNUSED = "unused"
+# kind of a caution without which the figures mislead: it comes before the others
+DECISIVE = "decisive"
 
 
 class Caution(str):

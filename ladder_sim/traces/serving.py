@@ -5,8 +5,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.serve import Outcome
-from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serving import Outcome
+from ladder_sim.serving.steps.mix import Mix
 from ladder_sim.traces.perfetto import US, Track, nanoseconds, process_name, slice_event, thread_name, write_events
 
 MINUTE_S = 60.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.prediction import predict
-from ladder_sim.serve.requests.results import read_results
+from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import real, whole

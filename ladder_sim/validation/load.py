@@ -6,8 +6,9 @@ from typing import Any
 
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.serve.intervals import estimate
-from ladder_sim.serve.requests.result import Result
+from ladder_sim.serving.intervals import under_load
+from ladder_sim.serving.requests.result import Result
+from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
@@ -49,7 +50,7 @@ def compare_loads(
     Parameters
     ----------
     results
-        As `ladder_sim.serve.requests.results.read_results` returns them.
+        As `ladder_sim.serving.requests.results.read_results` returns them.
     given, overrides
         Arguments of `Scenario`; where there is none, what the file says counts.
     profile
@@ -97,16 +98,17 @@ def _compare(
     scenario = _scenario(result, given, overrides)
     if result.left_out:
         return LoadComparison(result=result, scenario=scenario, figures={}, confidence=None, note=result.left_out)
-    estimates = estimate(scenario, result.requests, ["standard"], concurrency=result.concurrency, profile=profile)
-    predicted = estimates.variants["standard"].figures
+    service = Service.for_requests(scenario, result.requests, profile=profile)
+    served = under_load(service, result.requests, "standard", concurrency=result.concurrency)
+    predicted = served["standard"].figures
     return LoadComparison(
         result=result,
         scenario=scenario,
         figures={
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
-        confidence=estimates.confidence,
-        cautions=(*_failures(result), *estimates.cautions),
+        confidence=served.confidence,
+        cautions=(*_failures(result), *served.cautions),
     )
 
 

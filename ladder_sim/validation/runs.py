@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ladder_sim.answer import Answer
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Floats
@@ -105,9 +106,11 @@ def bootstrap(sample: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCheck:
-    """Predictions compared with runs of one machine; prints as a table."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunCheck(Answer):
+    """Predictions compared with runs of one machine."""
+
+    shown_by = "runs.RunReport"
 
     title: str
     """What ran where."""
@@ -117,6 +120,16 @@ class RunCheck:
     """Wirings whose passes were timed for the profile; the others are held back."""
     missing: tuple[str, ...]
     """Wirings that should have run."""
+
+    @property
+    def held_back(self) -> tuple[str, ...]:
+        """Wirings that ran and were not timed for the profile."""
+        return tuple(dict.fromkeys(row.variant for row in self.rows if row.variant not in self.timed))
+
+    def mean_error(self, quantity: str) -> float | None:
+        """Of a quantity, over the wirings held back, as a share; None: there is none."""
+        own = [abs(row.error) for row in self.rows if row.quantity == quantity and row.variant in self.held_back]
+        return float(np.mean(own)) if own else None
 
     def row(self, variant: str, quantity: str) -> Compared | None:
         """The comparison of a quantity of a wiring; None: standard's speedup, or TPOT of a single token."""
@@ -156,27 +169,6 @@ class RunCheck:
                 )
         if broken:
             raise BoundError("; ".join(broken))
-
-    def __str__(self) -> str:
-        from ladder_sim.display.console import table, to_text
-
-        variants = dict.fromkeys(row.variant for row in self.rows)
-        held_back = [variant for variant in variants if variant not in self.timed]
-        names = ("variant", *(f"{name} [ms]" for name in ("TPOT", "measured (95 %)")), "error")
-        columns = (*names, "speedup", "measured (95 %)", "error")
-        cells = []
-        for variant in variants:
-            name = f"{variant} *" if variant in held_back else variant
-            cells.append((name, *_cells(self.row(variant, "tpot_s")), *_cells(self.row(variant, "speedup"))))
-        parts = [self.title, "", to_text(table(columns, cells)).rstrip()]
-        if held_back:
-            own = {
-                quantity: [abs(row.error) for row in self.rows if row.quantity == quantity and row.variant in held_back]
-                for quantity in ("tpot_s", "speedup")
-            }
-            said = [f"of {QUANTITIES[quantity]} {np.mean(each):.1%}" for quantity, each in own.items() if each]
-            parts += ["", f"* held back, never timed for the profile: mean error {', '.join(said)}"]
-        return "\n".join(parts)
 
 
 def validate_runs(
@@ -249,11 +241,3 @@ def _interval(row: Compared) -> str:
     if row.quantity == "speedup":
         return f"{row.low:.2f}-{row.high:.2f}"
     return f"{1e3 * row.low:.3g}-{1e3 * row.high:.3g} ms"
-
-
-def _cells(row: Compared | None) -> tuple[str, str, str]:
-    if row is None:
-        return "-", "-", ""
-    scale, digits = (1.0, 2) if row.quantity == "speedup" else (1e3, 1)
-    values = [f"{scale * value:.{digits}f}" for value in (row.predicted, row.measured, row.low, row.high)]
-    return values[0], f"{values[1]} ({values[2]}-{values[3]})", f"{row.error:+.1%}"

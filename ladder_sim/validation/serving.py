@@ -108,7 +108,7 @@ def _compare_group(
         return [ServingComparison(serving=row, ttft=None, tpot=None, note=note) for row in rows]
     loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
     # it has been measured, so it did fit, whatever the memory model says
-    standard = predict(scenario, "standard", profile=profile, ignore_memory=True)
+    standard = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"]
     widths = standard.confidence.widths["standard"]
     request = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, profile))["standard"]
     note = "" if standard.memory.fits else "the memory model says that this does not fit"

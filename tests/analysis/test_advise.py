@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.analysis import plans
 from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
-from ladder_sim.analysis.plans import legal_plans
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import InfeasibleError, LadderSimError, MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.report.documents.analysis import advice_document
 from ladder_sim.specs import catalog
+from ladder_sim.specs import legal_plans as plans
+from ladder_sim.specs.legal_plans import legal_plans
 
 SERVED = {"stack": "vllm", "concurrency": 16}
 EXPERTS = {"model": "mixtral-8x7b", "stack": "vllm", "prompt": 256, "gen": 64}

@@ -14,6 +14,7 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import InfeasibleError, PartitionError, UsageError
 from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
+from tests.support.predict_one import predict_one
 
 TWO_NODES = {"model": "405b", "nodes": 2}
 
@@ -133,7 +134,7 @@ def test_breakeven_refuses_an_impossible_gain(gain: float) -> None:
 def test_sensitivity_is_the_slope_of_single_predictions() -> None:
     scenario = Scenario(**TWO_NODES)  # type: ignore[arg-type]
     found = {one.figure: one for one in sensitivity(scenario, ["ladder"], step=0.05)}
-    base = predict(scenario, ["ladder"])["ladder"]
+    base = predict_one(scenario, "ladder")
     for name in ("gpu.hbm_bandwidth_Bps", "inter.allreduce_floor_s", "stack.stream_wait_s"):
         response = found[name].responses["ladder"]
         for factor, time, gain in (
@@ -141,7 +142,7 @@ def test_sensitivity_is_the_slope_of_single_predictions() -> None:
             (1.05, response.request_higher, response.speedup_higher),
         ):
             changed = Scenario(**TWO_NODES, overrides={name: found[name].value * factor})  # type: ignore[arg-type]
-            there = predict(changed, ["ladder"])["ladder"]
+            there = predict_one(changed, "ladder")
             assert there.request_s / base.request_s - 1 == pytest.approx(time, abs=1e-9)
             assert there.speedup.value / base.speedup.value - 1 == pytest.approx(gain, abs=1e-9)
         assert response.request_elasticity == pytest.approx(
@@ -175,7 +176,7 @@ def test_prices() -> None:
 def test_compare_is_a_prediction_on_each() -> None:
     found = compare(None, ["h100-sxm", "h200-sxm"], ["ladder"], usd_per_gpu_hour=[2.0, 3.0], model="70b")
     for one, cluster in zip(found, ("h100-sxm", "h200-sxm"), strict=True):
-        single = predict(Scenario(model="70b", cluster=cluster), ["ladder"])["ladder"]
+        single = predict_one(Scenario(model="70b", cluster=cluster), "ladder")
         assert one.predictions["ladder"].tokens_per_s == single.tokens_per_s
     prices = [one.token_price("ladder") for one in found]
     rates = [one.predictions["ladder"].tokens_per_s.value for one in found]

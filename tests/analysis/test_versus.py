@@ -29,7 +29,9 @@ def served() -> Versus:
 def test_gains_are_over_standard_without_techniques() -> None:
     result = served()
     plain = predict(result.scenario, ["standard", "ladder"])
-    with_technique = predict(Scenario(model="70b", stack="vllm", concurrency=64, technique="fused-norm"), "ladder")
+    with_technique = predict(Scenario(model="70b", stack="vllm", concurrency=64, technique="fused-norm"), ["ladder"])[
+        "ladder"
+    ]
     option = result.options["ladder + fused-norm"]
     assert option.gain.value == pytest.approx(plain["standard"].request_s / with_technique.request_s)
     # the same as a prediction says, where there is no technique
@@ -122,7 +124,7 @@ def test_another_all_reduce_needs_no_retraining() -> None:
     assert "all-reduce auto" not in served().options
     result = result_of(stack="gpt-fast")
     option = result.options["all-reduce auto"]
-    auto = predict(Scenario(model="8b", tp=4, gen=16, stack="gpt-fast", allreduce="auto"), "standard")
+    auto = predict(Scenario(model="8b", tp=4, gen=16, stack="gpt-fast", allreduce="auto"), ["standard"])["standard"]
     assert option.prediction.request_s == pytest.approx(auto.request_s)
     assert option in result.own
     # an all-reduce that no run of the stack had

@@ -12,7 +12,7 @@ from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.display.console import to_text
+from ladder_sim.report.console import to_text
 from ladder_sim.specs import catalog
 from ladder_sim_calibration.fit.command import report
 from ladder_sim_calibration.fit.overlap import error_of, losses

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
@@ -25,6 +25,7 @@ from ladder_sim_calibration.nccl_tests.sweep import (
 )
 from tests.conftest import DATA
 from tests.support.commands import run
+from tests.support.predict_one import predict_one
 
 SIZES = [2**exponent for exponent in range(3, 28, 3)]
 COLUMNS = (
@@ -180,7 +181,7 @@ def test_large_messages_alone_leave_small_ones_as_they_were(tmp_path: Path, caps
     assert "smaller and larger messages stay as in fabric ib-ndr400" in said
     assert "warning: no message of decode's size (at most 8388608 bytes) was measured" in said
     scenarios = [Scenario(model="70b", nodes=2, overrides={"inter.fabric": name}) for name in (str(out), "ib-ndr400")]
-    mine, shipped = (predict(scenario, ["standard"])["standard"] for scenario in scenarios)
+    mine, shipped = (predict_one(scenario) for scenario in scenarios)
     assert mine.tpot_s == shipped.tpot_s
 
 
@@ -278,8 +279,7 @@ def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert ran.code == 0, ran.err
     overrides = {"inter.fabric": str(out)}
     mine, shipped = (
-        predict(Scenario(model="70b", nodes=2, overrides=changes), ["standard"])["standard"].breakdown.comm_s
-        for changes in (overrides, {})
+        predict_one(Scenario(model="70b", nodes=2, overrides=changes)).breakdown.comm_s for changes in (overrides, {})
     )
     # 40 us and 200 GB/s: faster than the log of the shipped fabric for every message of this request
     assert mine < shipped
@@ -300,9 +300,7 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     assert profile.collectives["all_reduce"]["nccl"].keys() == base.collectives["all_reduce"]["nccl"].keys()
     assert profile.sources[:-1] == base.sources
     assert profile.sources[-1].files == ("box.log",)
-    slow, fast = (
-        predict(Scenario(model="70b"), ["standard"], profile=used)["standard"].request_s for used in (profile, base)
-    )
+    slow, fast = (predict_one(Scenario(model="70b"), profile=used).request_s for used in (profile, base))
     assert slow > fast
     assert main(["show", str(out)]) == 0
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve import Lengths, MeasuredSteps, Outcome, Traffic
-from ladder_sim.serve.replicas.pools import Pool
-from ladder_sim.serve.replicas.simulation import simulate
-from ladder_sim.serve.requests.results import read_results
-from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serving import Lengths, MeasuredSteps, Outcome, Traffic
+from ladder_sim.serving.replicas.pools import Pool
+from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.requests.results import read_results
+from ladder_sim.serving.steps.mix import Mix
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.step_log import read_step_log
 from ladder_sim_calibration.steps_fit import fit_steps, steps_toml

@@ -159,7 +159,7 @@ def test_ignoring_memory_is_said() -> None:
     assert {figures["fits"] for figures in found["variants"].values()} == {False}
     assert found["variants"]["ladder"]["memory_bytes_per_gpu"] > 85.5e9
     # Regression: the table did not say so
-    assert "does not fit: needs 144 GB of 85.5 GB per GPU" in run(*command).out
+    assert "caution   does not fit: needs 144 GB of 85.5 GB per GPU.\n" in run(*command).out
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,10 @@ def test_ignoring_memory_is_said() -> None:
 def test_warnings_are_in_the_json_and_end_the_table(arguments: tuple[str, ...], warning: str) -> None:
     command = ("predict", *arguments, "--variant", "ladder", "--set", "ignore_memory=true")
     assert warning in read_json(run(*command, "--json"))["warnings"]
-    table = run(*command)
+    table = run(*command, "--explain")
     assert f"\nwarning: {warning}\n" in table.out
     assert table.err == ""
+    assert f"caution   {warning}.\n" in run(*command).out
     # rows have no place for it
     assert f"warning: {warning}\n" in run(*command, "--csv").err
 
@@ -235,29 +236,35 @@ def test_redirected_text_is_what_would_be_printed() -> None:
 def test_the_default_table() -> None:
     ran = run("predict", "--model", "405b", "--nodes", "2")
     assert ran.code == 0
-    title, asked, blank, columns, *rows = ran.out.splitlines()
-    assert title == "llama-3.1-405b, TP 16 on 2 x 8 H100 SXM5 80GB, nvlink4-nvswitch + ib-ndr400"
-    assert asked == "static batch of 1, prompt 1024, 512 new tokens, bf16, stack gpt-fast, all-reduce nccl"
+    sentence, asked, blank, columns, *rows = ran.out.splitlines()
+    assert re.fullmatch(
+        r"Ladder makes requests 1\.\d\dx faster \(90 %: [\d.]+-[\d.]+\) than standard here; it needs retraining\.",
+        sentence,
+    )
+    assert asked == (
+        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast; static batch of 1, 1024 + 512 tokens"
+    )
     assert not blank
-    assert columns.split() == [
-        *("variant", "TTFT", "TPOT", "tok/s", "speedup", "(90%)", "communication", "hidden", "limited", "by"),
+    assert re.split(r"\s{2,}", columns) == [
+        *("variant", "speedup (90 %)", "TPOT [ms] (90 %)", "TTFT [ms]", "tok/s (90 %)", "exposed"),
     ]
     found = {}
-    for name, row in zip(FOUR, rows[:4], strict=True):
+    for name, row in zip(("standard", "parallel", "ladder", "(no communication)"), rows[:4], strict=True):
         parts = re.split(r"\s{2,}", row)
         assert parts[0] == name
-        assert len(parts) == 8
-        found[name] = float(parts[4].split()[0])
-        assert re.search(r"\d%$", row)
+        assert len(parts) == 6
+        found[name] = float(parts[1].split()[0])
+        assert re.search(r"\d %$", row)
     assert found["standard"] == 1
-    assert 1 < found["ladder"] < found["upper-bound"]
+    assert 1 < found["ladder"] < found["(no communication)"]
+    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == ["why", "evidence", "caution"]
+    more = run("predict", "--model", "405b", "--nodes", "2", "--explain").out
+    assert more.startswith(ran.out)
     assert re.search(
-        r"^\d+% of standard's time is measured \(profile h100-sxm-gpt-fast\)\. Sources of standard's time:$",
-        ran.out,
-        re.M,
+        r"^\d+% of standard's time is measured \(profile h100-sxm-gpt-fast\)\. Sources of standard's time:$", more, re.M
     )
-    assert "…" not in ran.out
-    shares = [float(found) for found in re.findall(r"^  [a-z]+ +([\d.]+)%  ", ran.out, re.M)]
+    assert "…" not in more
+    shares = [float(found) for found in re.findall(r"^  [a-z]+ +([\d.]+)%  ", more, re.M)]
     assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
@@ -316,7 +323,8 @@ def test_names_are_no_markup(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True, parents=True)
     file.write_text(json.dumps(MISTRAL_7B))
-    assert run("predict", "--model", str(file), "--variant", "ladder").out.startswith(f"{file.stem}, TP 8")
+    asked = run("predict", "--model", str(file), "--variant", "ladder").out.splitlines()[1]
+    assert asked.startswith(f"{file.stem} bf16, TP 8")
 
 
 def test_settings_change_the_answer() -> None:
@@ -344,7 +352,7 @@ UNEVEN = ["ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "waiting_s"]
 
 @pytest.mark.slow
 def test_jitter_adds_a_table() -> None:
-    plain, ran = run(*SMALL), run(*SMALL, "--set", "jitter=0.05")
+    plain, ran = run(*SMALL, "--explain"), run(*SMALL, "--set", "jitter=0.05", "--explain")
     assert ran.code == 0
     assert "uneven ranks" not in plain.out
     lines = ran.out.splitlines()
@@ -357,7 +365,7 @@ def test_jitter_adds_a_table() -> None:
     assert re.fullmatch(r"[\d.]+ \w*s", row[-1])
     # what it adds to the critical path is a share of its own
     assert re.search(r"^critical path .*uneven ranks", ran.out, re.M)
-    row = re.split(r"\s{2,}", run(*SMALL, "--set", "jitter=0.05", "--gen", "1").out.splitlines()[at + 1])
+    row = re.split(r"\s{2,}", run(*SMALL, "--set", "jitter=0.05", "--gen", "1", "--explain").out.splitlines()[at + 1])
     assert row[3:5] == ["-", "-"]
 
 

@@ -21,7 +21,7 @@ def scenario(**given: Any) -> Scenario:
 
 
 def served(**given: Any) -> Prediction:
-    return predict(scenario(**given), "standard")
+    return predict(scenario(**given), ["standard"])["standard"]
 
 
 def test_what_was_served_has_the_width_of_the_servings() -> None:
@@ -58,16 +58,16 @@ def test_waiting_of_another_engine_or_gpu_is_as_uncertain_as_where_it_is_missed_
 
 
 def test_no_serving_was_of_ladder_so_its_speedup_is_that_of_a_stack_that_was_not_compared() -> None:
-    compared = predict(scenario(), "ladder")
+    compared = predict(scenario(), ["ladder"])["ladder"]
     assert compared.confidence.validated["stack"]
-    other = predict(scenario(overrides={"stack.stream_wait": "1.001 us"}), "ladder")
+    other = predict(scenario(overrides={"stack.stream_wait": "1.001 us"}), ["ladder"])["ladder"]
     assert not other.confidence.validated["stack"]
     assert compared.speedup.log_width == pytest.approx(other.speedup.log_width, rel=0.01)
     assert compared.tokens_per_s.log_width > served().tokens_per_s.log_width
 
 
 def test_datasheets_are_no_surer_than_their_ops() -> None:
-    sheets = predict(scenario(), "standard", profile="none")
+    sheets = predict(scenario(), ["standard"], profile="none")["standard"]
     assert sheets.tokens_per_s.log_width > 1.5 * served().tokens_per_s.log_width
 
 
@@ -171,5 +171,5 @@ def test_the_footer_says_which_experts_no_serving_had() -> None:
 
 
 def test_static_batches_of_models_with_experts_were_never_compared() -> None:
-    static = predict(Scenario(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), "standard")
+    static = predict(Scenario(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), ["standard"])["standard"]
     assert not static.confidence.validated["layers"]

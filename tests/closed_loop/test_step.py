@@ -17,6 +17,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.catalog import stack as stack_of
 from ladder_sim.specs.catalog import stack_names
 from tests.support.commands import run
+from tests.support.predict_one import predict_one
 from tests.support.scenarios import with_overheads
 
 SERVING = tuple(name for name in stack_names() if stack_of(name).serves)
@@ -33,8 +34,8 @@ def scenario(**given: Any) -> Scenario:
 def test_one_request_in_flight_is_a_static_batch_of_one(stack: str, variant: str) -> None:
     # the power that prompts leave to each other is another in a static batch, which prefills only once
     cold = with_overheads(scenario(stack=stack), sustained_share=1.0)
-    alone = predict(scenario(concurrency=1, stack=stack), variant, profile=cold)
-    static = predict(scenario(concurrency=None, stack=stack), variant, profile=cold)
+    alone = predict_one(scenario(concurrency=1, stack=stack), variant, profile=cold)
+    static = predict_one(scenario(concurrency=None, stack=stack), variant, profile=cold)
     assert alone.tpot_s is not None
     assert static.tpot_s is not None
     # a step's time is linear in its context up to the table's bends, and the CPU takes its share
@@ -112,7 +113,7 @@ def test_a_closed_form_warns_where_serve_differs(
     stack: str, concurrency: int, prompt: int, gen: int, warns: bool
 ) -> None:
     given = scenario(model="8b", tp=4, stack=stack, concurrency=concurrency, prompt=prompt, gen=gen)
-    warnings = predict(given, "standard").confidence.warnings
+    warnings = predict_one(given).confidence.warnings
     assert any("`serve` were seen to differ" in text for text in warnings) == warns
 
 
@@ -131,17 +132,17 @@ def test_requests_beyond_the_kv_cache_wait() -> None:
     given = scenario(model="70b", tp=4, concurrency=400, prompt=4000, gen=500)
     room = float(kv_requests(given, 4000, 500))
     assert room < 400
-    full = predict(given, "standard")
+    full = predict_one(given)
     assert isinstance(full.request, ServedRequest)
     assert full.request.served.running == pytest.approx(room)
     assert any("KV cache has room for" in text for text in full.confidence.warnings)
     # each replica has a cache of its own
     shared = {"model": "70b", "tp": 4, "dp": 2, "prompt": 4000, "gen": 500}
-    fitting, waiting = (predict(scenario(**shared, concurrency=2 * n), "standard") for n in (int(room), int(room) + 9))
+    fitting, waiting = (predict_one(scenario(**shared, concurrency=2 * n)) for n in (int(room), int(room) + 9))
     assert not any("KV cache" in text for text in fitting.confidence.warnings)
     assert any("KV cache of each of 2 groups has room for" in text for text in waiting.confidence.warnings)
     # those that wait take nothing from the others
-    more = predict(scenario(model="70b", tp=4, concurrency=800, prompt=4000, gen=500), "standard")
+    more = predict_one(scenario(model="70b", tp=4, concurrency=800, prompt=4000, gen=500))
     assert more.tpot_s == pytest.approx(full.tpot_s, rel=1e-2)
     assert more.rate == pytest.approx(full.rate, rel=1e-2)
 
@@ -149,7 +150,7 @@ def test_requests_beyond_the_kv_cache_wait() -> None:
 def test_a_cache_without_room_for_one_request_is_refused() -> None:
     with pytest.raises(MemoryFitError):
         predict(scenario(model="70b", tp=1))
-    assert predict(scenario(model="70b", tp=1), "standard", ignore_memory=True).rate > 0.0
+    assert predict_one(scenario(model="70b", tp=1), ignore_memory=True).rate > 0.0
 
 
 def test_what_needs_a_static_batch_says_so() -> None:
@@ -166,7 +167,7 @@ def test_a_sweep_over_requests_in_flight_is_that_many_predictions() -> None:
     assert set(table["batching"]) == {"continuous"}
     for row in range(len(table)):
         point = scenario(stack="sglang", concurrency=int(table["concurrency"][row]), gen=int(table["gen"][row]))
-        one = predict(point, "ladder")
+        one = predict_one(point, "ladder")
         assert table["ladder.tokens_per_s"][row] == pytest.approx(one.rate, rel=1e-6)
         assert table["ladder.speedup"][row] == pytest.approx(one.speedup.value, rel=1e-6)
         assert table["memory_bytes_per_gpu"][row] == pytest.approx(one.memory.total_bytes)
@@ -175,7 +176,7 @@ def test_a_sweep_over_requests_in_flight_is_that_many_predictions() -> None:
 def test_explain_says_what_the_time_per_token_is_made_of() -> None:
     answered = run("predict", "--model", "8b", "--stack", "vllm", "--tp", "2", "--concurrency", "32", "--explain")
     assert answered.code == 0
-    assert "32 requests in flight" in answered.out
+    assert "; 32 in flight, " in answered.out
     assert "standard: TPOT" in answered.out
     assert "prompts of the others" in answered.out
     assert "one step with prompts" in answered.out
@@ -186,7 +187,7 @@ def test_short_answers_after_long_prompts_share_each_step_with_a_prompt() -> Non
     """Served one by one they take 360 and 363 ms of a token; the closed form said 276 and 187."""
     where = {"cluster": "h100-pcie", "nodes": 2, "tp": 16, "concurrency": 8, "gen": 2}
     shorter, longer = (
-        predict(scenario(prompt=prompt, overrides={"stack.frontend_steps": 0.0}, **where), "standard")
+        predict_one(scenario(prompt=prompt, overrides={"stack.frontend_steps": 0.0}, **where))
         for prompt in (4096, 8192)
     )
     assert shorter.tpot_s is not None
@@ -197,14 +198,14 @@ def test_short_answers_after_long_prompts_share_each_step_with_a_prompt() -> Non
 def test_prompts_of_one_token_do_not_make_parts_negative() -> None:
     """A pass counted -2.2 times, so that more communication was exposed than there was."""
     given = scenario(model="llama-2-13b", cluster="h100-a3mega", stack="trtllm", concurrency=128, prompt=1, gen=16)
-    ladder = predict(given, "ladder")
+    ladder = predict_one(given, "ladder")
     assert min(times for _, times in ladder.request.passes) >= 0.0
     assert 0.0 <= ladder.breakdown.hidden_share <= 1.0
 
 
 def test_a_time_to_first_token_holds_the_front_end_as_when_requests_are_served() -> None:
     def first_token(**overrides: float) -> tuple[float, float]:
-        alone = predict(scenario(concurrency=1, stack="sglang", overrides=overrides), "standard")
+        alone = predict_one(scenario(concurrency=1, stack="sglang", overrides=overrides))
         assert alone.load is not None
         return alone.ttft_s, alone.load.front_end_s
 
@@ -217,5 +218,5 @@ def test_a_time_to_first_token_holds_the_front_end_as_when_requests_are_served()
 
 @pytest.mark.parametrize("gen", [2, 33])
 def test_answers_that_are_simulated_and_those_that_are_not_are_alike_with_one_in_flight(gen: int) -> None:
-    alone, static = (predict(scenario(concurrency=count, gen=gen), "standard") for count in (1, None))
+    alone, static = (predict_one(scenario(concurrency=count, gen=gen)) for count in (1, None))
     assert alone.tpot_s == pytest.approx(static.tpot_s, rel=0.01)

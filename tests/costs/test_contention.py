@@ -33,6 +33,7 @@ from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.support.graphs import build
+from tests.support.predict_one import predict_one
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 
 DEFAULTS = OverlapParameters()
@@ -212,7 +213,7 @@ def test_without_channels_there_is_no_contention(nodes: int) -> None:
     for batch in (1, 4, 16):
         scenario = Scenario(model="405b", dtype="fp8", nodes=nodes, tp=8 * nodes, batch=batch)
         free, shared = (
-            predict(scenario, ["ladder"], profile=profile)["ladder"]
+            predict_one(scenario, "ladder", profile=profile)
             for profile in (with_overlap(**NOTHING_HELD), load_profile("h100-sxm"))
         )
         assert free.breakdown.slowed_s == pytest.approx(0.0, abs=1e-9)
@@ -386,5 +387,5 @@ def test_a_combine_takes_sms_from_the_block_that_it_overlaps(monkeypatch: pytest
     slowed_s = []
     for sms in (1.0, 20.0, 60.0):
         monkeypatch.setattr(contention, "DEEPEP_SMS", sms)
-        slowed_s.append(predict(scenario, ["ladder"], profile="h100-sxm")["ladder"].breakdown.slowed_s)
+        slowed_s.append(predict_one(scenario, "ladder", profile="h100-sxm").breakdown.slowed_s)
     assert 0.0 <= slowed_s[0] < slowed_s[1] < slowed_s[2]

@@ -77,7 +77,7 @@ def test_a_layer_that_a_tuner_missed_is_near_its_roofline() -> None:
     """Guards against 53 ms a token for Llama 4 Scout in fp8, where reading all weights takes 16."""
     for stack in ("vllm", "sglang", "trtllm"):
         scenario = Scenario(model="llama-4-scout", dtype="fp8", tp=2, stack=stack, batch=16, gen=16)
-        prediction = predict(scenario, "standard", ignore_memory=True)
+        prediction = predict(scenario, ["standard"], ignore_memory=True)["standard"]
         assert prediction.tpot_s == pytest.approx(0.0165, rel=0.05)
 
 

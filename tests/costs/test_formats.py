@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import SUSTAINED_SHARE
 from ladder_sim.costs.kernels import KernelCosts
@@ -23,6 +23,7 @@ from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import FORMATS
+from tests.support.predict_one import predict_one
 from tests.support.scenarios import with_overheads
 
 DTYPES = ("bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
@@ -143,7 +144,7 @@ def test_a_gpu_without_them_is_warned_about() -> None:
 def test_an_fp8_cache_halves_what_attention_reads(profile: str) -> None:
     long = {"model": "70b", "stack": "vllm", "batch": 16, "prompt": 32_000, "gen": 16}
     wide, narrow = (
-        predict(Scenario(**long, kv_dtype=kv), "standard", profile=profile, ignore_memory=True)  # type: ignore[arg-type]
+        predict_one(Scenario(**long, kv_dtype=kv), profile=profile, ignore_memory=True)  # type: ignore[arg-type]
         for kv in ("bf16", "fp8")
     )
     assert wide.memory.kv_cache_bytes == 2 * narrow.memory.kv_cache_bytes
@@ -220,11 +221,11 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     # a stack that was fitted to runs does not need it
     fitted = Scenario(model="70b")
     one, other = (
-        predict(fitted, "standard", profile=with_overheads(fitted, sustained_share=share)).ttft_s
+        predict_one(fitted, profile=with_overheads(fitted, sustained_share=share)).ttft_s
         for share in (1.0, SUSTAINED_SHARE)
     )
     assert other > 1.05 * one
-    assert predict(fitted, "standard").ttft_s == one
+    assert predict_one(fitted).ttft_s == one
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     ],
 )
 def test_what_no_table_holds_is_said(fields: dict[str, Any], warning: str) -> None:
-    warnings = " ".join(predict(Scenario(**{"model": "8b", **fields}), "standard").confidence.warnings)
+    warnings = " ".join(predict_one(Scenario(**{"model": "8b", **fields})).confidence.warnings)
     if warning:
         assert warning in warnings
     else:

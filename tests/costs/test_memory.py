@@ -12,12 +12,13 @@ from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
 from ladder_sim.costs.memory import MemoryUse, kv_bytes, kv_requests, kv_tokens, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
 from ladder_sim.prediction import predict
-from ladder_sim.serve import Lengths, Traffic, serve
+from ladder_sim.serving import Lengths, Traffic
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
 from tests.support.graphs import build
+from tests.support.replicas import outcomes
 
 GB = 1e9
 
@@ -233,7 +234,7 @@ def test_a_measured_kv_cache_of_vllm(gen: int, measured: float) -> None:
     """
     scenario = Scenario(model="qwen3-32b", tp=2, stack="vllm@0.12")
     lengths = {"prompt": Lengths.parse("4096"), "gen": Lengths.parse(str(gen))}
-    outcome = serve(scenario, Traffic(rate=1e6, requests=768, **lengths), ["standard"], concurrency=128)["standard"]
+    outcome = outcomes(scenario, Traffic(rate=1e6, requests=768, **lengths), ["standard"], concurrency=128)["standard"]
     # without those that come to an empty server, and those that leave it
     answers = outcome.answers[256:640]
     waiting = sum(answer.ttft_s for answer in answers) / sum(answer.request_s for answer in answers)

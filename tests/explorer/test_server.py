@@ -29,6 +29,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_client import Page, texts
+from tests.support.predict_one import predict_one
 from tests.support.strategies import JSON
 from tests.support.waiting import HANG_S
 
@@ -298,7 +299,7 @@ def test_the_front_is_of_requests_in_flight_where_the_scenario_is(page: Page) ->
     query = "model=8b&tp=2&concurrency=16&max_ttft=9s"
     rows = list(csv.DictReader(page.client.get(f"/download/pareto.csv?{query}").text.splitlines()))
     assert {row["concurrency"] for row in rows} == {str(2**power) for power in range(9)}
-    alone = predict(Scenario(model="8b", tp=2, concurrency=16), "ladder")
+    alone = predict_one(Scenario(model="8b", tp=2, concurrency=16), "ladder")
     same = [row for row in rows if (row["variant"], row["tp"], row["concurrency"]) == ("ladder", "2", "16")]
     assert [float(row["tokens_per_s"]) for row in same] == pytest.approx([alone.rate])
     notes = texts(page.views(query)["serving"])

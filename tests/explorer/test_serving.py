@@ -20,7 +20,7 @@ from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.snippets import capacity_code, capacity_command
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Job, Worker
-from ladder_sim.serve import Service
+from ladder_sim.serving import Service
 from tests.support.commands import run
 from tests.support.explorer_client import Page, texts
 from tests.support.waiting import until

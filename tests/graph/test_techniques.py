@@ -17,6 +17,7 @@ from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.techniques import CONFLICTS, TECHNIQUES, Techniques
 from tests.support.graphs import StepGraph, build
+from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS as KNOWN
 
 TECHNIQUE_SETS = (
@@ -119,7 +120,7 @@ def test_small_passes_are_not_split(phase: Phase, fields: dict[str, Any], parts:
 def test_weights_are_read_for_each_part() -> None:
     """Decode waits for memory: over links without delay it is faster whole."""
     fields: dict[str, Any] = {"model": "8b", "tp": 2, "stack": "vllm", "batch": 32, "gen": 8}
-    whole, split = (predict(Scenario(**fields, technique=name), "standard") for name in ("none", "token-split"))
+    whole, split = (predict_one(Scenario(**fields, technique=name)) for name in ("none", "token-split"))
     assert split.tpot_s > 1.2 * whole.tpot_s
 
 
@@ -135,7 +136,9 @@ def test_exact_techniques_do_not_beat_communication_and_norms_for_nothing() -> N
                 continue
             scenario = Scenario(**{"stack": "vllm", "gen": 4, **fields}, technique=technique)
             predictions = predict(scenario, ["standard", "ladder"], ignore_memory=True)
-            free = predict(Scenario(**{"stack": "vllm", "gen": 4, **fields}), "upper-bound", ignore_memory=True)
+            free = predict(Scenario(**{"stack": "vllm", "gen": 4, **fields}), ["upper-bound"], ignore_memory=True)[
+                "upper-bound"
+            ]
             norms_s = free.request.breakdown.busy_s["norm"]
             for prediction in predictions.values():
                 assert prediction.request_s > 0.995 * (free.request_s - norms_s), (fields, technique)
@@ -161,15 +164,15 @@ def test_a_stack_that_fuses_already_is_not_fused_twice() -> None:
 
 def test_sequence_parallel_is_the_one_of_the_plan() -> None:
     fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "batch": 8, "gen": 4}
-    technique = predict(Scenario(**fields, technique="sequence-parallel"), "ladder")
-    assert technique.request_s == predict(Scenario(**fields, sp=True), "ladder").request_s
+    technique = predict_one(Scenario(**fields, technique="sequence-parallel"), "ladder")
+    assert technique.request_s == predict_one(Scenario(**fields, sp=True), "ladder").request_s
 
 
 def test_gemms_and_collectives_chunk_by_chunk() -> None:
     """The longer of both, a chunk of the other, and an event for each of them; what ranks sent is added up."""
     fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "prompt": 4096, "gen": 1}
     plain, overlapped = (
-        predict(Scenario(**fields, technique=name), "standard").request.prefill.ops
+        predict_one(Scenario(**fields, technique=name)).request.prefill.ops
         for name in ("sequence-parallel", "gemm-overlap")
     )
     before, after = ({op.op.name: op for op in ops} for ops in (plain, overlapped))
@@ -205,7 +208,7 @@ def test_experts_run_as_they_are() -> None:
     """What feeds a router and sorted tokens, and what experts feed, is exchanged whole."""
     fields: dict[str, Any] = {"model": "qwen3-235b-a22b", "stack": "vllm", "tp": 8, "prompt": 8192, "gen": 1}
     plain, overlapped = (
-        {op.op.name: op.seconds for op in predict(Scenario(**fields, technique=name), "standard").request.prefill.ops}
+        {op.op.name: op.seconds for op in predict_one(Scenario(**fields, technique=name)).request.prefill.ops}
         for name in ("sequence-parallel", "gemm-overlap")
     )
     for name in ("layer1.mlp.all_gather", "layer1.mlp.reduce_scatter"):
@@ -225,8 +228,7 @@ def test_a_layer_overlaps_ideally() -> None:
             "gen": 1,
         }
         apart, ideal = (
-            predict(Scenario(**fields, technique=name), "standard").request.prefill
-            for name in ("none", "ideal-overlap")
+            predict_one(Scenario(**fields, technique=name)).request.prefill for name in ("none", "ideal-overlap")
         )
         comm_s = apart.breakdown.comm_s
         longer_s = max(comm_s, apart.seconds - comm_s)
@@ -245,8 +247,8 @@ def test_quantised_all_reduces() -> None:
     for bits in ("int8", "fp8", "int4"):
         scenario = Scenario(**fields, technique=f"quantized-allreduce:{bits}")
         assert any("is lossy" in line for line in scenario_warnings(scenario))
-        ttft_s[bits] = predict(scenario, "standard").ttft_s
-    assert ttft_s["int4"] < ttft_s["int8"] == ttft_s["fp8"] < predict(Scenario(**fields), "standard").ttft_s
+        ttft_s[bits] = predict_one(scenario).ttft_s
+    assert ttft_s["int4"] < ttft_s["int8"] == ttft_s["fp8"] < predict_one(Scenario(**fields)).ttft_s
 
 
 def test_what_is_quantised_is_not_fused() -> None:
@@ -300,7 +302,7 @@ def test_what_techniques_are_said_to_need_is_what_passes_are_asked_for() -> None
 def test_one_gpu_has_nothing_to_fuse() -> None:
     scenario = Scenario(model="8b", tp=1, technique="fused-norm")
     assert any("changes nothing: one GPU" in line for line in scenario_warnings(scenario))
-    assert predict(scenario, "standard").request_s == predict(Scenario(model="8b", tp=1), "standard").request_s
+    assert predict_one(scenario).request_s == predict_one(Scenario(model="8b", tp=1)).request_s
 
 
 def test_sweeps_and_searches_take_them() -> None:
@@ -310,7 +312,7 @@ def test_sweeps_and_searches_take_them() -> None:
         points["tp"], points["technique"], points["batch"], points["standard.ttft_s"], strict=True
     ):
         scenario = Scenario(model="8b", stack="vllm", tp=int(tp), batch=int(batch), technique=str(technique))
-        assert ttft_s == pytest.approx(predict(scenario, "standard").ttft_s, rel=1e-8)
+        assert ttft_s == pytest.approx(predict_one(scenario).ttft_s, rel=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -330,14 +332,14 @@ def test_fewer_channels_are_quantised_by_their_own_size() -> None:
     fields: dict[str, Any] = {"model": "8b", "cluster": "l40s-pcie", "stack": "vllm", "tp": 4, "gen": 2, "prompt": 1}
     for batch, variant, quantizes in ((256, "partial:50", False), (512, "partial:50", True), (256, "standard", True)):
         plain_s, asked_s = (
-            predict(Scenario(**fields, batch=batch, technique=name), variant).tpot_s
+            predict_one(Scenario(**fields, batch=batch, technique=name), variant).tpot_s
             for name in ("none", "quantized-allreduce")
         )
         assert (asked_s != pytest.approx(plain_s, rel=1e-9)) == quantizes, (batch, variant)
     batches = sweep(None, {**fields, "batch": "256,512", "technique": "quantized-allreduce"}, ["partial:50"])
     for batch, tpot_s in zip(batches["batch"], batches["partial:50.tpot_s"], strict=True):
         scenario = Scenario(**fields, batch=int(batch), technique="quantized-allreduce")
-        assert tpot_s == pytest.approx(predict(scenario, "partial:50").tpot_s, rel=1e-8)
+        assert tpot_s == pytest.approx(predict_one(scenario, "partial:50").tpot_s, rel=1e-8)
 
 
 def test_stages_overlap_ideally() -> None:

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives import fabrics
-from ladder_sim.serve import StepTimes
-from ladder_sim.serve.steps.grids import Grids
-from ladder_sim.serve.steps.rest import Rest
+from ladder_sim.serving import StepTimes
+from ladder_sim.serving.steps.grids import Grids
+from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs import catalog
 from tests.support.laws import law
+from tests.support.predict_one import predict_one
 
 FILES = ("config.json", "cluster.toml", "stack.toml", "fabric.toml", "profile.json.gz", "moe/profile.json.gz")
 # by file: its content, and the same with other figures
@@ -71,7 +72,7 @@ class _Times(StepTimes):
 
 
 def _grids(scenario: Scenario, variant: str, *_: object) -> Grids:
-    values: dict[str, Any] = dict.fromkeys(Grids._fields, np.array([float(predict(scenario, variant).request_s)]))
+    values: dict[str, Any] = dict.fromkeys(Grids._fields, np.array([float(predict_one(scenario, variant).request_s)]))
     rest = Rest(*[np.zeros(1)] * len(Rest._fields))
     return Grids(**{**values, "decode": rest, "mixed": rest})
 

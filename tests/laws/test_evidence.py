@@ -12,7 +12,7 @@ from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 @given(scenarios(models=DENSE + EXPERTS, in_flight=None))
 def test_errors_are_quoted_from_runs_of_the_same_kind(scenario: Scenario) -> None:
     """An error is quoted only from runs of the same engine and kind of model; else the answer says there are none."""
-    confidence = predict(scenario, "standard", ignore_memory=True).confidence
+    confidence = predict(scenario, ["standard"], ignore_memory=True)["standard"].confidence
     line, *_ = validated_lines(confidence)
     runs = confidence.compared.runs
     alike = runs.stack == scenario.stack.name and any(getattr(runs, "layers", ("",))) == bool(

@@ -17,8 +17,8 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve import Trace, Traffic
-from ladder_sim.serve.requests.results import read_results
+from ladder_sim.serving import Trace, Traffic
+from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim_calibration.nccl_tests.sweep import Sweep, add_to_profile, fabric_text, read_sweep
 from tests.conftest import DATA

@@ -18,7 +18,7 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.cost_warnings import differs_from_serve
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve import Lengths, Service, Traffic
+from ladder_sim.serving import Lengths, Service, Traffic
 from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, scenarios
 
@@ -65,7 +65,7 @@ def test_no_part_of_a_request_is_negative(scenario: Scenario, in_flight: int, ge
 def test_rate_and_times_are_of_one_load(scenario: Scenario, in_flight: int, gen: int) -> None:
     """A request takes TTFT and TPOT for each further token, and throughput is that of requests in flight over this."""
     given = loaded(scenario, concurrency=in_flight, gen=gen)
-    prediction = predict(given, "standard", ignore_memory=True)
+    prediction = predict(given, ["standard"], ignore_memory=True)["standard"]
     assert prediction.tpot_s is not None
     assert prediction.request_s == pytest.approx(prediction.ttft_s + (gen - 1) * prediction.tpot_s, rel=1e-9)
     assert prediction.rate == pytest.approx(given.workload.in_flight * gen / prediction.request_s, rel=1e-9)
@@ -112,7 +112,7 @@ def predicted_and_served(served: Service, in_flight: int, prompt: int, gen: int)
     traffic = Traffic(prompt=prompts, gen=answers, concurrency=in_flight, requests=requests)
     done = served.run("standard", traffic, concurrency=in_flight).answers
     tpot_s = sum(each.last_s - each.first_s for each in done) / sum(each.request.gen - 1 for each in done)
-    return predict(scenario, "standard"), sum(each.ttft_s for each in done) / len(done), tpot_s
+    return predict(scenario, ["standard"])["standard"], sum(each.ttft_s for each in done) / len(done), tpot_s
 
 
 SERVERS = st.tuples(st.sampled_from(["vllm", "sglang", "trtllm"]), st.sampled_from([("h100-sxm", 4), ("l40s-pcie", 1)]))
@@ -157,7 +157,7 @@ def test_long_answers_are_predicted_as_they_are_served(
     stack, (cluster, tp) = on
     served = service(stack, cluster, tp, 32000)
     scenario = loaded(served.scenario, concurrency=in_flight, prompt=prompt, gen=gen)
-    request = predict(scenario, "standard", ignore_memory=True).request
+    request = predict(scenario, ["standard"], ignore_memory=True)["standard"].request
     assert isinstance(request, ServedRequest)
     assume(not differs_from_serve(scenario, request))
     prediction, ttft_s, tpot_s = predicted_and_served(served, in_flight, prompt, gen)
@@ -177,7 +177,7 @@ def test_a_request_that_is_alone_takes_what_is_predicted_of_one(on: tuple[str, i
     Prompts of one in flight follow each other, so that the GPU's power limit slows them.
     """
     served = service("vllm", *on, 8000)
-    alone = predict(loaded(served.scenario, concurrency=1, prompt=prompt, gen=gen), "standard")
+    alone = predict(loaded(served.scenario, concurrency=1, prompt=prompt, gen=gen), ["standard"])["standard"]
     traffic = Traffic(rate=1e-5, requests=5, prompt=Lengths.parse(str(prompt)), gen=Lengths.parse(str(gen)))
     outcome = served.run("standard", traffic)
     assert outcome.seconds("tpot") == pytest.approx(alone.tpot_s, rel=0.01)

@@ -9,12 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
-from ladder_sim.answer import Predictions
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import LadderSimError
-from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.prediction import Predictions, predict, resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from tests.support.laws import law

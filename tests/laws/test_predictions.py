@@ -9,13 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
-from ladder_sim.answer import Prediction
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.roofline import Gpu, roofline_s
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, MoeShape, SampleShape
-from ladder_sim.prediction import resolve_profile
+from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.techniques import Techniques
@@ -39,7 +38,7 @@ def test_no_kernel_is_faster_than_its_roofline(scenario: Scenario) -> None:
     profile = resolve_profile(scenario, None)
     # one card's tables are drawn with more bandwidth than its datasheet has
     figures = profile.reference if profile and profile.cluster.gpu == scenario.cluster.gpu else scenario.cluster.gpu
-    for step, _ in predict(scenario, "standard", ignore_memory=True).request.passes:
+    for step, _ in predict(scenario, ["standard"], ignore_memory=True)["standard"].request.passes:
         for op, estimate, _ in _ops(step):
             if isinstance(op.shape, CollectiveShape):
                 continue
@@ -54,7 +53,7 @@ def test_no_kernel_is_faster_than_its_roofline(scenario: Scenario) -> None:
 @given(scenario=scenarios(models=MODELS, dtypes=DTYPES))
 def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
     """A decode step takes three times its kernels' rooflines at most, plus collectives and launches, or says why."""
-    prediction = predict(scenario, "standard", ignore_memory=True)
+    prediction = predict(scenario, ["standard"], ignore_memory=True)["standard"]
     step = prediction.request.decode
     assume(step is not None)
     assert step is not None
@@ -93,7 +92,7 @@ def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size
     more = replace(sizes, **{size: getattr(sizes, size) * 2 if doubled else getattr(sizes, size) + 1})
     for variant in ("standard", "upper-bound"):
         before, after = (
-            predict(each, variant, ignore_memory=True) for each in (scenario, scenario.having(workload=more))
+            predict(each, [variant], ignore_memory=True)[variant] for each in (scenario, scenario.having(workload=more))
         )
         first, longer = before.request, after.request
         for name, short, long in (("ttft_s", first.prefill, longer.prefill), ("tpot_s", first.decode, longer.decode)):

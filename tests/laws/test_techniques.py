@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.analysis.contenders import WIRINGS
 from ladder_sim.analysis.options import at_load
-from ladder_sim.analysis.plans import legal_plans
-from ladder_sim.answer import Prediction
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.prediction import Prediction
 from ladder_sim.simulate.passes import ForwardPass
+from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques
 from tests.support.laws import law
+from tests.support.predict_one import predict_one
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
 LARGE = ("8b", "70b", "405b", "qwen3-32b", "qwen2.5-72b", "llama-2-13b")
@@ -54,16 +55,16 @@ def test_every_plan_answers_or_is_refused(
     plan = data.draw(st.sampled_from([plan for plan in served if plan.kind == kind]))
     scenario = at_load(base, plan, load)
     with suppress(LadderSimError):
-        assert predict(scenario.having(techniques=techniques), wiring, ignore_memory=True).request_s > 0.0
+        assert predict_one(scenario.having(techniques=techniques), wiring, ignore_memory=True).request_s > 0.0
 
 
 @law(examples=80)
 @given(scenario=scenarios(models=(*DENSE, *EXPERTS)), techniques=technique_sets())
 def test_no_technique_gains_more_than_no_communication(scenario: Scenario, techniques: Techniques) -> None:
     """What keeps the model gains no more than no communication, and no norms where all-reduces or ranks share them."""
-    plain = predict(scenario, "upper-bound", ignore_memory=True)
+    plain = predict(scenario, ["upper-bound"], ignore_memory=True)["upper-bound"]
     try:
-        with_techniques = predict(scenario.having(techniques=techniques), "standard", ignore_memory=True)
+        with_techniques = predict(scenario.having(techniques=techniques), ["standard"], ignore_memory=True)["standard"]
     except LadderSimError:
         assume(False)
         raise
@@ -92,9 +93,9 @@ def test_no_technique_serves_faster_than_no_communication(scenario: Scenario, te
     assume("ideal-overlap" not in techniques)
     try:
         changed = scenario.having(techniques=techniques)
-        ours = predict(changed, "standard", ignore_memory=True)
+        ours = predict(changed, ["standard"], ignore_memory=True)["standard"]
         # with what a technique does to norms, and without
-        free = [predict(each, "upper-bound", ignore_memory=True) for each in (scenario, changed)]
+        free = [predict(each, ["upper-bound"], ignore_memory=True)["upper-bound"] for each in (scenario, changed)]
     except LadderSimError:
         assume(False)
         raise

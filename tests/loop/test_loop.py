@@ -61,7 +61,7 @@ def test_wirings_that_were_not_timed_are_predicted_as_they_run(
             assert not first.exceeds(0.08)
             assert not second.exceeds(0.08)
     # a quarter of the messages of the same kernels takes no longer
-    speedup = predict(SMALL, "desync:4", profile=str(file)).tpot_speedup
+    speedup = predict(SMALL, ["desync:4"], profile=str(file))["desync:4"].tpot_speedup
     assert speedup is not None
     assert speedup >= 1.0 or "desync:4" not in quiet
     text = str(checks[0])
@@ -78,7 +78,7 @@ def test_the_profile_holds_what_was_timed_and_no_joint_gemm(
     with pytest.raises(UsageError, match=r"ran no [\w-]+ of this size"):
         predict(SMALL.having(workload=replace(SMALL.workload, prompt=17)), profile=profile)
     by_hand = SMALL.having(cluster=replace(SMALL.cluster, intra=replace(SMALL.cluster.intra, bandwidth_Bps=1.0)))
-    slow, as_it_is = (predict(each, "standard", profile=profile) for each in (by_hand, SMALL))
+    slow, as_it_is = (predict(each, ["standard"], profile=profile)["standard"] for each in (by_hand, SMALL))
     assert slow.tpot_s == as_it_is.tpot_s
     assert "figures of the GPU and its links change none of them" in str(slow)
     # a sweep goes on

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim import Scenario, predict
+from tests.support.predict_one import predict_one
 
 # a Qwen2 of 32B under vLLM 0.7.2, static batches, prompt 1, 200 new tokens, seconds for all (vllm-project/vllm#16300)
 QWEN2 = {
@@ -28,7 +29,7 @@ def test_the_first_engine_of_vllm_spent_much_of_a_step_on_the_cpu(tmp_path: Path
     path = tmp_path / "config.json"
     path.write_text(json.dumps(QWEN2))
     seconds = {
-        stack: predict(
+        stack: predict_one(
             Scenario(model=str(path), cluster="a100-sxm-roce", tp=tp, batch=batch, prompt=1, gen=200, stack=stack),
             "standard",
             ignore_memory=True,
@@ -44,7 +45,7 @@ def test_the_first_engine_of_vllm_spent_much_of_a_step_on_the_cpu(tmp_path: Path
 def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
     """Regression: MXFP4 on A100s was priced by the memory alone, and TP 4 gained 48 %."""
     answers = {
-        tp: predict(
+        tp: predict_one(
             Scenario(
                 model="gpt-oss-120b",
                 cluster="a100-sxm-roce",
@@ -68,4 +69,6 @@ def test_experts_without_a_measurement_are_unpacked_and_said_so() -> None:
     assert answers[4].tokens_per_s.value < 1.45 * answers[1].tokens_per_s.value
     # the same on a GPU where they were measured says nothing
     measured_there = Scenario(model="gpt-oss-120b", tp=1, stack="vllm", concurrency=1)
-    assert not any("no experts" in line for line in predict(measured_there, "standard").confidence.warnings)
+    assert not any(
+        "no experts" in line for line in predict(measured_there, ["standard"])["standard"].confidence.warnings
+    )

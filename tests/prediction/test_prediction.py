@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.answer import Prediction
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
@@ -24,12 +23,13 @@ from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, WHOLE, Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
-from ladder_sim.prediction import default_variants, predict, resolve_profile
+from ladder_sim.prediction import Prediction, default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts, simulate_request
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS, shallow
 
 EIGHT_LAYERS = shallow(8, "70b")
@@ -46,7 +46,7 @@ def predictions() -> dict[str, Prediction]:
 def test_pcie_nodes_pay_nccl_and_ladder_hides_it() -> None:
     """70B on eight H100 PCIe under vLLM: 1.15 would be the gain over kernels that vLLM does not run there."""
     scenario = Scenario(model="70b", cluster="h100-pcie", stack="vllm", dtype="fp8")
-    prediction = predict(scenario, ["ladder"])["ladder"]
+    prediction = predict_one(scenario, "ladder")
     assert prediction.request_speedup == pytest.approx(1.51, abs=0.01)
     warnings = " ".join(prediction.confidence.warnings)
     assert "does not use its own all-reduce on 8 GPUs" in warnings
@@ -126,10 +126,10 @@ def test_variants_are_returned_in_the_order_given() -> None:
 
 def test_a_variant_predicts_the_same_alone_and_in_company() -> None:
     scenario = Scenario(model=EIGHT_LAYERS, batch=8)
-    alone = predict(scenario, ["ladder"])["ladder"]
+    alone = predict_one(scenario, "ladder")
     assert alone.request_s == predict(scenario, VARIANTS)["ladder"].request_s
     # the scenario's own variant does not matter
-    assert alone.request_s == predict(scenario.having(variant="parallel"), ["ladder"])["ladder"].request_s
+    assert alone.request_s == predict_one(scenario.having(variant="parallel"), "ladder").request_s
 
 
 def test_a_models_own_ladder_layers() -> None:
@@ -163,7 +163,7 @@ def test_which_profile_is_used(h100: CalibrationProfile) -> None:
     assert resolve_profile(scenario, h100) is h100
     bare = scenario.having(cluster=dataclasses.replace(scenario.cluster, profile=""))
     assert resolve_profile(bare, None) is None
-    roofline = predict(scenario, ["standard"], profile="none")["standard"].confidence
+    roofline = predict_one(scenario, profile="none").confidence
     assert (roofline.profile, roofline.measured_fraction) == ("none", 0.0)
     assert any("no measured profile" in warning for warning in roofline.warnings)
 
@@ -372,11 +372,11 @@ def test_auto_is_the_fastest_algorithm_but_for_what_issuing_it_costs(
         scenario.having(stack=dataclasses.replace(stack, allreduce=algorithm))
         for algorithm in ("auto", "nccl", "one-shot", "two-shot")
     )
-    request_s = predict(auto, ["standard"], profile=profile, ignore_memory=True)["standard"].request_s
+    request_s = predict_one(auto, profile=profile, ignore_memory=True).request_s
     messages = scenario.workload.gen * (2 * scenario.model.layers + 1)
     issuing_s = messages * (2 * wait_s + scenario.stack.collective_launch_s)
     for other in others if auto.custom_allreduce else others[:1]:
-        other_s = predict(other, ["standard"], profile=profile, ignore_memory=True)["standard"].request_s
+        other_s = predict_one(other, profile=profile, ignore_memory=True).request_s
         assert request_s <= other_s * (1 + 1e-9) + issuing_s, other.stack.allreduce
 
 
@@ -458,7 +458,7 @@ def test_the_default_question() -> None:
 @pytest.mark.parametrize("tp", [4, 8])
 def test_a_strong_baseline_leaves_less_to_gain(tp: int) -> None:
     weak, strong = (
-        predict(Scenario(model="70b", tp=tp, allreduce=name), ["ladder"])["ladder"] for name in ("nccl", "one-shot")
+        predict_one(Scenario(model="70b", tp=tp, allreduce=name), "ladder") for name in ("nccl", "one-shot")
     )
     assert strong.tpot_speedup is not None
     assert weak.tpot_speedup is not None
@@ -513,7 +513,7 @@ def test_what_beats_the_upper_bound_is_explained(fields: dict[str, Any], faster:
 def test_a_prompt_of_two_tokens_is_no_faster_than_one_of_a_single_token() -> None:
     """Guards against prompts whose attention took a fifth of a single token's: 4.98 ms and 5.98 ms."""
     one, two = (
-        predict(Scenario(model="mistral-7b", cluster="a100-sxm-roce", tp=4, batch=16, gen=2, prompt=prompt), "standard")
+        predict_one(Scenario(model="mistral-7b", cluster="a100-sxm-roce", tp=4, batch=16, gen=2, prompt=prompt))
         for prompt in (1, 2)
     )
     attention_s = [each.request.prefill.breakdown.busy_s["attention"] for each in (one, two)]
@@ -526,8 +526,7 @@ def test_a_prompt_of_two_tokens_is_no_faster_than_one_of_a_single_token() -> Non
 def test_without_peer_to_peer_is_never_faster() -> None:
     for tp, batch in product((2, 4, 8), (1, 4, 64)):
         direct, through_host = (
-            predict(Scenario(model="70b", tp=tp, batch=batch, p2p=p2p), ["standard"], ignore_memory=True)["standard"]
-            for p2p in (True, False)
+            predict_one(Scenario(model="70b", tp=tp, batch=batch, p2p=p2p), ignore_memory=True) for p2p in (True, False)
         )
         assert through_host.request_s >= direct.request_s, (tp, batch)
 
@@ -569,7 +568,7 @@ def test_parts_of_a_pass_are_priced_and_simulated_no_more_than_they_must(monkeyp
     monkeypatch.setattr(KernelCosts, "estimates", priced)
     monkeypatch.setitem(passes.ENGINES, "fast", counted)
     split = Scenario(model="8b", tp=4, stack="vllm", batch=64, technique="fused-norm+token-split")
-    request = predict(split, "parallel").request
+    request = predict_one(split, "parallel").request
     assert shapes
     assert len(shapes) == len(set(shapes))
     decode = [step for step, _ in request.passes[1:]]

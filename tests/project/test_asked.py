@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 import ladder_sim
-from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, versus
+from ladder_sim import Scenario, advise, breakeven, capacity, compare, predict, sensitivity, serve, sweep, versus
 from ladder_sim.errors import UnknownNameError, UsageError
+from tests.support.predict_one import predict_one
 
 EIGHT = Scenario(model="8b", tp=2)
 
@@ -15,7 +16,10 @@ EIGHT = Scenario(model="8b", tp=2)
 @pytest.mark.parametrize(
     ("of_scenario", "of_keywords"),
     [
-        (lambda: predict(EIGHT, "ladder").request_s, lambda: predict(variants="ladder", model="8b", tp=2).request_s),
+        (
+            lambda: predict_one(EIGHT, "ladder").request_s,
+            lambda: predict(variants=["ladder"], model="8b", tp=2)["ladder"].request_s,
+        ),
         (
             lambda: versus(EIGHT, "ladder", "fused-norm").best_own.name,
             lambda: versus(None, "ladder", "fused-norm", model="8b", tp=2).best_own.name,
@@ -37,6 +41,18 @@ EIGHT = Scenario(model="8b", tp=2)
             lambda: compare(EIGHT, ["h100-sxm", "h200-sxm"])[1].scenario,
             lambda: compare(names=["h100-sxm", "h200-sxm"], model="8b", tp=2)[1].scenario,
         ),
+        (
+            lambda: serve(EIGHT, "ladder", rate=4.0, requests=5, seeds=1)["ladder"].tpot_p95_s,
+            lambda: serve(None, "ladder", rate=4.0, requests=5, seeds=1, model="8b", tp=2)["ladder"].tpot_p95_s,
+        ),
+        (
+            lambda: capacity(EIGHT, "ladder", rate=4.0, slo="ttft_p95=1s", pp=1, requests=5, seeds=1)["ladder"].gpus,
+            lambda: (
+                capacity(variants="ladder", rate=4.0, slo="ttft_p95=1s", pp=1, requests=5, seeds=1, model="8b", tp=2)[
+                    "ladder"
+                ].gpus
+            ),
+        ),
     ],
 )
 def test_a_scenario_and_its_arguments_ask_the_same(
@@ -48,8 +64,8 @@ def test_a_scenario_and_its_arguments_ask_the_same(
 def test_settings_of_a_scenario_hold_in_every_answer() -> None:
     slow = Scenario(model="8b", tp=2, overrides={"intra.bandwidth": "10GB/s"})
     table = sweep(slow, {"batch": [1, 4]}, ["ladder"])
-    alone = predict(slow.replace(batch=4), "ladder")
-    assert table["ladder.ttft_s"][1] == alone.ttft_s > predict(EIGHT.replace(batch=4), "ladder").ttft_s
+    alone = predict_one(slow.replace(batch=4), "ladder")
+    assert table["ladder.ttft_s"][1] == alone.ttft_s > predict_one(EIGHT.replace(batch=4), "ladder").ttft_s
 
 
 def test_a_scenario_and_arguments_are_refused() -> None:

@@ -160,7 +160,7 @@ def test_calibrate_starts_without_torch() -> None:
 
 @pytest.mark.parametrize(
     "before",
-    ["", "import ladder_sim.prediction", "from ladder_sim.answer import Prediction", "import ladder_sim.cli.main"],
+    ["", "import ladder_sim.prediction", "from ladder_sim.prediction import Prediction", "import ladder_sim.cli.main"],
 )
 def test_predict_is_the_function_in_every_import_order(before: str) -> None:
     """A submodule named like a public function would hide it once imported."""

@@ -2,18 +2,34 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, validate, versus
+from ladder_sim import (
+    Scenario,
+    advise,
+    breakeven,
+    capacity,
+    compare,
+    predict,
+    sensitivity,
+    serve,
+    sweep,
+    validate,
+    versus,
+)
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.serving.capacity import CapacityFields
+from ladder_sim.serving.serve import ServeFields
 from ladder_sim.specs.arguments import ScenarioFields
 
 POINT = {"model": "8b"}
+SERVED = {**POINT, "tp": 2, "variants": "standard", "rate": 1.0, "requests": 2, "prompt": 64, "gen": 8, "seeds": 1}
 # by function, arguments with which it ends at once
-CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+CALLS: list[Any] = [
     (Scenario, POINT),
     (predict, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
     (sweep, {"axes": POINT, "variants": "ladder"}),
@@ -23,17 +39,26 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (breakeven, {**POINT, "field": "intra.allreduce_floor", "given": "1:4:+1us"}),
     (validate, {"level": "roofline"}),
     (versus, {"scenario": Scenario(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
+    (serve, SERVED),
+    pytest.param(capacity, {**SERVED, "pp": 1, "slo": "ttft_p95=9s"}, marks=pytest.mark.slow),
 ]
+# keywords that are no parameters, where they are not the arguments of a scenario
+FIELDS: dict[Callable[..., Any], type] = {serve: ServeFields, capacity: CapacityFields}
 # none of them is right in every place
 VALUES = ("50ms", b"x", 2.5, float("nan"), [], [3], (), object(), -1, np.int64(0), np.float32(0.5), np.arange(2))
 
 
 @pytest.mark.parametrize(("function", "arguments"), CALLS, ids=lambda value: getattr(value, "__name__", ""))
-def test_any_value_is_taken_or_refused(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+def test_any_value_is_taken_or_refused(
+    function: Callable[..., Any], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # where a function may write a file that is named
+    monkeypatch.chdir(tmp_path)
+    keywords = FIELDS.get(function, ScenarioFields).__annotations__
     refused = 0
     parameters = inspect.signature(function).parameters.values()
     names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    for name in [*names, *(ScenarioFields.__annotations__ if len(names) < len(parameters) else ())]:
+    for name in [*names, *(keywords if len(names) < len(parameters) else ())]:
         for value in VALUES:
             try:
                 function(**{**arguments, name: value})

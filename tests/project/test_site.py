@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 import ladder_sim
-import ladder_sim.serve
+import ladder_sim.serving
 import ladder_sim_calibration.__main__ as calibration
 import ladder_sim_runtime.commands as runtime
 from ladder_sim.cli.knobs import knob_rows
@@ -71,5 +71,5 @@ def test_every_public_name_is_in_the_reference() -> None:
     pages = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference" / "api").glob("*.md"))
     listed = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     public = {f"ladder_sim.{name}" for name in ladder_sim.__all__ if name != "__version__"}
-    public |= {f"ladder_sim.serve.{name}" for name in ladder_sim.serve.__all__}
+    public |= {f"ladder_sim.serving.{name}" for name in ladder_sim.serving.__all__}
     assert public <= listed

@@ -24,7 +24,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def named(variant: str, **arguments: Any) -> dict[str, Collective]:
     """Of a decode step, by name; the first of those that differ."""
-    each = predict(Scenario(**{"stack": "vllm", **arguments}), variant).collectives
+    each = predict(Scenario(**{"stack": "vllm", **arguments}), [variant])[variant].collectives
     return {collective.name: collective for collective in reversed(each)}
 
 
@@ -97,6 +97,6 @@ def test_kernels_next_to_a_collective_do_not_depend_on_it(name: str) -> None:
                 needed_by = later[first].name.removeprefix(f"layer{later[first].layer}.") if later[first:] else ""
                 expected[op.name.removeprefix(f"layer{op.layer}."), first, needed_by] += 1
         said: Counter[tuple[str, int, str]] = Counter()
-        for each in predict(scenario, variant).collectives:
+        for each in predict(scenario, [variant])[variant].collectives:
             said[each.name, len(each.next_to), each.needed_by] += each.count
         assert said == expected, variant

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from ladder_sim.answer import Prediction
 from ladder_sim.costs.profile import JITTER_KEY
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.prediction import predict
+from ladder_sim.prediction import Prediction, predict
+from ladder_sim.report.prediction import prediction_fields
 from ladder_sim.simulate.passes import Engine
 from ladder_sim.specs.scenario import Scenario
+from tests.support.predict_one import predict_one
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def figures(predictions: Predictions) -> dict[str, object]:
     """Everything but the timelines."""
     return {
         name: (
-            prediction.fields(),
+            prediction_fields(prediction),
             dict(prediction.breakdown.limits_s),
             dict(prediction.breakdown.busy_s),
             dict(prediction.breakdown.sources_s),
@@ -73,9 +74,9 @@ def test_same_seed_same_result(small: Scenario) -> None:
 
 def test_variants_do_not_share_their_luck(small: Scenario) -> None:
     """A variant's times do not depend on the other variants of the call."""
-    alone = predict(small, ["ladder"], jitter=SIGMA)["ladder"]
+    alone = predict_one(small, "ladder", jitter=SIGMA)
     together = predict(small, FOUR, jitter=SIGMA)["ladder"]
-    assert alone.fields() == together.fields()
+    assert prediction_fields(alone) == prediction_fields(together)
 
 
 @pytest.mark.parametrize("name", FOUR)

@@ -24,6 +24,7 @@ from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
 from ladder_sim.specs import catalog
 from tests.support.graphs import build
+from tests.support.predict_one import predict_one
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:5", "desync:3", "upper-bound"]
 # of each kind of layer and plan
@@ -115,7 +116,7 @@ def test_one_expert_is_a_dense_model() -> None:
     stack = dataclasses.replace(catalog.stack("vllm"), profile="its own")
     for arguments in ({"batch": 1}, {"batch": 64}, {"batch": 8, "prompt": 2000}):
         one, other = (
-            predict(
+            predict_one(
                 Scenario(model=model, tp=1, stack=stack, overrides=floors, **arguments),  # type: ignore[arg-type]
                 "standard",
                 profile="none",
@@ -129,20 +130,22 @@ def test_one_expert_is_a_dense_model() -> None:
 
 
 def test_replicas_serve_their_own_requests() -> None:
-    one = predict(Scenario(model="8b", tp=2, batch=3), "ladder")
-    four = predict(Scenario(model="8b", tp=2, dp=4, batch=12), "ladder")
+    one = predict_one(Scenario(model="8b", tp=2, batch=3), "ladder")
+    four = predict_one(Scenario(model="8b", tp=2, dp=4, batch=12), "ladder")
     assert four.request_s == one.request_s
     assert four.tokens_per_s.value == pytest.approx(4 * one.tokens_per_s.value)
     # the one that has most is the slowest
-    assert predict(Scenario(model="8b", tp=2, dp=4, batch=9), "ladder").request_s == one.request_s
-    served = [predict(Scenario(model="8b", tp=2, dp=dp, concurrency=16 * dp, stack="vllm"), "ladder") for dp in (1, 4)]
+    assert predict_one(Scenario(model="8b", tp=2, dp=4, batch=9), "ladder").request_s == one.request_s
+    served = [
+        predict_one(Scenario(model="8b", tp=2, dp=dp, concurrency=16 * dp, stack="vllm"), "ladder") for dp in (1, 4)
+    ]
     assert served[0].tpot_s == served[1].tpot_s
 
 
 def test_stages_add_their_sends() -> None:
     """A pass of a micro-batch through all stages is one through all layers of a single stage."""
-    whole = predict(Scenario(model="8b", tp=4, batch=2, stack="vllm"), "standard")
-    staged = predict(Scenario(model="8b", tp=4, pp=2, batch=4, stack="vllm"), "standard")
+    whole = predict_one(Scenario(model="8b", tp=4, batch=2, stack="vllm"))
+    staged = predict_one(Scenario(model="8b", tp=4, pp=2, batch=4, stack="vllm"))
     assert whole.request.decode is not None
     assert staged.request.decode is not None
     send_s = 15.6e-6 / 2 + 2 * 2 * 4096 * 2 / 450e9
@@ -151,7 +154,7 @@ def test_stages_add_their_sends() -> None:
     assert staged.ttft_s == pytest.approx(1.5 * whole.ttft_s, rel=0.02)
     # a single request goes through all stages, alone
     for load in ({"batch": 1}, {"concurrency": 1}):
-        alone, one = (predict(Scenario(model="8b", tp=4, pp=pp, stack="vllm", **load), "standard") for pp in (2, 1))
+        alone, one = (predict_one(Scenario(model="8b", tp=4, pp=pp, stack="vllm", **load)) for pp in (2, 1))
         assert alone.ttft_s == pytest.approx(one.ttft_s, rel=0.02)
         assert alone.tpot_s == pytest.approx(one.tpot_s, rel=0.02)
 
@@ -161,7 +164,7 @@ def test_sends_to_another_node_take_longer() -> None:
     times = {}
     for latency in ("40us", "1ms"):
         scenario = Scenario(model="8b", nodes=2, tp=4, pp=4, overrides={"inter.allreduce_floor": latency})
-        times[latency] = predict(scenario, "standard").tpot_s
+        times[latency] = predict_one(scenario).tpot_s
     assert times["1ms"] - times["40us"] == pytest.approx(960e-6 / 2, rel=1e-6)  # type: ignore[operator]
 
 
@@ -183,7 +186,7 @@ def test_micro_batches_follow_one_another_as_in_a_pipeline(arguments: dict[str, 
     """
     for variant, error in (("standard", 0.01), ("ladder", 0.03)):
         scenario = Scenario(**{"gen": 9, **arguments}, variant=variant)
-        prediction = predict(scenario, variant)
+        prediction = predict_one(scenario, variant)
         micro_batches = int(scenario.plan.micro_batches(scenario.workload.batch))
         prompts = pipeline(stages_s(prediction.request.prefill), micro_batches, rounds=1)
         assert prediction.ttft_s == pytest.approx(prompts.makespan_s, rel=error)
@@ -252,7 +255,7 @@ def test_expert_parallelism_of_a_whole_node_divides_the_work_as_tensor_paralleli
             for each in (by_width, by_expert)
         ]
         assert shapes[0].flops == shapes[1].flops
-        width_s, expert_s = (predict(each, "standard", profile="none").request_s for each in (by_width, by_expert))
+        width_s, expert_s = (predict_one(each, profile="none").request_s for each in (by_width, by_expert))
         if per_token == 1:
             assert expert_s == pytest.approx(width_s, rel=1e-12)
         else:
@@ -269,7 +272,7 @@ def test_prompts_wait_for_the_rank_whose_experts_have_most_tokens() -> None:
     slower = []
     for ep in (2, 8):
         ttft_s = {
-            name: predict(
+            name: predict_one(
                 Scenario(model="qwen3-30b-a3b", tp=8, ep=ep, batch=64, stack="vllm", imbalance=imbalance),  # type: ignore[arg-type]
                 "standard",
             ).ttft_s
@@ -283,7 +286,7 @@ def test_prompts_wait_for_the_rank_whose_experts_have_most_tokens() -> None:
 def test_latent_attention_reads_less_of_a_long_context() -> None:
     """A token of DeepSeek-V3 keeps 70 kB in 16 bits, one of Llama 405B 516 kB."""
     deepseek, llama = (
-        predict(Scenario(model=name, tp=8, prompt=prompt, dtype="bf16", kv_dtype="bf16"), "standard", **ignored)
+        predict_one(Scenario(model=name, tp=8, prompt=prompt, dtype="bf16", kv_dtype="bf16"), **ignored)
         for name, prompt, ignored in (
             ("deepseek-v3", 100_000, {"ignore_memory": True}),
             ("405b", 100_000, {"ignore_memory": True}),

@@ -11,7 +11,7 @@ from ladder_sim.validation.dataset import Configuration
 
 
 def test_every_argument_has_a_type() -> None:
-    assert list(ScenarioFields.__annotations__) == list(ARGUMENTS) == list(DEFAULTS)
+    assert sorted(ScenarioFields.__annotations__) == sorted(ARGUMENTS) == sorted(DEFAULTS)
 
 
 def test_a_scenario_holds_every_argument() -> None:

@@ -16,6 +16,7 @@ from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 from ladder_sim.errors import LadderSimError, SpecError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from tests.conftest import REPO
+from tests.support.predict_one import predict_one
 
 # fabrics with a sweep
 SWEEPS = sorted(file.stem for file in (Path(fabrics.__file__).parents[1] / "data" / "fabrics").glob("*.toml"))
@@ -252,7 +253,7 @@ def test_a_fabric_of_ones_own(tmp_path: Path) -> None:
     found = shipped(path)
     assert found.curve.seconds[0] == pytest.approx(30e-6)
     slow, fast = (
-        predict(Scenario(model="70b", nodes=2, overrides=overrides), ["standard"])["standard"].request_s
+        predict_one(Scenario(model="70b", nodes=2, overrides=overrides)).request_s
         for overrides in ({}, {"inter.fabric": path})
     )
     assert fast < slow

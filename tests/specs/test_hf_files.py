@@ -19,6 +19,7 @@ from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.configs import LLAMA_8B
+from tests.support.predict_one import predict_one
 
 CONFIGS = DATA / "configs"
 
@@ -131,16 +132,16 @@ def test_norms_behind_the_blocks_are_kernels() -> None:
         for block_norms in ("before", "behind", "both")
     )
     for variant in ("standard", "parallel", "ladder", "hybrid-ladder:10", "upper-bound"):
-        shorter_s = predict(before, variant).request_s
+        shorter_s = predict_one(before, variant).request_s
         for scenario in others:
-            prediction = predict(scenario, variant)
+            prediction = predict_one(scenario, variant)
             assert prediction.request.decode is not None
             norms = [each for each in prediction.request.decode.ops if ".post_norm" in each.op.name]
             assert sum(each.repeats for each in norms) == model.layers * (1 if variant == "parallel" else 2)
             # adds are not fused into norms behind the blocks
             assert prediction.request_s > shorter_s
             shorter_s = prediction.request_s
-            assert shorter_s == pytest.approx(predict(scenario, variant, engine="des").request_s, rel=1e-9)
+            assert shorter_s == pytest.approx(predict_one(scenario, variant, engine="des").request_s, rel=1e-9)
 
 
 def test_a_decoder_may_leave_out_what_its_class_says() -> None:
@@ -210,7 +211,7 @@ def test_norms_over_all_heads_are_kernels_with_weights() -> None:
         for kind in ("llama", "olmo2")
     )
     assert olmo.parameters - llama.parameters == 32 * (32 + 8) * 128
-    assert predict(Scenario(model=olmo), "standard").request_s > predict(Scenario(model=llama), "standard").request_s
+    assert predict_one(Scenario(model=olmo)).request_s > predict_one(Scenario(model=llama)).request_s
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import SpecError
 from ladder_sim.graph.shapes import GemmShape
@@ -18,6 +18,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.quantization import read_quantization
 from tests.conftest import DATA
 from tests.support.graphs import build
+from tests.support.predict_one import predict_one
 
 
 def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -212,7 +213,7 @@ def test_layers_in_several_precisions_are_predicted_as_they_are(tmp_path: Path) 
     assert [formats[f"layer{layer}.mlp.up"] for layer in range(layers)] == ["bf16", *["fp8"] * 6, "bf16"]
     # between all in 16 bits and all in 8
     times = [
-        predict(Scenario(model=str(tmp_path), tp=8, stack="vllm", **given), "standard").request_s
+        predict_one(Scenario(model=str(tmp_path), tp=8, stack="vllm", **given)).request_s
         for given in ({"dtype": "fp8"}, {}, {"dtype": "bf16"})
     ]
     assert times == sorted(times)
@@ -256,7 +257,7 @@ def test_a_checkpoint_decides_unless_precision_is_given(tmp_path: Path) -> None:
     assert Scenario(model=config, kv_dtype="bf16").workload.dtype == "nvfp4"
     by_hand = Scenario(model=config, overrides={"workload.dtype": "bf16", "workload.kv_dtype": "fp8"})
     assert (by_hand.workload.dtype, by_hand.workload.kv_dtype) == ("bf16", "fp8")
-    assert predict(own, "standard").tpot_s < predict(Scenario(model="8b", cluster="b200-sxm"), "standard").tpot_s  # type: ignore[operator]
+    assert predict_one(own).tpot_s < predict_one(Scenario(model="8b", cluster="b200-sxm")).tpot_s  # type: ignore[operator]
 
 
 def test_an_engine_has_a_habit_for_the_cache() -> None:

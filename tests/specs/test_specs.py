@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from ladder_sim.costs.memory import memory_use
+from ladder_sim.display.labels import asked_text
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
@@ -325,6 +326,35 @@ def test_scenario_defaults() -> None:
     assert (scenario.nodes, scenario.plan.tp, scenario.variant, scenario.p2p) == (1, 8, "standard", True)
     assert scenario_warnings(scenario) == ()
     assert hash(scenario) == hash(Scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "stack"),
+    [
+        # the paper's: dense, in 16 bits
+        *(({"model": name}, "gpt-fast") for name in ("8b", "70b", "qwen3-32b", "ladder-3b")),
+        # a precision of its user's is none of the model
+        ({"model": "70b", "dtype": "fp8"}, "gpt-fast"),
+        ({"model": "70b", "concurrency": 8}, "vllm"),
+        ({"model": dataclasses.replace(catalog.model("70b"), weights_dtype="w4a16")}, "vllm"),
+        *(({"model": name}, "vllm") for name in ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-120b", "llama-4-scout")),
+        ({"model": "deepseek-v3", "nodes": 2}, "vllm"),
+        ({"model": "deepseek-v3", "nodes": 2, "stack": "gpt-fast"}, "gpt-fast"),
+    ],
+)
+def test_the_stack_that_is_not_named_is_what_the_model_is_run_with(fields: dict[str, Any], stack: str) -> None:
+    scenario = Scenario(**fields)
+    assert scenario.stack.name == stack
+    assert (scenario.plan.tp, scenario.plan.gpus) == (8 * scenario.nodes, 8 * scenario.nodes)
+    # naming what was chosen changes nothing but that it is named
+    named = Scenario(**{**fields, "stack": stack, "tp": scenario.plan.tp})
+    assert named == scenario
+    assert scenario.chosen == {name: f"--{name}" for name in ("stack", "tp") if name not in fields}
+    assert named.chosen == {}
+    assert f"{stack} (--stack changes it)" in asked_text(scenario) or "stack" in fields
+    assert "changes it" not in asked_text(named)
+    # what was not named follows the model
+    assert scenario.replace(model="8b", concurrency=None).stack.name == fields.get("stack", "gpt-fast")
 
 
 def test_ranks_and_nodes() -> None:

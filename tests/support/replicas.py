@@ -1,20 +1,23 @@
 """A replica whose steps take known times, and times that a server might have logged."""
 
-from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import simpy
 
-from ladder_sim.serve import Promise, Service, Traffic
-from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.measured_steps import MeasuredSteps
-from ladder_sim.serve.engine.replica import Replica, SimulatedReplica
-from ladder_sim.serve.engine.scheduler import SchedulerSpec
-from ladder_sim.serve.replicas.pools import Pool
-from ladder_sim.serve.replicas.simulation import simulate
-from ladder_sim.serve.requests.request import Request
-from ladder_sim.serve.sizing.capacity import Capacity, Search
-from ladder_sim.serve.steps.mix import Mix, StepLimits
+from ladder_sim.graph.variants import canonical_names
+from ladder_sim.serving import Outcome, Promise, Service, Traffic
+from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.replicas.pools import Pool
+from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.service import DEFAULT_VARIANTS
+from ladder_sim.serving.sizing.search import Need, Search
+from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.specs.scenario import Scenario
 
 SERVER = MeasuredSteps(
@@ -119,9 +122,23 @@ def serve(
     return answers
 
 
+def outcomes(
+    scenario: Scenario, requests: Iterable[Request], variants: str | Sequence[str] = DEFAULT_VARIANTS, **given: Any
+) -> dict[str, Outcome]:
+    """What becomes of requests, with steps as predicted; `given` are fields of a service, concurrency and promise."""
+    how = {name: given.pop(name) for name in ("concurrency", "promise") if name in given}
+    service = Service.for_requests(scenario, requests, **given)
+    return {name: service.run(name, requests, **how) for name in canonical_names(variants)}
+
+
+def keywords(traffic: Traffic) -> dict[str, Any]:
+    """Random requests as keywords of `ladder_sim.serve` and `capacity`."""
+    return {each.name: getattr(traffic, each.name) for each in fields(traffic)}
+
+
 def capacity(
     scenario: Scenario, traffic: Traffic, promise: Promise, variants: Sequence[str] = ("standard", "ladder")
-) -> dict[str, Capacity]:
+) -> dict[str, Need]:
     """The fewest replicas on the plan of a scenario, with steps as predicted."""
     service = Service.for_requests(scenario, traffic)
-    return {name: Search(service, name, traffic, promise).capacity() for name in variants}
+    return {name: Search(service, name, traffic, promise).need() for name in variants}

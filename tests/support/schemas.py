@@ -15,12 +15,12 @@ from pydantic.json_schema import GenerateJsonSchema
 
 import ladder_sim.cli.doctor
 import ladder_sim.costs.collectives.fabrics
-import ladder_sim.serve.engine.measured_steps
+import ladder_sim.serving.engine.measured_steps
 import ladder_sim_calibration.fit.samples
 from ladder_sim.costs.moe_file import MoeDocument
 from ladder_sim.costs.profile_file import DerivedDocument, ProfileDocument
 from ladder_sim.report.documents.settings import value_schema
-from ladder_sim.serve.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.fields import field_kinds, limits_of, meanings, settable_fields
@@ -86,7 +86,7 @@ def made() -> dict[str, dict[str, Any]]:
         "crosscheck": _of("A result of `ladder-sim calibrate check --json`", typed(ResultDocument)),
         "steps": _of(
             "Times of steps (.toml), of `ladder-sim calibrate fit-steps`",
-            _marked(ladder_sim.serve.engine.measured_steps.SCHEMA, table(MeasuredSteps)),
+            _marked(ladder_sim.serving.engine.measured_steps.SCHEMA, table(MeasuredSteps)),
         ),
         "fabric": _of(
             "An all-reduce between nodes (.toml)",

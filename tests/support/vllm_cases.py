@@ -13,10 +13,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
-from ladder_sim.serve.engine.scheduler import SchedulerSpec
-from ladder_sim.serve.engine.speculation import Speculation
-from ladder_sim.serve.requests.request import Request
-from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.steps.mix import Mix
 from tests.conftest import DATA, REPO
 from tests.support.replicas import AnswerTimes, LinearTimes
 
@@ -103,12 +103,12 @@ CASES = {
     ),
     "blocks of 32 tokens": Case(arrivals(32, rate=30.0, **PARTS), replace(SPEC, block_tokens=32, kv_blocks=200)),
 }
-"""Smaller ones than tests/serve/test_vllm.py has, so that what vLLM did fits a file."""
+"""Smaller ones than tests/serving/test_vllm.py has, so that what vLLM did fits a file."""
 
 
 def scheduled_by_vllm(case: Case) -> Scheduled:
     """What vLLM makes of a load now."""
-    script = str(REPO / "tests" / "serve" / "vllm_scheduler.py")
+    script = str(REPO / "tests" / "serving" / "vllm_scheduler.py")
     given = pickle.dumps((case.requests, case.spec, TIMES))
     env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'plugins' / 'vllm-ladder'}"}
     run = subprocess.run([os.environ["LADDER_TEST_VLLM"], script], input=given, capture_output=True, env=env)

@@ -16,6 +16,7 @@ from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run, sweep
 from ladder_sim.sweeps.table import SweepTable
+from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS
 
 
@@ -180,7 +181,7 @@ def test_a_plan_gets_the_nodes_it_needs_and_is_that_of_predict() -> None:
         plan = {name: int(table[name][row]) for name in plans}
         nodes = int(table["nodes"][row])
         assert nodes == -(-plan["tp"] * plan["pp"] * plan["attention_dp"] // 8)
-        alone = predict(Scenario(**point, nodes=nodes, **plan), "standard", ignore_memory=True)
+        alone = predict_one(Scenario(**point, nodes=nodes, **plan), ignore_memory=True)
         assert table["standard.ttft_s"][row] == pytest.approx(alone.ttft_s, rel=1e-12)
 
 

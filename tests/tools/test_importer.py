@@ -20,8 +20,8 @@ from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.collectives.measured import bracketed
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.display.console import to_text
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
+from ladder_sim.report.console import to_text
 from ladder_sim_calibration.show import describe
 from tests.support.profile_files import check_same
 from tools.profiles import parquet

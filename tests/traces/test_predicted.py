@@ -25,6 +25,7 @@ from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from ladder_sim.traces.predicted import predicted_run
 from ladder_sim.traces.wirings import baseline, predict_variants
+from tests.support.predict_one import predict_one
 from tests.support.strategies import damaged
 
 WIRINGS = ("standard", "parallel", "ladder", "upper-bound")
@@ -68,7 +69,7 @@ def test_its_steps_are_those_that_time_per_token_averages(tmp_path: Path) -> Non
     ]
     assert sum(run.weights.values()) == pytest.approx(1.0)
     averaged_s = sum(weight * baseline(run, step).recorded_s for step, weight in run.weights.items())
-    assert averaged_s == pytest.approx(predict(scenario, "standard").tpot_s)
+    assert averaged_s == pytest.approx(predict_one(scenario).tpot_s)
     one = predict_variants(choose_step(run, "prompts on a busy GPU"), ["standard", "ladder"])
     assert one["standard"].seconds == pytest.approx(baseline(run, "prompts on a busy GPU").recorded_s)
     assert one["ladder"].speedup > 1.0

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ladder_sim.display.console import to_text
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.report.console import to_text
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.tables.validation import loads_report
-from ladder_sim.serve import serve
-from ladder_sim.serve.requests.results import read_results
+from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.load import LoadComparison, compare_loads, gate_loads, summarize_loads
 from tests.conftest import DATA
 from tests.support.commands import run
+from tests.support.replicas import outcomes
 
 FOLDER = DATA / "results"
 SERVER = {"model": "8b", "cluster": "h100-sxm", "tp": 1, "stack": "vllm"}
@@ -30,7 +30,7 @@ def compared(name: str, **given: object) -> tuple[LoadComparison, ...]:
 def test_each_figure_stands_next_to_a_simulation_of_the_same_requests() -> None:
     (load,) = compared("vllm_rate.json", **SERVER)
     requests = load.result.requests
-    outcome = serve(Scenario(concurrency=1, **SERVER), requests, ["standard"])["standard"]  # type: ignore[arg-type]
+    outcome = outcomes(Scenario(concurrency=1, **SERVER), requests, ["standard"])["standard"]  # type: ignore[arg-type]
     assert load.figures.keys() == load.result.figures.keys()
     assert load.figures["ttft_p95_s"].predicted.value == pytest.approx(outcome.seconds("ttft", 95))
     assert load.figures["tpot_mean_s"].predicted.value == pytest.approx(outcome.seconds("tpot"))

@@ -10,7 +10,7 @@ import pytest
 
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve import Lengths, Service, Traffic
+from ladder_sim.serving import Lengths, Service, Traffic
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
 from tests.conftest import SHIPPED
 

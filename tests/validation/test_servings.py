@@ -9,8 +9,8 @@ import pytest
 
 from ladder_sim.closed_loop.checks import checks_of
 from ladder_sim.confidence import Interval
-from ladder_sim.display.console import to_text
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.report.console import to_text
 from ladder_sim.report.documents.validation import servings_document
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.report.tables.validation import servings_report

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy_page import to_files
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import error_figure
@@ -21,6 +21,7 @@ from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, s
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from tests.conftest import DATA, REPO
 from tests.support.commands import Ran, run
+from tests.support.predict_one import predict_one
 
 HEADER = "model,cluster,tp,variant,batch,prompt,gen,tokens_per_s"
 STANDARD = "8b,h100-sxm,4,standard,1,128,32,200"
@@ -193,7 +194,7 @@ def test_comparison_is_what_predict_says() -> None:
     part = dataclasses.replace(data, measurements=tuple(chosen))
     scenario = Scenario(model="70b", tp=8, batch=4, dtype="fp16")
     for level, profile in (("roofline", "none"), ("microbench", "h100-sxm"), ("protocol-b", "h100-sxm-gpt-fast")):
-        expected = predict(scenario, ["ladder"], profile=profile)["ladder"]
+        expected = predict_one(scenario, "ladder", profile=profile)
         (one,) = (
             one
             for one in validate(part, level)[level]  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ from rich.text import Text
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.widths import UNCHECKED
 from ladder_sim.des.shared import Floats
-from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.report.console import show, table
 from ladder_sim.system.arguments import Parser
 from ladder_sim.units import format_quantity
 from ladder_sim.validation.dataset import read_table

@@ -124,7 +124,7 @@ def _share(text: str) -> float:
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
     """Write the result in the chosen format; return the exit code."""
-    from ladder_sim.display import console
+    from ladder_sim.report import console
     from ladder_sim.report.figures.crosscheck import crosscheck_page
     from ladder_sim.report.tables.crosscheck import crosscheck_report
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import LadderSimError, MissingDependencyError
-from ladder_sim.serve.requests.results import read_results
+from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.system.files import write_file
 from ladder_sim.system.processes import ending_children

@@ -17,7 +17,6 @@ import numpy as np
 import typer
 
 from ladder_sim import __version__
-from ladder_sim.answer import Prediction
 from ladder_sim.cli.run import Bench
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
@@ -25,7 +24,7 @@ from ladder_sim.costs.memory import memory_use
 from ladder_sim.costs.profile_file import is_shipped, load_profile, save_profile
 from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.prediction import Prediction, predict, resolve_profile
 from ladder_sim.report.archive import archive_figure, figure_text, markdown
 from ladder_sim.report.figures.style import save_figure
 from ladder_sim.specs import catalog

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.display.console import show
+from ladder_sim.report.console import show
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder
 from ladder_sim.validation.dataset import PROTOCOLS, read_dataset

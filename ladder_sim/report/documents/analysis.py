@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.report.prediction import prediction_fields
 from ladder_sim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
             "name": candidate.name,
             **scenario_fields(candidate.scenario),
             "variant": variant,
-            **prediction.fields(),
+            **prediction_fields(prediction),
             "usd_per_Mtoken": candidate.token_price(variant),
         }
         for candidate in candidates

@@ -15,7 +15,7 @@ from ladder_sim.specs.techniques import with_sources
 
 if TYPE_CHECKING:
     from ladder_sim.analysis.versus import Versus
-    from ladder_sim.serve.sizing.fleet import Fleet
+    from ladder_sim.serving.sizing.fleet import Fleet
 
 
 # of an option that is not told apart from the first of its group
@@ -61,10 +61,12 @@ def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -
             "engines": with_sources(parse(name).family.support),
             "quality": quality.sentence if quality else None,
         }
+    best = result.best_standard
     head = {
         "scenario": scenario_fields(result.scenario),
         "verdict": result.verdict,
         "bound": result.bound,
+        "best_standard": best.fields({name: each.gain for name, each in result.options.items()}) if best else None,
         "left_out": dict(result.left_out),
         "techniques": techniques,
         "wirings": wirings,

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ladder_sim.answer import Prediction
 from ladder_sim.des.spans import subtract, union
 from ladder_sim.display.labels import kind_label, scenario_label
 from ladder_sim.errors import UsageError
+from ladder_sim.prediction import Prediction
 from ladder_sim.report.figures.style import figure
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import ForwardPass

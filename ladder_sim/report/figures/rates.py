@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.report.figures.style import GRID_COLOUR, NOW_MARKER, figure, variant_colour
-from ladder_sim.serve import Capacity, Outcome, Promise
+from ladder_sim.serving import Need, Outcome, Promise
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -16,7 +16,7 @@ _GAP, _REACH = 0.08, 2.0
 Curves = Mapping[str, Mapping[float, Outcome]]
 
 
-def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Capacity]) -> "go.Figure":
+def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> "go.Figure":
     """Requests that keep their bounds, of those that come to one replica; dotted where the promise is broken.
 
     Parameters

@@ -10,8 +10,9 @@ import numpy as np
 
 from ladder_sim.des.shared import Floats
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, error_bars, figure, variant_colour
-from ladder_sim.serve import Estimates, Fleets, Outcome, Promise
-from ladder_sim.serve.requests.promise import Metric
+from ladder_sim.report.tables.serve import load_label, manner_label
+from ladder_sim.serving import Capacity, Outcome, Promise, Served
+from ladder_sim.serving.requests.promise import Metric
 from ladder_sim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ _TIMES: Mapping[Metric, str] = {
 }
 
 
-def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
+def load_figure(served: Served) -> "go.Figure":
     """Times that requests see, and what a replica does meanwhile."""
     axes = [(title, "requests (%)") for title in _TIMES.values()]
     axes += [("", "running<br>(dotted: waiting)"), ("", "KV cache (%)"), ("time (s)", "arrivals/s")]
-    panels = _panels("Requests under load", subtitle, axes)
-    for name, each in estimates.variants.items():
+    panels = _panels("Requests under load", _subtitle(served), axes)
+    for name, each in served.items():
         outcome, colour = each.outcome, variant_colour(name)
         for row, metric in enumerate(_TIMES, start=1):
             # without further tokens a request has no TPOT
@@ -49,13 +50,22 @@ def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
         _line(panels, 3, at_s, running, name, colour)
         _line(panels, 3, at_s, waiting, f"{name}, waiting", colour, dash="dot")
         _line(panels, 4, at_s, 100.0 * kv_share, name, colour)
-    first = estimates.variants[estimates.first]
+    first = served[served.first]
     arrivals, edges = np.histogram([answer.request.arrival_s for answer in first.outcome.recorded.answers], _BINS // 2)
     _line(panels, 5, edges[:-1], arrivals / np.diff(edges), "arrivals", TEXT_COLOUR)
     for row in (4, 5):
         panels.update_xaxes(matches="x3", row=row)
-    _promised(panels, first.promise)
+    _promised(panels, served.promise)
     return panels
+
+
+def _subtitle(served: Served) -> str:
+    """What is served where, by names."""
+    scenario, requests = served.scenario, load_label(served.load)
+    if served.steps:
+        return f"steps of {served.steps.engine}{manner_label(served.service)}, {requests}"
+    where = f"{scenario.plan} on {scenario.cluster.name}{manner_label(served.service)}"
+    return f"{scenario.model.name}, {where}, {requests}, {scenario.stack.name}"
 
 
 def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.Figure":
@@ -117,15 +127,17 @@ def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
     return at_s, running, waiting, kv_share
 
 
-def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
+def capacity_figure(capacity: Capacity) -> "go.Figure":
     """GPUs of each variant, and what each bound bounds against the rate."""
     import plotly.graph_objects as go
 
-    bounds = fleets.promise.bounds
+    bounds = capacity.promise.bounds
     axes = [("GPUs that keep the promise", ""), *(("", f"{bound.name} (ms)") for bound in bounds)]
     axes[-1] = ("requests/s per GPU", axes[-1][1])
-    panels = _panels("Capacity under a promise", f"{subtitle}, {fleets.traffic.rate:g} requests/s", axes)
-    for name, each in fleets.variants.items():
+    scenario = capacity.scenario
+    where = f"{scenario.model.name}, {scenario.cluster.name}, {scenario.stack.name}"
+    panels = _panels("Capacity under a promise", f"{where}, {capacity.load.rate:g} requests/s", axes)
+    for name, each in capacity.items():
         gpus, colour = each.gpus, variant_colour(name)
         known = math.isfinite(gpus.value)
         # as long as the bar where no number of slower replicas keeps it

@@ -72,7 +72,7 @@ def winners_figure(winners: Winners) -> "go.Figure":
     rows = [str(each) for each in winners.requests]
     for panel, (title, group) in enumerate(winners.groups.items(), 1):
         legend = f"legend{panel}" if panel > 1 else "legend"
-        for trace in _panel(columns, rows, group):
+        for trace in _panel(columns, rows, group, _over_plans(winners, group)):
             drawn.add_trace(trace.update(legend=legend), row=1, col=panel)
         # one below the other: next to each other they would be cut
         below = {"y": -0.13 - 0.12 * panel, "yanchor": "top", "title": {"text": f"{title}:"}}
@@ -86,7 +86,9 @@ def winners_figure(winners: Winners) -> "go.Figure":
     return drawn.update_layout(width=1200, height=560, plot_bgcolor=GRID_COLOUR, margin={"t": 110, "b": 140})
 
 
-def _panel(columns: Sequence[str], rows: Sequence[str], group: Group) -> "Iterator[go.Heatmap | go.Scatter]":
+def _panel(
+    columns: Sequence[str], rows: Sequence[str], group: Group, hovers: Sequence[Sequence[str]]
+) -> "Iterator[go.Heatmap | go.Scatter]":
     """Cells in the winner's colour, a line across those whose next best is not told apart, and the gains."""
     import plotly.graph_objects as go
 
@@ -106,7 +108,7 @@ def _panel(columns: Sequence[str], rows: Sequence[str], group: Group) -> "Iterat
         opacity=_PALE,
         xgap=1,
         ygap=1,
-        customdata=[[f"{name}: {gain:.2f}" for name, gain in zip(*row, strict=True)] for row in _pairs(group)],
+        customdata=hovers,
         hovertemplate="%{customdata}<extra></extra>",
     )
     for name, colour in colours.items():
@@ -133,5 +135,13 @@ def _panel(columns: Sequence[str], rows: Sequence[str], group: Group) -> "Iterat
     )
 
 
-def _pairs(group: Group) -> "Iterator[tuple[Sequence[str], Sequence[float]]]":
-    return zip(group.names, group.gains, strict=True)
+def _over_plans(winners: Winners, group: Group) -> list[list[str]]:
+    """What gains most at each point, over standard on the scenario's plan, and on a faster one where there is one."""
+    hovers = [
+        f"{name}: {gain:.2f}" + (f", over standard at {plan} {gain / behind:.2f}" if plan else "")
+        for name, gain, plan, behind in zip(
+            *(each.ravel() for each in (group.names, group.gains, winners.plans, winners.behind)), strict=True
+        )
+    ]
+    width = len(winners.latencies_s)
+    return [hovers[start : start + width] for start in range(0, len(hovers), width)]

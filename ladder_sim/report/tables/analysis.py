@@ -11,8 +11,8 @@ from ladder_sim.analysis.advice import Advice, Objective, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import field_label, field_text, interval_text, workload_label
+from ladder_sim.report.console import table
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import find_setting
 from ladder_sim.units import format_bytes, format_rate, format_seconds

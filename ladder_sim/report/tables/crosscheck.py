@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
+from ladder_sim.report.console import table
 from ladder_sim.units import format_bytes, format_seconds
 
 COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "bound")

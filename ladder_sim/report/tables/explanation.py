@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.answer import Prediction
-from ladder_sim.display.console import WholeTable, table
 from ladder_sim.display.labels import next_to_label
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
+from ladder_sim.prediction import Prediction
+from ladder_sim.report.console import WholeTable, table
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ForwardPass

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import range_text
 from ladder_sim.quality.published import Measured
+from ladder_sim.report.console import table
 from ladder_sim.units import format_count
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any, get_args
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import field_text
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.report.console import table
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Setting, described

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import batching_label, field_label, field_text
+from ladder_sim.report.console import table
 from ladder_sim.sweeps.evaluate import ENDS, PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_rate, format_seconds

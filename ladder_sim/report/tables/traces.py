@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
+from ladder_sim.report.console import table
 from ladder_sim.traces.blocks import Cover
 from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import TraceGraph

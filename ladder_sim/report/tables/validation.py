@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, interval_text, stack_label
-from ladder_sim.serve import Traffic
-from ladder_sim.serve.requests.result import Result
+from ladder_sim.report.console import table
+from ladder_sim.serving import Traffic
+from ladder_sim.serving.requests.result import Result
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_rate, format_seconds
 from ladder_sim.validation.compare import (

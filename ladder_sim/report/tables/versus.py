@@ -6,14 +6,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.versus import Versus
-from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label, workload_label
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.console import table
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.report.tables.serve import gpus_text, rate_text
-from ladder_sim.serve.sizing.fleet import Fleet
+from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines
 
 
@@ -40,8 +40,8 @@ def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
     columns = ("under load", "GPUs (90%)", "requests/s of one replica (90%)", "breaks first")
     rows = []
     for name, each in (fleets or {}).items():
-        breaks = ", ".join(each.capacity.breaks)
-        if each.capacity.replicas:
+        breaks = ", ".join(each.need.breaks)
+        if each.need.replicas:
             rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
         else:
             rows.append((name, "none", "0", f"{breaks} on an idle replica"))

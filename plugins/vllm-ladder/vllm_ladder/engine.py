@@ -1,4 +1,4 @@
-"""vLLM's engine, its scheduler included, as a replica of `ladder_sim.serve`."""
+"""vLLM's engine, its scheduler included, as a replica of `ladder_sim.serving`."""
 
 import functools
 import json
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from ladder_sim.serve.engine.answer import Answer
-from ladder_sim.serve.engine.replica import Replica
-from ladder_sim.serve.engine.scheduler import SchedulerSpec, Step
-from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.replica import Replica
+from ladder_sim.serving.engine.scheduler import SchedulerSpec, Step
+from ladder_sim.serving.steps.mix import Mix
 from vllm_ladder import cpu  # noqa: F401
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

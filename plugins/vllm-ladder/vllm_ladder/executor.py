@@ -21,10 +21,10 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 
 from ladder_sim import Scenario
 from ladder_sim.errors import UsageError
-from ladder_sim.serve import Service
-from ladder_sim.serve.engine.replica import Pace
-from ladder_sim.serve.engine.scheduler import SchedulerSpec
-from ladder_sim.serve.steps.mix import Mix
+from ladder_sim.serving import Service
+from ladder_sim.serving.engine.replica import Pace
+from ladder_sim.serving.engine.scheduler import SchedulerSpec
+from ladder_sim.serving.steps.mix import Mix
 
 # tokens that a step with drafts brings a request, by its name and by the tokens that its answer has by then
 Gains = Callable[[str], Sequence[int]]

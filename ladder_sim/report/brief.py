@@ -1,0 +1,93 @@
+"""The few lines that an answer prints: what it is, what was asked, a table, and why it can be believed or not."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.text import Text
+
+from ladder_sim.report.console import WholeTable
+
+# lines of an answer, and columns of a line
+LINES, WIDTH = 14, 100
+# columns of the word before a remark
+_MARGIN = 10
+_STYLES = {"caution": "yellow"}
+_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a reader should know besides the figures, in a sentence or two after a word."""
+
+    word: str
+    """ "why", "evidence", "instead", "caution", "cost", "load", "left out", "more"."""
+    text: str
+
+    @property
+    def first(self) -> "Remark":
+        """Its first sentence."""
+        return Remark(self.word, _SENTENCES.split(self.text, maxsplit=1)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """An answer in at most 14 lines of 100 columns."""
+
+    sentence: str
+    """The answer, as a person would say it: one figure, its interval, the condition."""
+    asked: str
+    """Model, plan, GPUs, engine and load."""
+    table: WholeTable | None
+    """A row a variant, plan or cluster."""
+    remarks: Sequence[Remark] = ()
+    """The most important first: those without room are left out."""
+    cautions: Sequence[str] = field(default=())
+    """Warnings, which follow the remarks."""
+
+    def shown(self, console: Console) -> list[Remark]:
+        """The remarks that have room on `LINES`; the last says how many have none."""
+        head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
+        options = console.options.update_width(WIDTH)
+        room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
+        wanted = [*self.remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
+        if sum(_remark_height(console, each) for each in wanted) <= room:
+            return wanted
+        kept: list[Remark] = []
+        # a line says what has no room
+        room -= 1
+        for each in wanted:
+            fits = next((part for part in (each, each.first) if _remark_height(console, part) <= room), None)
+            if fits:
+                kept.append(fits)
+                room -= _remark_height(console, fits)
+        return [*kept, Remark("more", "--explain has the rest")]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
+        if self.table:
+            parts.append(self.table)
+        for part in parts:
+            yield Constrain(part, WIDTH)
+        for remark in self.shown(console):
+            width = min(options.max_width, WIDTH) - _MARGIN
+            word = remark.word
+            # a page has colours of its own
+            style = "bold" if console.record else _STYLES.get(word, "dim")
+            for line in Text(remark.text).wrap(console, max(width, 20)):
+                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
+                word = ""
+
+
+def _height(console: Console, text: str, width: int) -> int:
+    return len(Text(text).wrap(console, width))
+
+
+def _remark_height(console: Console, remark: Remark) -> int:
+    return _height(console, remark.text, WIDTH - _MARGIN)
+
+
+def _sentence(text: str) -> str:
+    return text + ("" if text.endswith(".") else ".")

@@ -1,0 +1,129 @@
+"""The figures of an answer's rows: each has one name in JSON and CSV, and one heading and unit in tables."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ladder_sim.confidence.interval import Interval
+from ladder_sim.report.console import WholeTable, table
+from ladder_sim.units import step_for, unit_of
+
+Row = TypeVar("Row")
+
+# a figure whose interval is wider than this either way is said with two digits and no more
+ROUGH = math.log(1.25)
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One figure of every row."""
+
+    name: str
+    """In JSON and CSV, the SI unit as its suffix: "tpot_s"; empty: it is in tables only."""
+    get: Callable[[Row], Any]
+    """Its value; an `Interval` takes three entries: the value, ``_low`` and ``_high``."""
+    heading: str = ""
+    """In tables, without its unit; empty: it is in none."""
+    shown: Callable[[Row], Any] | None = None
+    """What tables show, if it is not the value."""
+    ends: bool = True
+    """Whether tables show the ends of an interval, or write "~" where it is wide."""
+    share: bool = False
+    """Whether tables show it in percent."""
+
+    def cells(self, rows: Sequence[Row]) -> tuple[str, list[str]]:
+        """Its heading with the unit, and the text of each row: numbers in one unit, that of the largest."""
+        values = [(self.shown or self.get)(row) for row in rows]
+        sizes = [abs(_value(each)) for each in values if not _is_text(each)]
+        scale, unit = (1.0, "")
+        if sizes and not self.name.endswith("_per_s") and (kind := unit_of(self.name)) != "count":
+            scale, unit = step_for(max(sizes), kind)
+        interval = " (90 %)" if self.ends and any(isinstance(each, Interval) for each in values) else ""
+        heading = f"{self.heading} [{unit}]" if unit else self.heading
+        return heading + interval, [self._text(each, scale) for each in values]
+
+    def _text(self, value: Any, scale: float) -> str:
+        if _is_text(value):
+            return "-" if value is None else str(value)
+        if self.share:
+            return f"{_PERCENT * value:.0f} %"
+        if not isinstance(value, Interval):
+            return number_text(value / scale) if isinstance(value, float) else str(value)
+        if self.ends:
+            return interval_text(value, scale)
+        rough = value.log_width > ROUGH
+        return f"~{_rounded(value.value / scale, 2)}" if rough else number_text(value.value / scale)
+
+
+def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
+    """A row as in JSON and CSV."""
+    fields: dict[str, Any] = {}
+    for column in columns:
+        if not column.name:
+            continue
+        value = column.get(row)
+        if isinstance(value, Interval):
+            fields |= {column.name: value.value, f"{column.name}_low": value.low, f"{column.name}_high": value.high}
+        else:
+            fields[column.name] = value
+    return fields
+
+
+def table_of(columns: Iterable[Column[Row]], rows: Sequence[Row], *, left: int = 1, title: str = "") -> WholeTable:
+    """The rows as a table, by the columns that have a heading; the first `left` columns are text."""
+    parts = [column.cells(rows) for column in columns if column.heading]
+    headings = [heading for heading, _ in parts]
+    return table(headings, list(zip(*(cells for _, cells in parts), strict=True)), left=left, title=title)
+
+
+def number_text(value: float) -> str:
+    """A number with three digits, or all of its whole part.
+
+    Examples
+    --------
+    >>> number_text(19.268), number_text(3214.2), number_text(0.01234)
+    ('19.3', '3214', '0.0123')
+    """
+    return f"{value:.{_decimals(value)}f}"
+
+
+def interval_text(interval: Interval, scale: float = 1.0) -> str:
+    """A value and the ends of its interval, all with the decimals of the value; 1 alone where nothing can be off.
+
+    Examples
+    --------
+    >>> interval_text(Interval(value=0.0193, low=0.01652, high=0.0226), 1e-3)
+    '19.3 (16.5-22.6)'
+    >>> interval_text(Interval(value=1.0, low=1.0, high=1.0)), interval_text(Interval(value=2.0, low=0.5, high=8.0))
+    ('1', '2.00 (not known)')
+    """
+    if interval.low == interval.value == interval.high:
+        return f"{interval.value / scale:g}"
+    decimals = _decimals(interval.value / scale)
+    value, low, high = (f"{each / scale:.{decimals}f}" for each in (interval.value, interval.low, interval.high))
+    return f"{value} ({low}-{high})" if interval.known else f"{value} (not known)"
+
+
+def _decimals(value: float) -> int:
+    if not value or not math.isfinite(value):
+        return 0
+    # of the number as it is rounded: 9.999 is 10.0
+    return max(0, 2 - math.floor(math.log10(float(f"{abs(value):.2e}"))))
+
+
+def _rounded(value: float, digits: int) -> str:
+    """With so many significant digits."""
+    if not value:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(float(f"{abs(value):.{digits - 1}e}")))
+    return f"{round(value, places):.{max(0, places)}f}"
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _value(value: Any) -> float:
+    return value.value if isinstance(value, Interval) else float(value)

@@ -1,0 +1,268 @@
+"""The answer of `predict`: what each variant takes, where its time goes, and what it is based on."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, get_args
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ladder_sim.confidence import Interval
+from ladder_sim.costs.estimate import Source
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.labels import LEGEND, asked_text, evidence_text, gain_text, kind_label, wiring_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.prediction import Prediction, Predictions, own_variant
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, fields_of, interval_text, table_of
+from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
+from ladder_sim.report.report import Report
+from ladder_sim.report.tables.explanation import explanation
+from ladder_sim.simulate.collectives import Collective
+from ladder_sim.units import format_rate, format_seconds
+
+# of a request's time: less rounds to 0.0 %
+_SHOWN_SHARE = 5e-4
+
+
+def _interval_of(prediction: Prediction, name: str, value: float) -> Interval:
+    return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
+
+
+# in JSON and CSV
+VALUES: Sequence[Column[Prediction]] = (
+    Column("ttft_s", lambda each: each.ttft_s),
+    Column("tpot_s", lambda each: each.tpot_s),
+    Column("request_s", lambda each: each.request_s),
+    Column("tokens_per_s", lambda each: each.tokens_per_s),
+    Column("speedup", lambda each: each.speedup),
+    Column("ttft_speedup", lambda each: each.ttft_speedup),
+    Column("tpot_speedup", lambda each: each.tpot_speedup),
+    Column("comm_s", lambda each: each.breakdown.comm_s),
+    Column("exposed_comm_s", lambda each: each.breakdown.exposed_comm_s),
+    Column("memory_bytes_per_gpu", lambda each: each.memory.total_bytes),
+    Column("fits", lambda each: each.memory.fits),
+)
+# in a table
+SHOWN: Sequence[Column[Prediction]] = (
+    Column("variant", lambda each: wiring_label(each.variant), "variant"),
+    Column("speedup", lambda each: each.speedup, "speedup"),
+    # step times have one error, that of the throughput
+    Column("tpot_s", lambda each: None if each.tpot_s is None else _interval_of(each, "rate", each.tpot_s), "TPOT"),
+    Column("ttft_s", lambda each: _interval_of(each, "ttft", each.ttft_s), "TTFT", ends=False),
+    Column("tokens_per_s", lambda each: each.tokens_per_s, "tok/s"),
+    Column("", lambda each: each.breakdown.exposed_comm_s / each.request_s, "exposed", share=True),
+)
+
+
+def prediction_fields(prediction: Prediction) -> dict[str, Any]:
+    """One variant's figures as in JSON and CSV; with requests in flight and with jitter, what only these have."""
+    more = (prediction.load, prediction.unevenness)
+    return fields_of(VALUES, prediction) | {
+        name: value for each in more if each for name, value in asdict(each).items()
+    }
+
+
+class PredictionReport(Report[Predictions]):
+    """How predictions of a scenario's variants look."""
+
+    figures: ClassVar = {
+        "breakdown": lambda self: breakdown_figure(self.answer.confidence.scenario, self.answer),
+        "timeline": lambda self: timeline_figure(self.answer.confidence.scenario, self.answer, "decode"),
+    }
+
+    @property
+    def notes(self) -> Notes:
+        return Notes(confidences={"": self.answer.confidence})
+
+    def _brief(self) -> Brief:
+        predictions, confidence = self.answer, self.answer.confidence
+        return Brief(
+            sentence=_verdict(predictions),
+            asked=asked_text(confidence.scenario),
+            table=table_of(SHOWN, list(predictions.values())),
+            remarks=[Remark("why", _reason(predictions)), Remark("evidence", evidence_text(confidence))],
+            cautions=self.notes.cautions,
+        )
+
+    def details(self) -> RenderableType:
+        predictions, scenario = self.answer, self.answer.confidence.scenario
+        return Group(
+            *_load_table(predictions),
+            *_unevenness_table(predictions),
+            _breakdown(predictions),
+            *_collectives_table(predictions),
+            *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.plan.replica_gpus > 1),
+            Text(),
+            _sources(predictions),
+            explanation(predictions.values()),
+        )
+
+    def values(self) -> Document:
+        predictions, confidence, best = self.answer, self.answer.confidence, self.answer.best_standard
+        given = scenario_fields(confidence.scenario)
+        variants = {name: prediction_fields(prediction) for name, prediction in predictions.items()}
+        content = {
+            "batching": confidence.scenario.workload.batching,
+            "scenario": given,
+            "variants": variants,
+            "best_standard": best.fields({name: each.speedup for name, each in predictions.items()}) if best else None,
+            "collectives": {
+                name: [asdict(each) for each in prediction.collectives] for name, prediction in predictions.items()
+            },
+            "provenance": {"profile": confidence.profile, "measured_fraction": confidence.measured_fraction},
+        }
+        return Document(content=content, rows=[{**given, "variant": name, **each} for name, each in variants.items()])
+
+
+def _fastest(predictions: Mapping[str, Prediction]) -> Prediction | None:
+    """The wiring that gains most, of those that can be run."""
+    rewired = [each for name, each in predictions.items() if name not in ("standard", NO_COMMUNICATION)]
+    return max(rewired, key=lambda each: each.request_speedup, default=None)
+
+
+def _verdict(predictions: Predictions) -> str:
+    """What the best wiring gains, with its interval and its price, in a sentence."""
+    best = _fastest(predictions)
+    if best is None:
+        first = next(iter(predictions.values()))
+        rate, token = interval_text(first.tokens_per_s), ""
+        if first.tpot_s is not None:
+            token = f", {interval_text(_interval_of(first, 'rate', first.tpot_s), 1e-3)} ms a token"
+        return f"{wiring_label(first.variant, sentence=True)} makes {rate} tok/s{token} here."
+    own = own_variant(predictions.confidence.scenario.model) == best.variant
+    price = "the model is trained so" if own else "it needs retraining"
+    return f"{wiring_label(best.variant, sentence=True)} {gain_text(best.speedup)} than standard here; {price}."
+
+
+def _reason(predictions: Predictions) -> str:
+    """What limits the first variant, and what is left to limit the best."""
+    first, best = next(iter(predictions.values())), _fastest(predictions)
+    exposed = first.breakdown.exposed_comm_s / first.request_s
+    if not first.breakdown.comm_s:
+        return f"There is no communication; {_limit(first)}."
+    said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
+    if best is None or best is first:
+        return f"{said}; {_limit(first)}."
+    if not best.breakdown.comm_s:
+        return f"{said}; {best.variant} has none, and {_limit(best)}."
+    hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
+    return f"{said}; {hides}, then {_limit(best)}."
+
+
+def _limit(prediction: Prediction) -> str:
+    limit = prediction.limited_by
+    return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"
+
+
+def _load_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """What the times are made of, with requests in flight."""
+    rows = []
+    for name, prediction in predictions.items():
+        load = prediction.load
+        if load is None:
+            return []
+        rows.append(
+            (
+                name,
+                format_rate(load.tokens_per_s_per_gpu),
+                f"{load.requests_decoding:.1f}",
+                format_seconds(load.decode_step_s),
+                format_seconds(load.prompts_per_token_s),
+                f"{load.prompt_steps:.0%}",
+                format_seconds(load.front_end_s),
+            )
+        )
+    columns = (
+        *("in flight", "tok/s per GPU", "decoding", "TPOT: a decode step", "prompts of others", "steps with one"),
+        "TTFT: front end",
+    )
+    return [table(columns, rows), Text()]
+
+
+def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """Spread of the steps and waiting for other ranks, with jitter."""
+    rows = []
+    for name, prediction in predictions.items():
+        uneven = prediction.unevenness
+        if uneven is None:
+            return []
+        times = (uneven.ttft_p50_s, uneven.ttft_p95_s, uneven.tpot_p50_s, uneven.tpot_p95_s, uneven.waiting_s)
+        rows.append((name, *("-" if seconds is None else format_seconds(seconds) for seconds in times)))
+    columns = ("uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others, hidden or not")
+    return [table(columns, rows), Text()]
+
+
+def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
+    """Share of the request that each limit takes on the critical path."""
+    limits = sorted(
+        {
+            limit
+            for prediction in predictions.values()
+            for limit in prediction.breakdown.limits_s
+            if prediction.limit_share(limit) >= _SHOWN_SHARE
+        },
+        key=lambda limit: -max(prediction.breakdown.limits_s.get(limit, 0.0) for prediction in predictions.values()),
+    )
+    rows = [
+        (name, *(f"{prediction.limit_share(limit):.1%}" for limit in limits))
+        for name, prediction in predictions.items()
+    ]
+    names = tuple(map(kind_label, limits))
+    return table(("critical path", *names), rows, wrapped=[name for name in names if " " in name])
+
+
+def _collectives_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """Which collectives can run next to kernels, and which the next kernel waits for."""
+    rows = [
+        (name, *(", ".join(_names(prediction.collectives, hidden=hidden)) or "-" for hidden in (True, False)))
+        for name, prediction in predictions.items()
+        if prediction.collectives
+    ]
+    return [Text(), table(("collectives", "can be hidden", "needed at once"), rows, left=3)] if rows else []
+
+
+def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
+    """Those that can be hidden, or that cannot; with their number where others of the same name differ."""
+    all_of: dict[str, int] = defaultdict(int)
+    chosen: dict[str, int] = defaultdict(int)
+    for each in collectives:
+        all_of[each.name] += each.count
+        if bool(each.next_to) == hidden:
+            chosen[each.name] += each.count
+    return [name if count == all_of[name] else f"{count} of {all_of[name]} {name}" for name, count in chosen.items()]
+
+
+def _sources(predictions: Mapping[str, Prediction]) -> Group:
+    """Where the first variant's times come from, by source and op kind."""
+    prediction = next(iter(predictions.values()))
+    shares: dict[str, list[tuple[float, str]]] = {}
+    for (source, kind), seconds in prediction.breakdown.sources_s.items():
+        shares.setdefault(source, []).append((seconds / prediction.request_s, kind_label(kind)))
+    shares["stack"] = [
+        (prediction.limit_share("waits"), "waits and launches"),
+        (prediction.limit_share("host"), "host"),
+        (prediction.limit_share("front end"), "front end"),
+    ]
+    grid = Table.grid()
+    for no_wrap in (True, True, False):
+        grid.add_column(no_wrap=no_wrap)
+    for source in (*get_args(Source), "stack"):
+        kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= _SHOWN_SHARE), reverse=True)
+        if kinds:
+            parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
+            grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
+    confidence = prediction.confidence
+    head = (
+        f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
+        f"Sources of {prediction.variant}'s time:"
+    )
+    return Group(Text(head), grid)

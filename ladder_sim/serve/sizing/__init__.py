@@ -1,5 +1,0 @@
-"""How many GPUs a promise needs.
-
-`capacity` searches for the fewest replicas on one plan and `best_plan` over plans. `fleet` keeps what they simulate,
-and gives the answer its intervals.
-"""

@@ -1,0 +1,50 @@
+"""Serving under load, request by request: arrivals, schedulers, replicas, and what they promise.
+
+``steps``
+    how long a step of an engine takes
+``requests``
+    requests, drawn or recorded, and what is promised of their times
+``engine``
+    what one replica runs in each step
+``replicas``
+    several of them behind a router, and what becomes of the requests
+``service``, ``confidence``, ``intervals``
+    what serves a load; how sure its times are; what becomes of the load, with intervals
+``sizing``
+    the fewest replicas, and GPUs, that keep a promise
+``asked``, ``serve``, ``capacity``
+    `ladder_sim.serve` and `ladder_sim.capacity`, and what they take
+"""
+
+from ladder_sim.serving.capacity import Capacity
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.intervals import Served, ServedVariant
+from ladder_sim.serving.replicas.outcome import Outcome
+from ladder_sim.serving.requests.lengths import Lengths
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.traces import Trace
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.service import Service
+from ladder_sim.serving.sizing.fleet import Fleet
+from ladder_sim.serving.sizing.search import Need
+from ladder_sim.serving.steps.mix import StepLimits
+from ladder_sim.serving.steps.times import StepTimes
+
+__all__ = [
+    "Capacity",
+    "Fleet",
+    "Lengths",
+    "MeasuredSteps",
+    "Need",
+    "Outcome",
+    "Promise",
+    "Request",
+    "Served",
+    "ServedVariant",
+    "Service",
+    "StepLimits",
+    "StepTimes",
+    "Trace",
+    "Traffic",
+]

@@ -1,0 +1,118 @@
+"""What `serve` and `capacity` are asked: a scenario, a load, and how replicas serve it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import UsageError
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.replicas.simulation import Router
+from ladder_sim.serving.requests.lengths import Lengths
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.specs.arguments import DEFAULTS, REQUESTS, keywords_of
+from ladder_sim.specs.asked import point_asked
+from ladder_sim.specs.scenario import Scenario
+
+# tokens of a prompt and of an answer, where neither the keywords nor the scenario say it
+PROMPT, GEN = 1024, 256
+
+
+class LoadFields(TypedDict, total=False):
+    """Types of the keywords that say which requests arrive, and how replicas serve them."""
+
+    prompt: int | str | Lengths
+    """Tokens of prompts: a number, a distribution as on the command line ("uniform:512:1536"), or `Lengths`."""
+    gen: int | str | Lengths
+    """Tokens of answers, likewise."""
+    rate: float
+    """Requests per second; 0: the next one comes when one is answered."""
+    concurrency: int
+    """Requests in flight at all times, instead of a rate; with a rate, the most at a time."""
+    requests: int | None
+    """Number of requests: 1000 by default, or all of a trace."""
+    burstiness: float
+    """Regularity of arrivals: 1 is a Poisson process, less comes in bursts, more is more regular."""
+    prefix: int
+    """Tokens that all prompts begin with, in addition to their own."""
+    seed: int
+    """Seed of the random numbers."""
+    router: Router
+    """Which replica a request goes to: "round-robin", "least-loaded" or "prefix-aware"."""
+    speculate: str | None
+    """Drafted tokens and their acceptance: "3:0.7", or "0.8/0.6/0.4" by position."""
+    steps: str | Path | MeasuredSteps | None
+    """Step times of a running vLLM, a file of ``calibrate fit-steps``, instead of simulated ones."""
+    profile: str | CalibrationProfile | None
+    """Measured profile, as in `ladder_sim.predict`."""
+
+
+# keywords that say which requests are drawn at random, with their defaults
+DRAWN: Mapping[str, Any] = {
+    "rate": 0.0,
+    "concurrency": 0,
+    "prompt": PROMPT,
+    "gen": GEN,
+    "burstiness": 1.0,
+    "prefix": 0,
+    "seed": 0,
+}
+
+
+def arguments_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Scenario` that were given, but those of its requests.
+
+    Raises
+    ------
+    UsageError
+        A scenario and arguments of one were given, or what they say of requests would change nothing.
+    """
+    own = {name: value for name, value in fields.items() if name not in LoadFields.__annotations__}
+    point = point_asked(scenario, own)
+    for name in REQUESTS:
+        said = point.pop(name, DEFAULTS[name])
+        by_hand = next((key for key in point if key.startswith(f"workload.{name}")), None)
+        if by_hand or (name in ("batch", "arrivals") and said != DEFAULTS[name]):
+            raise UsageError(
+                f"{by_hand or f'{name} {said}'} changes nothing here: requests arrive one by one",
+                hint="leave it out, and say which requests arrive: prompt=, gen=, rate= or concurrency=",
+            )
+    return keywords_of(point)
+
+
+def traffic_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Traffic:
+    """Return the random requests: what the keywords do not say is as in the scenario, where that does."""
+    said = {name: scenario.given[name] for name in ("prompt", "gen") if scenario and name in scenario.given}
+    asked = {**DRAWN, **said, **fields}
+    if scenario and not asked["rate"] and "concurrency" not in fields:
+        asked["concurrency"] = scenario.workload.concurrency or 0
+    if not asked["rate"] and asked["burstiness"] != 1.0:
+        raise UsageError(
+            f"burstiness {asked['burstiness']:g} without a rate: requests have no times of their own",
+            hint="give a rate, or leave it out",
+        )
+    return Traffic(
+        **{name: asked[name] for name in DRAWN if name not in ("prompt", "gen")},
+        prompt=Lengths.read(asked["prompt"]),
+        gen=Lengths.read(asked["gen"]),
+        requests=1000 if asked.get("requests") is None else asked["requests"],
+    )
+
+
+def service_asked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a `Service`."""
+    speculate, steps = fields.get("speculate"), fields.get("steps")
+    changed = {} if speculate is None else {"speculation": Speculation.parse(speculate, fields.get("seed", 0))}
+    return {
+        "router": fields.get("router", "round-robin"),
+        "profile": fields.get("profile"),
+        "changed": changed,
+        "steps": MeasuredSteps.read(Path(steps)) if isinstance(steps, str | Path) else steps,
+    }
+
+
+def check_prefill(name: str, fields: Mapping[str, Any]) -> None:
+    """Refuse replicas that run prompts only where steps were measured."""
+    if fields.get("steps") is not None:
+        raise UsageError(f"{name} with steps: only a whole server was measured", hint="leave out one of them")

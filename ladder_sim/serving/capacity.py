@@ -1,0 +1,211 @@
+"""The public function `capacity`: the fewest GPUs that keep a promise, and its answer."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from ladder_sim.confidence import Interval
+from ladder_sim.errors import UsageError
+from ladder_sim.serving.asked import LoadFields, arguments_asked, check_prefill, service_asked, traffic_asked
+from ladder_sim.serving.confidence import interval_note
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.service import DEFAULT_VARIANTS
+from ladder_sim.serving.sizing.fleet import SEEDS, Fleet, smallest_fleets
+from ladder_sim.specs.arguments import SystemFields
+from ladder_sim.specs.legal_plans import legal_plans
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import Overrides
+from ladder_sim.specs.signatures import typed
+from ladder_sim.sweeps.axes import axis
+from ladder_sim.sweeps.price import check_price, token_price
+
+# degrees of a replica's plan
+_SEARCHED = ("tp", "pp", "ep", "attention_dp", "sp")
+
+
+class CapacityFields(LoadFields, SystemFields, total=False):
+    """Types of the keywords of `capacity` for the scenario, the requests and how they are served."""
+
+    overrides: Overrides | None
+    """Single figures to change, as in `Scenario`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Capacity(Mapping[str, Fleet]):
+    """What each variant needs to keep a promise, by canonical name, in the order asked for."""
+
+    variants: Mapping[str, Fleet]
+    """By canonical name."""
+    scenario: Scenario
+    """Model, GPUs and engine; its plan and requests do not count."""
+    load: Traffic
+    """Requests to serve."""
+    promise: Promise
+    """Bounds to keep."""
+    seeds: int
+    """Loads simulated at each point of the search."""
+    speculation: Speculation | None = None
+    """Drafted tokens, if there are any."""
+    steps: MeasuredSteps | None = None
+    """Step times of a running engine, if they were used."""
+    usd_per_gpu_hour: float | None = None
+    """Price of one GPU."""
+
+    def __getitem__(self, name: str) -> Fleet:
+        return self.variants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variants)
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    def usd_per_Mtoken(self, name: str) -> Interval | None:  # noqa: N802
+        """US dollars for a million new tokens of a variant, at the rate that is served; None: GPUs have no price."""
+        if self.usd_per_gpu_hour is None:
+            return None
+        gpus, rate = self.variants[name].gpus, self.load.rate * self.load.gen.mean
+        value, low, high = (
+            token_price(self.usd_per_gpu_hour, each, rate) for each in (gpus.value, gpus.low, gpus.high)
+        )
+        return Interval(value=value, low=low, high=high)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the reader should know, one sentence each."""
+        widths = {name: each.widths for name, each in self.variants.items() if each.widths}
+        why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
+        why += filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values()))
+        stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
+        return (*why, *((interval_note(widths, self.seeds, self.steps, stack),) if stack else ()))
+
+
+@typed()
+def capacity(
+    scenario: Scenario | None = None,
+    variants: str | Sequence[str] = DEFAULT_VARIANTS,
+    *,
+    slo: str | Mapping[str, float | str] | Promise,
+    tp: int | str | Sequence[int] | None = None,
+    pp: int | str | Sequence[int] | None = None,
+    ep: int | str | Sequence[int] | None = None,
+    attention_dp: int | str | Sequence[int] | None = None,
+    sp: bool | str | Sequence[bool] | None = None,
+    prefill_tp: int | str | Sequence[int] | None = None,
+    seeds: int | None = None,
+    usd_per_gpu_hour: float | None = None,
+    path: str | Path | None = None,
+    resume: bool = False,
+    curves: bool = False,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+    **fields: Unpack[CapacityFields],
+) -> Capacity:
+    """Find the plan with the fewest GPUs that keeps a promise at a request rate, and the rate each replica sustains.
+
+    Parameters
+    ----------
+    scenario
+        Model, GPUs and engine; or its arguments as keywords. ``nodes`` is the most that one replica may use. Its prompt
+        and gen count where the keywords do not say them.
+    variants
+        Residual wirings; savings are over the first one.
+    slo
+        Bounds on times: ``{"ttft_p95_s": 0.5}``, ``"ttft_p95=500ms,tpot_p95=30ms"``, or `Promise`.
+    tp, pp, ep, attention_dp, sp
+        Degrees of a replica's plan to try: one, several, or a range as text. By default those that the scenario was
+        given, and of the others all that are legal.
+    prefill_tp
+        Tensor parallelisms to try for replicas that run prompts only; how many there are is part of the search.
+    rate, prompt, gen, requests, burstiness, prefix, seed, router, speculate, steps, profile
+        As in `ladder_sim.serve`.
+    seeds
+        Number of loads whose mean is compared with a bound: 3 by default.
+    usd_per_gpu_hour
+        Price of one GPU.
+    path
+        File next to which simulations are kept until the search ends.
+    resume
+        Whether to go on with what a killed search has left there.
+    curves
+        Whether to simulate one replica of the best plan at further rates, for figures.
+    watch
+        Called with how much is simulated, and about how much there is.
+
+    Returns
+    -------
+    Capacity
+        GPUs, replicas and the rate of each variant, with intervals, and what became of each plan.
+
+    Raises
+    ------
+    UsageError
+        There is no rate, what was left is of another search, or no plan can be simulated.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, capacity
+    >>> chat = {"rate": 60.0, "prompt": 512, "gen": 32, "requests": 60}
+    >>> need = capacity(Scenario(model="8b", stack="vllm"), slo={"ttft_p95_s": 0.2}, tp=1, seeds=1, **chat)
+    >>> {name: (each.plans, each.gpus.value) for name, each in need.items()}
+    {'standard': ('TP 1', 2.0), 'ladder': ('TP 1', 2.0)}
+    """
+    arguments = arguments_asked(scenario, fields)
+    typed_degrees = {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "sp": sp}
+    said = {name: arguments.pop(name, None) for name in _SEARCHED}
+    degrees = {name: said[name] if given is None else given for name, given in typed_degrees.items()}
+    if (dp := arguments.pop("dp", 1)) != 1:
+        raise UsageError(f"dp {dp} changes nothing here: the search finds the number of replicas", hint="leave it out")
+    base = _base(arguments)
+    traffic, promise = traffic_asked(scenario, fields), Promise.read(slo)
+    prefill_tps: Sequence[int] = ()
+    if prefill_tp is not None:
+        check_prefill("prefill_tp", fields)
+        prefill_tps = axis("tp", prefill_tp).values
+    how = service_asked(fields)
+    price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
+    count = SEEDS if seeds is None else seeds
+    fleets = smallest_fleets(
+        base,
+        traffic,
+        promise,
+        variants,
+        plans=_plans(base, degrees, measured=how["steps"] is not None),
+        prefill_tps=prefill_tps,
+        seeds=count,
+        path=None if path is None else Path(path),
+        resume=resume,
+        curves=curves,
+        watch=watch,
+        **how,
+    )
+    return Capacity(
+        variants=fleets,
+        scenario=base,
+        load=traffic,
+        promise=promise,
+        seeds=count,
+        speculation=how["changed"].get("speculation"),
+        steps=how["steps"],
+        usd_per_gpu_hour=price,
+    )
+
+
+def _base(arguments: Mapping[str, Any]) -> Scenario:
+    """Everything but the plan, with a request for each GPU."""
+    base = Scenario(**arguments, tp=1, concurrency=1)
+    gpus = base.nodes * base.cluster.gpus_per_node
+    return base.having(workload=replace(base.workload, concurrency=gpus))
+
+
+def _plans(base: Scenario, degrees: Mapping[str, Any], *, measured: bool) -> Sequence[Plan]:
+    """Plans of one replica that are legal, with the degrees that were given."""
+    given = {name: axis(name, values).values for name, values in degrees.items() if values is not None}
+    if measured:
+        # those of a running engine are of one plan
+        given = {"tp": (base.cluster.gpus_per_node,), "pp": (1,), "ep": (1,), "attention_dp": (1,), **given}
+    return legal_plans(base, base.workload.in_flight, {**given, "dp": [1]}).legal

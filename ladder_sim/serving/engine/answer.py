@@ -1,0 +1,63 @@
+"""What becomes of a request in an engine."""
+
+from dataclasses import dataclass, field
+
+from ladder_sim.serving.engine.speculation import Path
+from ladder_sim.serving.requests.request import Request
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Answer:
+    """A request on its way through a replica; seconds since the start."""
+
+    request: Request
+    number: int
+    """Requests that arrived before it."""
+    first_s: float = 0.0
+    """When its first token was there; 0: not yet."""
+    last_s: float = 0.0
+    """The same of its last token."""
+    token_s: float = 0.0
+    """When its latest token was there, if the last step that decoded did not bring it."""
+    preemptions: int = 0
+    """How often it had to start again."""
+    reused: int = 0
+    """Tokens that were cached when it was admitted, at any time."""
+    received: int = 0
+    """Tokens whose KV cache comes from another replica."""
+    produced: int = 0
+    """Tokens of its answer, there or on their way, when it had to start again or came from another replica."""
+    blocks: list[int] = field(default_factory=list)
+    """Of the KV cache that it holds."""
+    admitted: int = 0
+    """Requests that were admitted before it."""
+    computed: int = 0
+    """Tokens of its prompt in the KV cache, or on their way there."""
+    base: int = 0
+    """Of one that decodes: the tokens that it reads at a tick, less the tick."""
+    grows: int = 0
+    """Tick at which it needs another block."""
+    ends: int = 0
+    """Tick of its last token."""
+    path: Path | None = None
+    """How it grows, of one that decodes drafted tokens."""
+
+    @property
+    def prompt(self) -> int:
+        """Tokens to compute before it decodes: after a new start those of its answer too."""
+        return self.request.prompt + self.produced
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token."""
+        return self.first_s - self.request.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time of its further tokens; 0 if there are none."""
+        return (self.last_s - self.first_s) / max(1, self.request.gen - 1)
+
+    @property
+    def request_s(self) -> float:
+        """From its arrival to its last token."""
+        return self.last_s - self.request.arrival_s

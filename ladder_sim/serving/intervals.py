@@ -1,0 +1,322 @@
+"""Figures of requests under load with 90 % intervals: over seeds, and over what times of steps may be off by.
+
+The same requests are served by every variant, with several seeds and with slower and faster steps. A figure is the mean
+over the seeds. Its interval joins, in the logarithm, where one further seed is expected (Student's t) and what the
+figure does where all steps take as much longer or shorter as times per token of such a load may be off by
+(`ladder_sim.confidence`). Times to first token were missed by more than that where they were compared: they move by
+the rest of it as well. A gain is the ratio to the first variant with the same requests, and its error of steps is what
+the two do not share.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.confidence.widths import Widths
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.variants import canonical_names
+from ladder_sim.serving.confidence import confidence_of, in_step_note, interval_note, widths_of
+from ladder_sim.serving.engine.measured_steps import MeasuredSteps
+from ladder_sim.serving.replicas.outcome import Outcome
+from ladder_sim.serving.requests.promise import METRICS, Bound, Promise
+from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.traces import Trace
+from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import whole
+from ladder_sim.sweeps.price import token_price
+
+# by default: of three, the spread of a percentile is hardly known, and each takes a simulation more
+SEEDS = 5
+MOST_SEEDS = 1000
+_SHARES = ("utilisation", "kv_occupancy", "cached_prompt_share")
+_RATES = ("goodput", "requests_per_s", "tokens_per_s")
+
+
+# no slots: what is drawn from it is made once
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServedVariant:
+    """One variant under load, and how far its figures may be off."""
+
+    outcome: Outcome
+    """Of the first seed, with times of steps as predicted."""
+    figures: Mapping[str, Interval]
+    """By name, as in `Outcome.fields`; with a price of GPUs, ``usd_per_Mtoken`` for new tokens. Each is an attribute of
+    this name, too."""
+    gains: Mapping[str, Interval]
+    """The same over the first variant: above 1 is better; empty: it is the first."""
+    widths: Widths
+    """Of its times of steps."""
+    stable: bool
+    """With no seed the queue grows without end."""
+    stable_slower: bool
+    """Nor with slower steps."""
+    promise: Promise | None = field(repr=False)
+    """To be kept."""
+
+    def __getattr__(self, name: str) -> Interval:
+        figures = self.__dict__.get("figures", {})
+        if name not in figures:
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+        found: Interval = figures[name]
+        return found
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Bounds of the promise that are not kept."""
+        return self.promise.broken([interval.value for _, interval in self._bounded]) if self.promise else ()
+
+    @property
+    def unsure(self) -> tuple[str, ...]:
+        """Bounds that lie in the interval of what they bound."""
+        return tuple(bound.name for bound, interval in self._bounded if interval.low <= bound.seconds < interval.high)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the promise is kept; None: there is none."""
+        return not self.broken if self.promise else None
+
+    @property
+    def overload(self) -> str:
+        """Whether more arrives than is answered, as a sentence; maybe empty."""
+        if not self.stable:
+            return "the queue grows without end at this load; its times depend on how many requests there are"
+        if not self.stable_slower:
+            return "with steps as slow as the interval allows, the queue grows without end at this load"
+        return ""
+
+    @property
+    def _bounded(self) -> list[tuple[Bound, Interval]]:
+        """Each bound of the promise, and what it bounds."""
+        return [(bound, self.figures[f"{bound.name}_s"]) for bound in self.promise.bounds] if self.promise else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served(Mapping[str, ServedVariant]):
+    """Variants under the same load, by canonical name, in the order asked for."""
+
+    variants: Mapping[str, ServedVariant]
+    """By canonical name."""
+    service: Service = field(repr=False)
+    """The scenario, and how its replicas serve."""
+    load: Traffic | Trace | Sequence[Request] = field(repr=False)
+    """The requests; random ones are those of the first seed."""
+    seeds: int
+    """Loads simulated for each variant."""
+    promise: Promise | None
+    """Bounds on times of requests, if there are any."""
+    confidence: Confidence = field(repr=False)
+    """How sure predictions are of the steady load that comes closest."""
+    in_step: str = ""
+    """What the load takes with lengths that differ, if requests are of one length and stay in step; else empty."""
+
+    def __getitem__(self, name: str) -> ServedVariant:
+        return self.variants[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variants)
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    @property
+    def scenario(self) -> Scenario:
+        """Model, GPUs, plan and engine."""
+        return self.service.scenario
+
+    @property
+    def steps(self) -> MeasuredSteps | None:
+        """Step times of a running engine, if they were used."""
+        return self.service.steps
+
+    @property
+    def first(self) -> str:
+        """The variant that gains are over."""
+        return next(iter(self.variants))
+
+    @property
+    def gained(self) -> tuple[str, ...]:
+        """Figures that have gains."""
+        return tuple(dict.fromkeys(figure for each in self.variants.values() for figure in each.gains))
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the reader should know, one sentence each."""
+        widths = {name: each.widths for name, each in self.variants.items()}
+        overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
+        others = filter(None, [self.variants[self.first].outcome.caution, self.in_step])
+        return (*overloads, *others, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
+
+
+def under_load(
+    service: Service,
+    load: Traffic | Trace | Sequence[Request],
+    variants: str | Sequence[str] = DEFAULT_VARIANTS,
+    *,
+    seeds: int | None = None,
+    concurrency: int = 0,
+    promise: Promise | None = None,
+    usd_per_gpu_hour: float | None = None,
+    record: bool = False,
+    watch: Callable[[int, int], object] = lambda answered, total: None,
+) -> Served:
+    """Serve the same requests with several residual wirings, and say how sure the figures are.
+
+    Parameters
+    ----------
+    service
+        Made for these requests (`Service.for_requests`).
+    load
+        Requests in order of arrival, iterated several times.
+    concurrency
+        Most requests in flight: the client holds others back; 0: it holds none back. With requests that come at the
+        same time, so many are in flight at all times.
+    variants, seeds, promise, usd_per_gpu_hour, record, watch
+        As in `ladder_sim.serve`, where `promise` is called ``slo``.
+    """
+    loads = _loads(load, seeds)
+    names = canonical_names(variants)
+    runs = len(names) * (len(loads) + 2) + 2 * (len(names) - 1)
+    answered = 0
+
+    def run(name: str, load: Iterable[Request], **more: Any) -> Outcome:
+        nonlocal answered
+        before = answered
+        outcome = service.run(
+            name,
+            load,
+            concurrency=concurrency,
+            promise=promise,
+            watch=lambda number: watch(before + number, runs * service.requests),
+            **more,
+        )
+        answered += len(outcome.answers)
+        return outcome
+
+    def ends(name: str, width: float) -> list[dict[str, float]]:
+        """Figures of the first seed with slower and with faster steps."""
+        return [_figures(run(name, loads[0], slower=math.exp(sign * width))) for sign in (1, -1)]
+
+    outcomes = {name: run(name, loads[0], record=record) for name in names}
+    confidence = confidence_of(service.scenario, outcomes, profile=service.profile)
+    all_widths = widths_of(confidence, service.steps)
+    bases: Sequence[Mapping[str, float]] = ()
+    served: dict[str, ServedVariant] = {}
+    for name, outcome in outcomes.items():
+        widths = all_widths[name]
+        more = [run(name, load) for load in loads[1:]]
+        rows = [_figures(each) for each in (outcome, *more)]
+        slow, fast = ends(name, widths.rate)
+        gains = {}
+        if served:
+            gain_ends = [_gains(bases[0], end) for end in ends(name, widths.speedup)]
+            gains = _intervals([_gains(base, row) for base, row in zip(bases, rows, strict=True)], gain_ends)
+        else:
+            bases = rows
+        beyond = max(0.0, widths.ttft - widths.rate)
+        figures = _intervals(rows, [_later(slow, beyond), _later(fast, -beyond)])
+        if usd_per_gpu_hour is not None:
+            figures["usd_per_Mtoken"] = _price(figures["tokens_per_s"], outcome.gpus, usd_per_gpu_hour)
+        served[name] = ServedVariant(
+            outcome=outcome,
+            figures=figures,
+            gains=gains,
+            widths=widths,
+            stable=all(each.stable for each in (outcome, *more)),
+            stable_slower=bool(slow["stable"]),
+            promise=promise,
+        )
+    # of what predictions of requests in flight do not know there is none
+    known = not (service.steps or service.prefill or service.speculation)
+    return Served(
+        variants=served,
+        service=service,
+        load=load,
+        seeds=len(loads),
+        promise=promise,
+        confidence=confidence,
+        in_step=in_step_note(service.scenario, load, concurrency, names[0], profile=service.profile) if known else "",
+    )
+
+
+def _price(rate: Interval, gpus: int, usd_per_gpu_hour: float) -> Interval:
+    """US dollars for a million new tokens at a rate of them."""
+    value, low, high = (token_price(usd_per_gpu_hour, gpus, each) for each in (rate.value, rate.high, rate.low))
+    return Interval(value=value, low=low, high=high)
+
+
+def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:
+    """The same load with each seed."""
+    if not isinstance(requests, Traffic):
+        if seeds not in (None, 1):
+            raise UsageError(f"seeds {seeds}: these requests are not random", hint="leave it out for a trace")
+        return [requests]
+    count = whole(SEEDS if seeds is None else seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 5")
+    return [replace(requests, seed=requests.seed + number) for number in range(count)]
+
+
+def _figures(outcome: Outcome) -> dict[str, float]:
+    """Its fields that are numbers; of one that has no promise, without goodput."""
+    return {
+        name: float(value)
+        for name, value in outcome.fields().items()
+        if isinstance(value, int | float) and name not in ("gpus", "requests", "promise_kept")
+    }
+
+
+def _later(figures: Mapping[str, float], width: float) -> dict[str, float]:
+    """The same with first tokens that come later, and with them whole answers."""
+    parts = {f"{metric}{name[4:]}": name for name in figures if name[:5] == "ttft_" for metric in ("ttft", "e2e")}
+    return {**figures, **{name: figures[name] + math.expm1(width) * figures[part] for name, part in parts.items()}}
+
+
+def _gains(base: Mapping[str, float], row: Mapping[str, float]) -> dict[str, float]:
+    times = {name: (base[name], row[name]) for name in row if name.startswith(METRICS)}
+    rates = {name: (row[name], base[name]) for name in _RATES if name in row}
+    return {name: over / under if under else math.nan for name, (over, under) in (times | rates).items()}
+
+
+def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+    """Of each figure, from its values of all seeds, and of the first seed with slower and with faster steps."""
+    names = [name for name in rows[0] if name != "stable"]
+    return {
+        name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in _SHARES)
+        for name in names
+    }
+
+
+def interval_of(values: Sequence[float], ends: Sequence[float], *, share: bool = False) -> Interval:
+    """From the values of all seeds, and of the first one with slower and with faster steps; of a `share` at most 1."""
+    value = float(np.mean(values))
+    if not min(*values, *ends) > 0.0:
+        # no logarithm
+        return Interval(value=value, low=min(*values, *ends), high=max(*values, *ends))
+    spread = further_seed(len(values)) * float(np.std(np.log(values), ddof=1)) if len(values) > 1 else 0.0
+    moves = [math.log(end / values[0]) for end in ends]
+    low, high = (
+        value * math.exp(sign * math.hypot(spread, max(0.0, *(sign * move for move in moves)))) for sign in (-1, 1)
+    )
+    return Interval(value=value, low=low, high=min(high, 1.0) if share else high)
+
+
+def further_seed(seeds: int) -> float:
+    """Standard deviations of so many seeds, either way, in which one more is expected in nine of ten cases.
+
+    Examples
+    --------
+    >>> round(further_seed(5), 2), round(further_seed(1000), 2)
+    (2.34, 1.65)
+    """
+    return of_mean(seeds) * math.sqrt(seeds + 1.0)
+
+
+def of_mean(seeds: int) -> float:
+    """Standard deviations of so many seeds, either way, that hold the mean of all in nine of ten cases."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(seeds - 1, 0.95)) / math.sqrt(seeds)

@@ -1,0 +1,170 @@
+"""What became of the requests of a simulation: percentiles, rates, and whether a promise was kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isnan
+from typing import Any
+
+import numpy as np
+
+from ladder_sim.des.shared import Floats
+from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.replica import Replica
+from ladder_sim.serving.requests.promise import METRICS, PERCENTILES, Bound, Metric, Promise
+
+# the queue grows without end if, when the last request arrives, it is so many times as long as half-way, and holds such
+# a share of all requests
+_GROWTH, _SHARE = 1.5, 0.02
+
+
+# no slots: percentiles are computed once and kept
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """One variant under load."""
+
+    variant: str
+    """Canonical name."""
+    gpus: int
+    """Of all replicas."""
+    answers: Sequence[Answer]
+    """All requests, in order of arrival."""
+    replicas: Sequence[Replica]
+    """As they were at the end; those that run prompts only come last."""
+    serving: int
+    """How many of them decode."""
+    queued: tuple[int, int]
+    """Requests that waited for admission when half of them had arrived, and when all had."""
+    promise: Promise | None = None
+    """To be kept."""
+
+    @cached_property
+    def duration_s(self) -> float:
+        """From the first arrival to the last token."""
+        first_s = min(answer.request.arrival_s for answer in self.answers)
+        return max(answer.last_s for answer in self.answers) - first_s
+
+    @cached_property
+    def _seconds(self) -> dict[Metric, tuple[Floats, Floats]]:
+        """Values, and how often each occurs."""
+        further = [answer for answer in self.answers if answer.request.gen > 1]
+        columns: dict[Metric, Floats] = {
+            "ttft": np.array([answer.ttft_s for answer in self.answers]),
+            "tpot": np.array([answer.tpot_s for answer in further]),
+            "e2e": np.array([answer.request_s for answer in self.answers]),
+        }
+        gaps = np.concatenate([np.array(replica.gaps_s).reshape(-1, 2) for replica in self.replicas])
+        return {name: (values, np.ones_like(values)) for name, values in columns.items()} | {
+            "itl": (gaps[:, 0], gaps[:, 1])
+        }
+
+    def values_s(self, metric: Metric) -> Floats:
+        """A metric of each request that has it; of ITL, each time that occurs."""
+        return self._seconds[metric][0]
+
+    def seconds(self, metric: Metric, percentile: int = 0) -> float:
+        """A percentile of a metric, or its mean; NaN if no request has it."""
+        values, counts = self._seconds[metric]
+        if not len(values):
+            return float("nan")
+        if not percentile:
+            return float(np.average(values, weights=counts))
+        order = np.argsort(values)
+        reached = np.cumsum(counts[order])
+        return float(values[order][np.searchsorted(reached, percentile / 100.0 * reached[-1])])
+
+    @property
+    def recorded(self) -> Replica:
+        """The first replica that ran steps: one that decodes, where any does."""
+        return next(replica for replica in self.replicas if replica.steps)
+
+    @property
+    def stable(self) -> bool:
+        """The queue does not grow without end."""
+        half, whole = self.queued
+        return whole < _SHARE * len(self.answers) or whole < _GROWTH * half
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the promise is kept; None: there is none."""
+        return not self.broken if self.promise else None
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The bounds of the promise that are not kept."""
+        return self.promise.broken(self.bounded_s) if self.promise else ()
+
+    @property
+    def _bounds(self) -> Sequence[Bound]:
+        return self.promise.bounds if self.promise else ()
+
+    @property
+    def bounded_s(self) -> list[float]:
+        """What each bound of the promise bounds."""
+        return [self.seconds(bound.metric, bound.percentile) for bound in self._bounds]
+
+    @property
+    def first_s(self) -> list[float]:
+        """Time to first token in what each bound of the promise bounds: all of TTFT, a part of E2E, else none."""
+        return [
+            self.seconds("ttft", bound.percentile) if bound.metric in ("ttft", "e2e") else 0.0 for bound in self._bounds
+        ]
+
+    @property
+    def caution(self) -> str:
+        """Which bounds of the promise bound nothing, as a sentence; mostly empty."""
+        names = [bound.name for bound, value_s in zip(self._bounds, self.bounded_s, strict=True) if isnan(value_s)]
+        if not names:
+            return ""
+        return f"no request has a second token: {', '.join(names)} cannot be broken"
+
+    @property
+    def good_share(self) -> float:
+        """Share of requests that keep every bound of the promise on single requests."""
+        good = np.ones(len(self.answers), bool)
+        times = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "request_s"}
+        for bound in self._bounds:
+            if bound.metric in times:
+                good &= np.array([getattr(answer, times[bound.metric]) for answer in self.answers]) <= bound.seconds
+        return float(good.mean())
+
+    @property
+    def goodput(self) -> float | None:
+        """The same as requests per second; None: there is no promise."""
+        return self.good_share * len(self.answers) / self.duration_s if self.promise else None
+
+    @property
+    def in_flight(self) -> float:
+        """Requests that wait or run, on average; by Little's law."""
+        return sum(answer.request_s for answer in self.answers) / self.duration_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens."""
+        return sum(answer.request.gen for answer in self.answers) / self.duration_s
+
+    def fields(self) -> dict[str, Any]:
+        """Its figures as in JSON and CSV."""
+        prompts = sum(answer.request.prompt for answer in self.answers)
+        busy_s = sum(replica.busy_s for replica in self.replicas)
+        return {
+            "requests": len(self.answers),
+            "gpus": self.gpus,
+            "duration_s": self.duration_s,
+            **{
+                f"{metric}_{name}_s": self.seconds(metric, number)
+                for metric in METRICS
+                for name, number in (("mean", 0), *((f"p{number}", number) for number in PERCENTILES))
+            },
+            "requests_per_s": len(self.answers) / self.duration_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus,
+            "utilisation": busy_s / (len(self.replicas) * self.duration_s),
+            "kv_occupancy": sum(replica.kv_share_s for replica in self.replicas) / busy_s,
+            "preemptions": sum(answer.preemptions for answer in self.answers),
+            "cached_prompt_share": min(1.0, sum(answer.reused for answer in self.answers) / prompts),
+            "stable": self.stable,
+            "goodput": self.goodput,
+            "promise_kept": self.kept,
+            "broken": ",".join(self.broken),
+        }

@@ -1,0 +1,249 @@
+"""Requests through replicas behind a router, on simpy."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Literal
+
+import simpy
+
+from ladder_sim.errors import UsageError
+from ladder_sim.serving.engine.answer import Answer
+from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
+from ladder_sim.serving.replicas.outcome import Outcome
+from ladder_sim.serving.replicas.pools import Pool, Prefill
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.request import Request, in_order
+from ladder_sim.specs.values import whole
+from ladder_sim.specs.workload import MAX_TOKENS
+
+# which replica a request goes to
+Router = Literal["round-robin", "least-loaded", "prefix-aware"]
+Choose = Callable[[Sequence[Replica], Answer], Replica]
+
+# a replica that has a request's beginning may have so many more requests than the least loaded one
+MOST_MORE = 16
+
+
+def _round_robin() -> Choose:
+    turns = count()
+    return lambda replicas, answer: replicas[next(turns) % len(replicas)]
+
+
+def _least_loaded() -> Choose:
+    return lambda replicas, answer: min(replicas, key=lambda replica: replica.load)
+
+
+def _prefix_aware() -> Choose:
+    def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
+        least = min(replica.load for replica in replicas)
+        near = [replica for replica in replicas if replica.load <= least + MOST_MORE]
+        return max(near, key=lambda replica: (replica.cached(answer), -replica.load))
+
+    return choose
+
+
+# each call begins anew. In turn; the one with the fewest requests; among those with few, the one that has most of it
+ROUTERS: Mapping[Router, Callable[[], Choose]] = {
+    "round-robin": _round_robin,
+    "least-loaded": _least_loaded,
+    "prefix-aware": _prefix_aware,
+}
+
+
+def simulate(
+    variant: str,
+    pool: Pool,
+    requests: Iterable[Request],
+    *,
+    prefill: Prefill | None = None,
+    router: Router = "round-robin",
+    concurrency: int = 0,
+    promise: Promise | None = None,
+    watch: Callable[[int], object] = lambda answered: None,
+    record: bool = False,
+) -> Outcome:
+    """Serve requests, all of them.
+
+    Parameters
+    ----------
+    variant
+        Whose steps these are.
+    pool, prefill
+        Replicas that serve them, and that run prompts for those.
+    requests
+        In order of arrival.
+    router
+        Which replica of a pool a request goes to.
+    concurrency
+        Most requests in flight: the client holds others back, and each arrives when one is answered; 0: all arrive in
+        time.
+    promise
+        To be kept.
+    watch
+        Is given the number of requests answered so far.
+    record
+        Whether replicas keep every step.
+
+    Raises
+    ------
+    UsageError
+        A request is larger than the KV cache or than what times are made for, or comes before the one in front of it.
+    """
+    env = simpy.Environment()
+    system = _System(env, pool, prefill, router, watch, record=record)
+    source = in_order(requests)
+    if whole(concurrency, "concurrency", 0, MAX_TOKENS, hint="give the most requests in flight; 0: all come in time"):
+        system.hold_back(source, concurrency)
+    else:
+        env.process(system.arrivals(source))
+    env.run()
+    if not system.answers:
+        raise UsageError("no requests to serve", hint="ask for at least one, e.g. --requests 1000")
+    return Outcome(
+        variant=variant,
+        gpus=pool.gpus + (prefill.pool.gpus if prefill else 0),
+        answers=system.answers,
+        replicas=system.replicas,
+        serving=pool.replicas,
+        queued=system.queued(),
+        promise=promise,
+    )
+
+
+class _System:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        pool: Pool,
+        prefill: Prefill | None,
+        router: Router,
+        watch: Callable[[int], object],
+        *,
+        record: bool,
+    ) -> None:
+        self.env, self.pool, self.prefill, self._watch = env, pool, prefill, watch
+        decoding = [
+            pool.replica(env, pool.times, pool.spec, self._answered, record=record) for _ in range(pool.replicas)
+        ]
+        prompts = (
+            [self._prefill_replica(prefill.pool, record=record) for _ in range(prefill.pool.replicas)]
+            if prefill
+            else []
+        )
+        self.replicas: list[Replica] = [*decoding, *prompts]
+        self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)
+        # of each replica, taken by one KV cache at a time
+        self._links = {replica: simpy.Resource(env) for replica in self.replicas}
+        # KV caches on their way
+        self._moving = 0
+        self.answers: list[Answer] = []
+        self._queues: list[int] = []
+        self._sent = self._done = self._back = 0
+        # what the client holds back or waits for, with so many in flight at most
+        self._source: Iterator[Request] = iter(())
+        self._next: Request | None = None
+        self._most = 0
+        self._waits = False
+
+    def _prefill_replica(self, pool: Pool, *, record: bool) -> SimulatedReplica:
+        def answered(part: Answer) -> None:
+            self.env.process(self._hand_over(part, replica))
+
+        replica = SimulatedReplica(self.env, pool.times, pool.spec, answered, record=record)
+        return replica
+
+    def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
+        """Send each request when it comes."""
+        for request in source:
+            if request.arrival_s > self.env.now:
+                yield self.env.timeout(request.arrival_s - self.env.now)
+            self._send(request)
+            waiting = sum(replica.waiting for replica in self.replicas)
+            self._queues.append(waiting + self._moving)
+
+    def hold_back(self, source: Iterator[Request], most: int) -> None:
+        """Send requests when they come, but no more than so many at a time."""
+        self._source, self._next, self._most = source, next(source, None), most
+        self._send_due()
+
+    def _send_due(self) -> None:
+        while self._next and self._sent - self._back < self._most:
+            wait_s = self._next.arrival_s - self.env.now
+            if wait_s > 0.0:
+                # once, however many are answered meanwhile
+                if not self._waits:
+                    self._waits = True
+                    self.env.timeout(wait_s).callbacks.append(lambda _: self._arrived())
+                return
+            request, self._next = self._next, next(self._source, None)
+            self._sent += 1
+            self._send(replace(request, arrival_s=self.env.now))
+
+    def _arrived(self) -> None:
+        self._waits = False
+        self._send_due()
+
+    def queued(self) -> tuple[int, int]:
+        """As in `Outcome`."""
+        return (self._queues[len(self._queues) // 2], self._queues[-1]) if self._queues else (0, 0)
+
+    def _send(self, request: Request) -> None:
+        context = request.prompt + request.gen
+        room, limit = self.pool.spec.room, self.pool.times.limits.context
+        if context > min(room, limit):
+            what = "the KV cache has room for" if room < limit else "times of steps are made for"
+            raise UsageError(
+                f"request {len(self.answers) + 1}: {context} tokens: {what} {min(room, limit)}",
+                hint="leave out longer requests, or use more GPUs",
+            )
+        answer = Answer(request=request, number=len(self.answers))
+        self.answers.append(answer)
+        if self.prefill is None:
+            self._choose(answer).add(answer)
+        else:
+            part = Answer(request=replace(request, gen=1), number=answer.number)
+            self._choose_prefill(part).add(part)
+
+    def _hand_over(self, part: Answer, source: SimulatedReplica) -> Generator[simpy.Event, object, None]:
+        """Send the KV cache of a prompt that is done to a replica that decodes."""
+        assert self.prefill is not None
+        answer = self.answers[part.number]
+        target = self._choose(answer)
+        # it counts for those that come next
+        target.load += 1
+        self._moving += 1
+        with self._links[source].request() as sending:
+            yield sending
+            with self._links[target].request() as receiving:
+                yield receiving
+                yield self.env.timeout(self.prefill.seconds(part.request.prompt))
+        self._moving -= 1
+        target.load -= 1
+        source.release(part)
+        answer.reused, answer.preemptions = part.reused, part.preemptions
+        if self.pool.spec.takes_first_token:
+            answer.first_s = answer.token_s = self.env.now
+            answer.produced = 1
+        if answer.produced == answer.request.gen:
+            answer.last_s = self.env.now
+            self._answered(answer)
+        else:
+            answer.received = answer.prompt
+            target.add(answer)
+
+    def _answered(self, answer: Answer) -> None:
+        # all its tokens come later by this
+        outside_s = self.pool.spec.outside_s(answer)
+        answer.first_s += outside_s
+        answer.last_s += outside_s
+        self._done += 1
+        self._watch(self._done)
+        if self._most:
+            # a client in flight sends the next request when it has the last token
+            self.env.timeout(outside_s).callbacks.append(lambda _: self._returned())
+
+    def _returned(self) -> None:
+        self._back += 1
+        self._send_due()

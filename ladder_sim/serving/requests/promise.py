@@ -1,0 +1,108 @@
+"""What is promised of the times of requests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Literal, Self, get_args
+
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.units import format_seconds, parse_quantity, quoted
+
+Metric = Literal["ttft", "tpot", "itl", "e2e"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+PERCENTILES = (50, 90, 95, 99)
+_HINT = "e.g. ttft_p95=500ms,tpot_p95=30ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One of the bounds of a promise."""
+
+    metric: Metric
+    """Time to first token, time per token, time between two tokens, or from arrival to the last token."""
+    percentile: int
+    """Share of them that keep it, in percent; 0: their mean."""
+    seconds: float
+    """The bound."""
+
+    @property
+    def name(self) -> str:
+        """E.g. "ttft_p95"."""
+        return f"{self.metric}_p{self.percentile}" if self.percentile else f"{self.metric}_mean"
+
+    def __str__(self) -> str:
+        return f"{self.name}={format_seconds(self.seconds).replace(' ', '')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Bounds, all of which are to be kept.
+
+    Examples
+    --------
+    >>> promise = Promise.parse("ttft_p95=500ms, tpot_p95=30ms")
+    >>> [(bound.name, bound.seconds) for bound in promise.bounds]
+    [('ttft_p95', 0.5), ('tpot_p95', 0.03)]
+    """
+
+    bounds: tuple[Bound, ...]
+    """At least one."""
+
+    @classmethod
+    def read(cls, given: str | Mapping[str, float | str] | Self) -> Self:
+        """Return a promise as it is given: as typed, as seconds by name, or made already.
+
+        Examples
+        --------
+        >>> str(Promise.read({"ttft_p95_s": 0.5, "tpot_p95": "30ms"}))
+        'ttft_p95=500ms,tpot_p95=30.0ms'
+        """
+        if isinstance(given, str):
+            return cls.parse(given)
+        if not isinstance(given, Mapping):
+            return given
+        return cls.parse(",".join(f"{name.removesuffix('_s')}={_limit(name, each)}" for name, each in given.items()))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a promise as it is typed."""
+        bounds: list[Bound] = []
+        for part in text.split(","):
+            name, equals, limit = part.strip().partition("=")
+            metric, _, percentile = name.partition("_")
+            if not equals or not percentile:
+                raise UsageError(f"promise {quoted(part.strip())}: must be METRIC_PERCENTILE=TIME", hint=_HINT)
+            if metric not in METRICS:
+                raise UnknownNameError("metric", metric, METRICS)
+            allowed = [f"p{number}" for number in PERCENTILES]
+            if percentile not in (*allowed, "mean"):
+                raise UnknownNameError("percentile", percentile, (*allowed, "mean"))
+            seconds = parse_quantity(limit, "s", name=name, likely=("ms", "s"))
+            if seconds <= 0.0:
+                raise UsageError(f"promise {quoted(part.strip())}: must be above 0", hint=_HINT)
+            number = 0 if percentile == "mean" else int(percentile[1:])
+            if any((bound.metric, bound.percentile) == (metric, number) for bound in bounds):
+                raise UsageError(f"{name} is promised twice: must be once", hint="leave one out")
+            bounds.append(Bound(metric=metric, percentile=number, seconds=seconds))
+        return cls(bounds=tuple(bounds))
+
+    def broken(self, values_s: Sequence[float]) -> tuple[str, ...]:
+        """Names of the bounds that are not kept, from what each bounds; NaN, which no request has, breaks none."""
+        return tuple(
+            bound.name for bound, value_s in zip(self.bounds, values_s, strict=True) if value_s > bound.seconds
+        )
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.bounds))
+
+
+def _limit(name: str, limit: object) -> str:
+    """A bound as typed; the name of one that is a number must say the unit."""
+    if isinstance(limit, str):
+        return limit
+    if not isinstance(limit, Real) or not name.endswith("_s"):
+        raise UsageError(
+            f"{name} is {quoted(limit)}: must be text with a unit, or seconds by a name that ends in _s",
+            hint='e.g. {"ttft_p95_s": 0.5} or {"ttft_p95": "500ms"}',
+        )
+    return f"{float(limit)!r}s"

@@ -1,0 +1,350 @@
+"""The rate at which a promise breaks, and the fewest replicas that keep it, found by bisection.
+
+Behind a router that takes replicas in turn, each of R gets every R-th request: one of them is simulated, with the times
+between requests of R together. Other routers decide by what the replicas have, and all are simulated. Where some
+replicas run prompts only, both numbers are searched: as many of either kind, then the fewest of one kind and of the
+other, in both orders. Of R equal groups of both, one is simulated.
+"""
+
+import copy
+import json
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import Self
+
+import numpy as np
+
+from ladder_sim.errors import UsageError
+from ladder_sim.serving.replicas.outcome import Outcome
+from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serving.service import Service
+from ladder_sim.serving.steps.mix import Mix
+
+# of the rate at which one replica breaks the promise
+PRECISION = 0.02
+# what breaks where every bound is kept
+ENDLESS = "the queue grows without end"
+# requests to an idle system, and how seldom they come
+_IDLE_REQUESTS, _IDLE_RATE = 50, 1e-3
+# requests in flight at the lowest rate of a search: hardly any meets another
+_ALONE = 0.02
+# so many times the replicas that one's limit says, or none do
+_ENOUGH = 16
+# beyond, all requests come at once
+_MOST_RATE = 1e5
+# of simulations with all replicas: a quarter of an hour
+_MOST_REQUESTS = 5_000_000
+# of a bound: beyond these, a further seed decides nothing
+_CLEARLY = 1.3
+# figures of simulations, by what was simulated: one for each bound, the time to first token in each, and whether the
+# queue has an end
+Points = MutableMapping[str, "tuple[list[float], list[float], bool]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one variant needs to keep a promise."""
+
+    variant: str
+    """Canonical name."""
+    rate: float
+    """Requests per second to serve."""
+    rate_limit: float
+    """The highest rate at which one replica, or one group, keeps it; 0: there is none."""
+    breaks: tuple[str, ...]
+    """The bounds that break first; at any rate, if there is no limit."""
+    sizes: Sizes
+    """The fewest replicas that keep it; none: no number does."""
+    group: Sizes
+    """What the limit is of: one replica; with replicas that run prompts only, the smallest group of the same ratio."""
+    gpus: int
+    """Of these replicas."""
+    outcome: Outcome
+    """Of one of these groups; if there are none, of an idle one. Of all, if their router does not take turns."""
+    idle_s: Sequence[float]
+    """What each bound bounds where requests come alone, on average over seeds, if no number keeps the promise."""
+
+    @property
+    def replicas(self) -> int:
+        """The fewest that keep it, without those that run prompts only; 0: no number does."""
+        return self.sizes.serving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How predictions may be off."""
+
+    slower: float = 1.0
+    """How many times as long all steps take."""
+    later: float = 1.0
+    """How many times as long times to first token are, beyond that."""
+
+
+AS_PREDICTED = Case()
+
+
+def check_rate(traffic: Traffic) -> None:
+    """Require requests at a rate."""
+    if not traffic.rate:
+        raise UsageError("capacity without a rate: there is no load to carry", hint="give --rate, requests per second")
+    if traffic.concurrency:
+        raise UsageError(
+            f"capacity with concurrency {traffic.concurrency}: a promise is about all requests of the rate",
+            hint="leave out --concurrency, whose client holds requests back before they count",
+        )
+
+
+class Search:
+    """The limits of one variant on one plan, and the fewest replicas that keep a promise.
+
+    Parameters
+    ----------
+    service, variant
+        Of one replica; canonical name.
+    traffic
+        Requests at a rate; other rates bring the same ones, closer together or further apart.
+    promise
+        To be kept, by a queue that does not grow without end: on average over `seeds`.
+    points
+        Simulations that are known; others are added.
+    watch
+        Is given what is simulated, as a phrase.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        variant: str,
+        traffic: Traffic,
+        promise: Promise,
+        *,
+        seeds: int = 1,
+        points: Points | None = None,
+        watch: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.service, self.variant, self.traffic, self.promise = service, variant, traffic, promise
+        self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
+        # what limits are of
+        self.group = service.alike(1)
+
+    def of_group(self, group: Sizes) -> Self:
+        """The same search with limits of another group."""
+        other = copy.copy(self)
+        other.group = group
+        return other
+
+    def need(self) -> Need:
+        if self.breaks(_IDLE_RATE, self.group):
+            return self._none(_IDLE_RATE, self.group, (0,))
+        limit, breaks = self.limit()
+        if not limit:
+            return self._none(self._alone, self.group, (0,))
+        sizes = self.fewest(limit)
+        if sizes is None:
+            return self._none(self.traffic.rate, self.service.alike(_ENOUGH * self._near(limit)), range(self.seeds))
+        if sizes.group != self.group:
+            limit, breaks = self.of_group(sizes.group).limit(near=self.traffic.rate / sizes.groups)
+        return Need(
+            variant=self.variant,
+            rate=self.traffic.rate,
+            rate_limit=limit,
+            breaks=breaks,
+            sizes=sizes,
+            group=sizes.group,
+            gpus=self.service.gpus(sizes),
+            outcome=self._run(self.traffic.rate, sizes),
+            idle_s=(),
+        )
+
+    def limit(
+        self, case: Case = AS_PREDICTED, *, near: float | None = None, seed: int = 0
+    ) -> tuple[float, tuple[str, ...]]:
+        """The highest rate of one group, the same for every rate that is to be served, and what breaks above it.
+
+        From a power of two by doubling or halving, for a replica with little to do takes longest to simulate, then by
+        bisection; from a rate that is near in small steps. 0: none, and what breaks where requests come alone.
+        """
+        step = 2.0 if near is None else 1.1
+        kept = broken = self._guess() if near is None else near
+        if breaks := self.breaks(broken, self.group, case, (seed,)):
+            kept /= step
+            while bounds := self.breaks(kept, self.group, case, (seed,)):
+                if kept <= self._alone:
+                    return 0.0, bounds
+                kept, broken, breaks = kept / step, kept, bounds
+                # of less than one in flight
+                if kept * _ALONE < self._alone:
+                    kept = self._alone
+        else:
+            broken *= step
+            while not (breaks := self.breaks(broken, self.group, case, (seed,))):
+                kept, broken = broken, step * broken
+                if broken > _MOST_RATE:
+                    return kept, ()
+        while broken > (1.0 + PRECISION) * kept:
+            middle = (kept * broken) ** 0.5
+            if bounds := self.breaks(middle, self.group, case, (seed,)):
+                broken, breaks = middle, bounds
+            else:
+                kept = middle
+        return kept, breaks
+
+    def fewest(self, limit: float, case: Case = AS_PREDICTED) -> Sizes | None:
+        """The fewest replicas, near the number that a limit says: routers make arrivals more or less regular.
+
+        As predicted they keep the promise on average over all seeds, else with the first. None: no number does.
+        """
+        if not self.possible(case):
+            return None
+        near = self._near(limit)
+        enough = self._smallest(near, self.service.alike, case)
+        if not enough:
+            return None
+        if not self.service.prefill:
+            return self.service.alike(enough)
+        # more of one kind may do with fewer of the other
+        ends = []
+        for order in (Sizes._fields, Sizes._fields[::-1]):
+            sizes = self.service.alike(enough)
+            for kind in order:
+                sizes = self._with_fewest(kind, sizes, case)
+            ends.append(sizes)
+        return min(ends, key=self.service.gpus)
+
+    def most(self, gpus: int) -> Sizes | None:
+        """So many of each kind that no fleet of so many GPUs has more; None: not even one of each fits."""
+        smallest = self.service.alike(1)
+        left = gpus - self.service.gpus(smallest)
+        if left < 0:
+            return None
+        more = Sizes(
+            left // self.service.gpus(Sizes(1, 0)), left // self.service.gpus(Sizes(0, 1)) if smallest.prefill else 0
+        )
+        return Sizes(smallest.serving + more.serving, smallest.prefill + more.prefill)
+
+    def seconds(
+        self, rate: float, sizes: Sizes | None = None, case: Case = AS_PREDICTED, *, seed: int = 0
+    ) -> Sequence[float]:
+        """The times that the promise bounds, in its order, of one group or of so many replicas, with one seed."""
+        return self._bounded(rate, sizes or self.group, case, (seed,))[0]
+
+    def possible(self, case: Case) -> bool:
+        """Whether an idle replica keeps the promise."""
+        return not self.breaks(_IDLE_RATE, self.group, case)
+
+    def breaks(
+        self, rate: float, sizes: Sizes, case: Case = AS_PREDICTED, seeds: Sequence[int] = (0,)
+    ) -> tuple[str, ...]:
+        """What of the promise some replicas break at a rate, on average over seeds; empty: nothing."""
+        values_s, stable = self._bounded(rate, sizes, case, seeds)
+        return self.promise.broken(values_s) or (() if stable else (ENDLESS,))
+
+    def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
+        """The times that the promise bounds, seconds, and whether the queue ends; of the first seeds that decide."""
+        bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
+        rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
+        for seed in seeds:
+            values_s, first_s, stable = self._point(rate, sizes, seed, case.slower)
+            rows.append(np.add(values_s, (case.later - 1.0) * np.array(first_s)))
+            # NaN, which no request has, keeps a bound
+            clear = not (rows[0] * _CLEARLY > bounds_s).any() or (rows[0] > _CLEARLY * bounds_s).any()
+            if not stable or clear:
+                break
+        return np.ma.masked_invalid(rows).mean(axis=0).filled(np.nan).tolist(), stable
+
+    def _near(self, limit: float) -> int:
+        """Replicas of a kind that a limit asks for, as many of each."""
+        return max(1, ceil(self.traffic.rate / limit * max(self.group)))
+
+    def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
+        number = self._smallest(max(sizes), lambda number: sizes._replace(**{kind: number}), case)
+        return sizes._replace(**{kind: number})
+
+    def _smallest(self, near: int, sizes: Callable[[int], Sizes], case: Case) -> int:
+        """The smallest number whose replicas keep the promise; 0: not even with many times as many as seems enough."""
+        seeds = range(self.seeds if case == AS_PREDICTED else 1)
+
+        def keeps(number: int) -> bool:
+            return not self.breaks(self.traffic.rate, sizes(number), case, seeds)
+
+        step = 1
+        if keeps(near):
+            enough, few = near, near - 1
+            while few and keeps(few):
+                enough, step = few, 2 * step
+                few = max(0, few - step)
+        else:
+            few = near
+            while not keeps(enough := min(few + step, _ENOUGH * near)):
+                if enough == _ENOUGH * near:
+                    return 0
+                few, step = enough, 2 * step
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            few, enough = (few, middle) if keeps(middle) else (middle, enough)
+        return enough
+
+    def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> tuple[list[float], list[float], bool]:
+        """Figures of a simulation, as in `Points`."""
+        key = json.dumps([self.variant, self.service.plans, slower, seed, rate, sizes])
+        if key not in self.points:
+            outcome = self._run(rate, sizes, seed, slower)
+            self.points[key] = outcome.bounded_s, outcome.first_s, outcome.stable
+        return self.points[key]
+
+    def _run(self, rate: float, sizes: Sizes, seed: int = 0, slower: float = 1.0) -> Outcome:
+        self.watch(f"{self.variant}, {self.service.plans}: {sum(sizes)} replicas at {rate:.4g} requests/s")
+        requests = self.traffic.requests if rate > _IDLE_RATE else min(_IDLE_REQUESTS, self.traffic.requests)
+        groups = sizes.groups if self.service.router == "round-robin" else 1
+        simulated = Sizes(sizes.serving // groups, sizes.prefill // groups)
+        if max(simulated) * requests > _MOST_REQUESTS:
+            raise UsageError(
+                f"{sum(simulated)} replicas with {requests} requests each: at most {_MOST_REQUESTS} requests",
+                hint="router round-robin needs one of those that are alike, or use fewer --requests",
+            )
+        load = replace(
+            self.traffic,
+            rate=rate / groups,
+            burstiness=min(MAX_BURSTINESS, groups * self.traffic.burstiness),
+            requests=max(simulated) * requests,
+            seed=self.traffic.seed + seed,
+        )
+        pools = {"replicas": simulated.serving} | ({"prefill_replicas": simulated.prefill} if simulated.prefill else {})
+        return self.service.run(self.variant, load, promise=self.promise, slower=slower, **pools)
+
+    @property
+    def _alone(self) -> float:
+        """The lowest rate of a search."""
+        prompt_s, token_s = self._times(1)
+        return max(2.0 * _IDLE_RATE, _ALONE / (prompt_s + self.traffic.gen.mean * token_s))
+
+    def _guess(self) -> float:
+        """A power of two near the rate at which 64 requests decode at a time."""
+        prompt_s, token_s = self._times(64)
+        return 2.0 ** round(log2(min(1.0 / (prompt_s + self.traffic.gen.mean * token_s), _MOST_RATE)))
+
+    def _times(self, requests: int) -> tuple[float, float]:
+        """Of a prompt, and of a token where so many requests decode at a time."""
+        times, prompt, gen = self.service.times(self.variant), self.traffic.prompt.mean, self.traffic.gen.mean
+        chunk = max(1, min(round(prompt), times.limits.tokens))
+        prompt_s = prompt / chunk * times.of_mix(Mix.of(prefill=[(chunk, 0)]))
+        decoding = min(requests, times.limits.requests)
+        return prompt_s, times.of_mix(Mix.of(decode=[round(prompt + gen / 2)] * decoding)) / decoding
+
+    def _none(self, rate: float, sizes: Sizes, seeds: Sequence[int]) -> Need:
+        """No number keeps the promise: what it is like where requests come alone."""
+        idle_s, _ = self._bounded(rate, sizes, AS_PREDICTED, seeds)
+        return Need(
+            variant=self.variant,
+            rate=self.traffic.rate,
+            rate_limit=0.0,
+            breaks=self.breaks(rate, sizes, AS_PREDICTED, seeds),
+            sizes=Sizes(0, 0),
+            group=self.group,
+            gpus=0,
+            outcome=self._run(rate, sizes),
+            idle_s=idle_s,
+        )

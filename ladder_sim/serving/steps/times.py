@@ -1,0 +1,334 @@
+"""Times of an engine's steps for any mix of requests, in microseconds a call: `StepTimes`.
+
+A step is a forward pass whose ops grow with different things: nearly all with its tokens, attention with contexts,
+logits with sequences. Attention is one kernel of each layer, and a step takes
+
+    attention + rest(tokens, attention) + head(sequences)
+
+The rest is the same for every attention where nothing overlaps. Where collectives hide behind attention, it depends
+also on the part that requests that decode have in it, and on whether the tiles of prompts lose a wave to the
+collectives' SMs. Each part of a step is simulated on a grid of its own and linear between; that of the rest is refined
+wherever a simulated step differs from what it gives, so that steps at which an engine changes kernels stay sharp.
+"""
+
+import copy
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.contention import QUERY_TILE
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.des.shared import Floats
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
+from ladder_sim.graph.variants import canonical_names, parse
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serving.steps.cache import cached
+from ladder_sim.serving.steps.grids import DUTIES, KINDS, LOSSES, PARTS, Grids
+from ladder_sim.serving.steps.mix import Mix, StepLimits
+from ladder_sim.serving.steps.rest import Rest
+from ladder_sim.specs.scenario import Scenario
+
+_LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
+# tokens of the longest request that times are made for by default; fewer where the model takes fewer
+CONTEXT = 16384
+
+
+class Axis:
+    """Grid values of one coordinate: at least two, increasing.
+
+    Single points are looked up in a few microseconds: numpy takes as long for one as for a thousand.
+    """
+
+    __slots__ = ("last", "values")
+
+    def __init__(self, values: Floats) -> None:
+        self.values: Sequence[float] = values.tolist()
+
+        # the highest cell
+        self.last = len(self.values) - 2
+
+    def place(self, value: float) -> tuple[int, float]:
+        """The cell of a value, and how far it is on the way to the cell's upper end."""
+        values = self.values
+        cell = bisect_right(values, value) - 1
+        if cell < 0:
+            return 0, 0.0
+        if cell > self.last:
+            return self.last, 1.0
+        low = values[cell]
+        return cell, (value - low) / (values[cell + 1] - low)
+
+
+class Grid:
+    """Values at the points of some axes: linear between neighbours, constant beyond the ends."""
+
+    __slots__ = ("axes", "values")
+
+    def __init__(self, axes: Sequence[Axis], values: NDArray[Any]) -> None:
+        self.axes, self.values = axes, values.tolist()
+
+    def at(self, *coordinates: float) -> float:
+        """The value at a point; its coordinates are in the order of the axes."""
+        value = 0.0
+        for corner, weight in self.corners(*coordinates):
+            value += weight * corner
+        return value
+
+    def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
+        """The values that the one at a point is between, and the weight of each."""
+        corners = [(self.values, 1.0)]
+        for axis, coordinate in zip(self.axes, coordinates, strict=True):
+            cell, up = axis.place(coordinate)
+            nearest = [(values[cell], weight * (1.0 - up)) for values, weight in corners]
+            if up:
+                nearest += [(values[cell + 1], weight * up) for values, weight in corners]
+            corners = nearest
+        return corners
+
+
+class StepTimes:
+    """How long steps of one variant take, for any mix of requests.
+
+    Parameters
+    ----------
+    grids
+        Simulated times.
+    limits
+        The largest step.
+    host_request_s, host_step_s
+        CPU time of each request that decodes, and of a step.
+    heads
+        Of a rank's attention.
+    sms
+        Of a GPU.
+    split_from
+        Tokens from which steps that decode, and steps with prompts, run in parts (token-split); infinite: none does.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario
+    >>> from ladder_sim.serving import StepTimes
+    >>> scenario = Scenario(model="70b", stack="vllm")
+    >>> for variant in ("standard", "ladder"):
+    ...     times = StepTimes.of(scenario, variant)
+    ...     print(variant, round(1e3 * times.seconds(decode=[1024] * 64, prefill=[(512, 0)]), 1), "ms")
+    standard 32.5 ms
+    ladder 26.1 ms
+    """
+
+    def __init__(
+        self,
+        grids: Grids,
+        limits: StepLimits,
+        *,
+        host_request_s: float,
+        host_step_s: float,
+        heads: int,
+        sms: int,
+        split_from: tuple[float, float],
+    ) -> None:
+        self.limits, self.host_request_s, self.host_step_s = limits, host_request_s, host_step_s
+        self._heads, self._sms = heads, sms
+        self._factor = 1.0
+        requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
+        self._decode = [Grid([requests, contexts], decode_s) for decode_s in grids.decode_s]
+        self._split_from = split_from
+        self._prompt = Grid([Axis(grids.shares), requests, lengths], grids.prompt_s)
+        self._head = Grid([Axis(grids.rows)], grids.head_s)
+        self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        variant: str | None = None,
+        *,
+        profile: str | CalibrationProfile | None = None,
+        limits: StepLimits | None = None,
+    ) -> Self:
+        """Simulate the steps of a scenario, or read them from an earlier call's file.
+
+        Parameters
+        ----------
+        scenario
+            Model, GPUs, plan and stack; its requests do not count.
+        variant
+            Residual wiring; the scenario's by default.
+        profile
+            As in `ladder_sim.predict`.
+        limits
+            The largest step; by default 1024 requests, the tokens of the stack's steps, and contexts of `CONTEXT`.
+
+        Raises
+        ------
+        UsageError
+            The stack runs static batches only.
+        """
+        _check(scenario)
+        (name,) = canonical_names(variant or scenario.variant)
+        parse(name).check(scenario.model.layers)
+        measured = resolve_profile(scenario, profile)
+        costs = KernelCosts(scenario, measured)
+        limits = limits or StepLimits(1024, scenario.step_tokens, min(CONTEXT, scenario.model.max_positions))
+        moe = measured.moe if measured and (scenario.model.experts or scenario.model.kv_lora_rank) else None
+        # requests do not count
+        workload = replace(
+            scenario.workload, batch=scenario.plan.attention_dp, concurrency=None, prompt=1, gen=1, arrivals="steady"
+        )
+        one_replica = scenario.having(workload=workload, plan=replace(scenario.plan, dp=1))
+        made_from = [one_replica, name, measured, moe, *limits]
+        grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
+        return cls(
+            grids,
+            limits,
+            host_request_s=float(costs.hardware.stack.host_request_s),
+            host_step_s=float(costs.hardware.stack.host_rank_s) * scenario.plan.tp,
+            heads=scenario.model.heads // scenario.plan.tp,
+            sms=scenario.cluster.gpu.sms,
+            split_from=(DECODE_TOKENS, PROMPT_TOKENS) if "token-split" in scenario.techniques else (math.inf, math.inf),
+        )
+
+    def slower(self, factor: float) -> Self:
+        """The same, with steps that take so many times as long."""
+        other = copy.copy(self)
+        other._factor = factor * self._factor
+        return other
+
+    def seconds(
+        self, decode: Iterable[int] = (), prefill: Iterable[tuple[int, int]] = (), *, duty: float = 0.0
+    ) -> float:
+        """How long a step takes, seconds, from its start to that of the next.
+
+        Parameters
+        ----------
+        decode
+            Of each request that decodes, the tokens that it reads, its new one included.
+        prefill
+            Of each chunk of a prompt, its new tokens and those before it. A single one is a request that decodes.
+        duty
+            Share of the time that prompts take: the GPU's power limit slows those that never pause.
+
+        Raises
+        ------
+        UsageError
+            The step is empty or holds what is no number of tokens, or it is larger than the limits.
+
+        Examples
+        --------
+        >>> from ladder_sim import Scenario
+        >>> times = StepTimes.of(Scenario(model="8b", tp=1, stack="vllm"), "standard")
+        >>> short, long = times.seconds(prefill=[(512, 0)]), times.seconds(prefill=[(512, 8192)])
+        >>> f"{1e3 * short:.1f} ms, after 8192 tokens {1e3 * long:.1f} ms"
+        '12.2 ms, after 8192 tokens 14.9 ms'
+        """
+        contexts = list(decode)
+        try:
+            chunks = [(new, before) for new, before in prefill]
+        except (TypeError, ValueError):
+            raise UsageError(
+                "prefill: each chunk must be two numbers",
+                hint="its new tokens and those before it, e.g. prefill=[(512, 0)]",
+            ) from None
+        for name, tokens, least in (
+            ("decode", contexts, 1),
+            ("prefill, new tokens", [new for new, _ in chunks], 1),
+            ("prefill, tokens before", [before for _, before in chunks], 0),
+            ("prefill, new tokens and those before", [sum(chunk) for chunk in chunks], 1),
+        ):
+            _check_tokens(name, tokens, least, self.limits.context)
+        mix = Mix.of(contexts, chunks)
+        for number, limit, what in (
+            (mix.decoding + mix.prompts, self.limits.requests, "requests"),
+            (mix.tokens, max(self.limits.tokens, self.limits.requests), "tokens"),
+        ):
+            if not 1 <= number <= limit:
+                raise UsageError(f"a step of {number} {what}: must be 1 to {limit}", hint=_LARGER)
+        if not 0.0 <= duty <= 1.0:
+            raise UsageError(f"duty {duty}: must be 0 to 1", hint="the share of the time that prompts take")
+        return self.of_mix(mix, duty)
+
+    def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
+        """The same of requests that are added up, without checks."""
+        decoding, context, prompts, chunk, pairs, drafted = mix
+        # each row has logits
+        rows = decoding + drafted
+        tokens, sequences = rows + chunk, rows + prompts
+        decode_from, prompts_from = self._split_from
+        attention = self._decode[1 if tokens >= (prompts_from if prompts else decode_from) else 0]
+        # tokens that a request reads pass once for all of its rows
+        decode_s = attention.at(decoding, context / decoding) if decoding else 0.0
+        if not prompts:
+            attention_s, rest_s = decode_s, self._decode_rest.at(tokens, decode_s, _DECODES)
+        else:
+            length = pairs / chunk
+            attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
+            loss = self._loss(tokens, prompts, chunk)
+            rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s, loss))
+        host_s = self.host_step_s + self.host_request_s * decoding
+        return self._factor * (attention_s + rest_s + self._head.at(sequences) + host_s)
+
+    def _loss(self, tokens: int, prompts: int, chunk: int) -> float:
+        """How much longer attention of prompts takes while collectives hold SMs, as a fraction."""
+        tiles = self._heads * prompts * math.ceil(chunk / prompts / QUERY_TILE)
+        return math.ceil(tiles / self._mixed_rest.free_sms_at(tokens)) / math.ceil(tiles / self._sms) - 1.0
+
+
+# steps that decode are of one kind
+_DECODES = [(0, 1.0)]
+_KINDS = Grid([Axis(np.array(nodes)) for nodes in (DUTIES, PARTS, LOSSES)], KINDS)
+
+
+class _RestTimes:
+    """A `Rest` to look up."""
+
+    def __init__(self, rest: Rest) -> None:
+        lines = rest.lines()
+        self.tokens = Axis(np.array(list(lines)))
+        self.free_sms = [float(line.free_sms[0]) for line in lines.values()]
+        self._lines = [(Axis(line.attention_s), line.rests_s.T.tolist()) for line in lines.values()]
+
+    def at(self, tokens: float, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
+        """Seconds of a step of so many tokens, with attention that takes so long: of some kinds, each by its weight."""
+        cell, up = self.tokens.place(tokens)
+        low_s = self._on(cell, attention_s, kinds)
+        return low_s + up * (self._on(cell + 1, attention_s, kinds) - low_s) if up else low_s
+
+    def free_sms_at(self, tokens: float) -> float:
+        """SMs that collectives leave to the kernels of such a step."""
+        return self.free_sms[self.tokens.place(tokens)[0]]
+
+    def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
+        axis, points = self._lines[line]
+        cell, up = axis.place(attention_s)
+        low, high = points[cell], points[cell + 1]
+        rest_s = 0.0
+        for kind, weight in kinds:
+            rest_s += weight * (low[kind] + up * (high[kind] - low[kind]))
+        return rest_s
+
+
+def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> None:
+    # of each type once: a step has hundreds of requests
+    by_type: dict[type[object], int] = {type(each): each for each in tokens}
+    for of_type, number in by_type.items():
+        if not issubclass(of_type, Integral):
+            raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
+    for number in (min(tokens, default=least), max(tokens, default=least)):
+        if not least <= number <= most:
+            raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
+
+
+def _check(scenario: Scenario) -> None:
+    if not scenario.stack.serves:
+        raise UsageError(
+            f"stack '{scenario.stack.name}' runs static batches only: its steps take no mix of requests",
+            hint="take one that batches continuously, e.g. --stack vllm",
+        )

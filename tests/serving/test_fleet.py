@@ -1,0 +1,373 @@
+"""The fewest GPUs over plans, their intervals, and searches that go on after they were killed."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder_sim import Scenario, serve
+from ladder_sim import capacity as search_plans
+from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.errors import UsageError
+from ladder_sim.report.console import to_text
+from ladder_sim.report.figures.serve import capacity_figure
+from ladder_sim.report.tables.serve import capacity_report
+from ladder_sim.serving import Capacity, Lengths, Promise, Service, Traffic
+from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.sizing.search import Case, Need, Search
+from tests.conftest import REPO
+from tests.support.commands import run
+from tests.support.replicas import SERVER, capacity, keywords
+
+LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
+SCENARIO = Scenario(model="8b", tp=2, stack="vllm", concurrency=8)
+TRAFFIC = Traffic(rate=300.0, **LOAD)
+PROMISE = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
+FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "40", "--prompt", "400", "--gen", "40")
+
+
+def fleets(promise: Promise = PROMISE, **given: Any) -> Capacity:
+    load = keywords(given.pop("traffic", TRAFFIC))
+    return search_plans(SCENARIO, slo=promise, **load, **{"seeds": 2, "pp": 1, **given})
+
+
+def few_requests(**given: Any) -> Capacity:
+    """Of one variant: for what does not depend on the answer."""
+    return fleets(traffic=Traffic(rate=300.0, **{**LOAD, "requests": 30}), variants=["ladder"], **given)
+
+
+@pytest.fixture(scope="module")
+def searched() -> Capacity:
+    return fleets(tp=[1, 2, 4], usd_per_gpu_hour=2.0, curves=True, seeds=1)
+
+
+@pytest.mark.slow
+def test_no_plan_needs_fewer_gpus_than_the_best(searched: Capacity) -> None:
+    """Guards the pruning: each plan on its own, with its own search."""
+    for tp in (1, 2, 4):
+        alone = capacity(Scenario(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE)
+        for name, each in searched.items():
+            assert each.gpus.value <= alone[name].gpus
+            if each.plans == f"TP {tp}":
+                assert each.gpus.value == alone[name].gpus
+
+
+def test_ends_of_intervals_hold_the_answer(searched: Capacity) -> None:
+    for each in searched.values():
+        for interval in (each.gpus, each.rate_limit, each.saved, each.gain):
+            assert interval.low <= interval.value <= interval.high
+        assert each.rate_limit.low < each.rate_limit.value < each.rate_limit.high
+    standard, ladder = searched.values()
+    assert (standard.saved.value, standard.gain.value) == (0.0, 1.0)
+    assert ladder.saved.value == standard.gpus.value - ladder.gpus.value
+    # the same requests, and most of the error shared
+    assert ladder.gain.log_width < ladder.rate_limit.log_width + standard.rate_limit.log_width
+
+
+def test_every_plan_is_accounted_for(searched: Capacity) -> None:
+    plans = {"TP 1", "TP 2", "TP 4"}
+    text = to_text(capacity_report(searched))
+    for each in searched.values():
+        assert {tried.plans for tried in each.tried} == plans
+        assert all(bool(tried.gpus) != bool(tried.reason) for tried in each.tried)
+    assert text.count("needs") >= 1
+
+
+def test_a_price_is_that_of_the_gpus_for_the_rate(searched: Capacity) -> None:
+    for name, each in searched.items():
+        price = searched.usd_per_Mtoken(name)
+        assert price is not None
+        tokens_per_hour = 300.0 * 50.0 * 3600.0
+        assert price.value == pytest.approx(2.0 * each.gpus.value / tokens_per_hour * 1e6)
+        assert price.low <= price.value <= price.high
+
+
+def test_the_figure_has_gpus_and_every_bound_against_the_rate(searched: Capacity) -> None:
+    drawn = capacity_figure(searched)
+    bars = [each for each in drawn.data if each.type == "bar"]
+    assert [bar.y for bar in bars] == [("standard",), ("ladder",)]
+    assert [bar.x[0] for bar in bars] == [each.gpus.value for each in searched.values()]
+    curves = [each for each in drawn.data if each.type == "scatter"]
+    assert len(curves) == 2 * len(PROMISE.bounds)
+    limits_ms = [1e3 * bound.seconds for bound in PROMISE.bounds]
+    assert [shape.y0 for shape in drawn.layout.shapes] == limits_ms
+    for each in searched.values():
+        rates, values = list(each.curve), list(each.curve.values())
+        assert rates[0] < each.rate_limit.value < rates[-1]
+        assert all(value <= bound.seconds for value, bound in zip(values[0], PROMISE.bounds, strict=True))
+        assert any(value > bound.seconds for value, bound in zip(values[-1], PROMISE.bounds, strict=True))
+
+
+def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
+    """Percentiles of one that gets every fourth request are those of four that get all of them."""
+    # nearer to the most that four can serve, queues grow and shrink so slowly that any draw has percentiles of its own
+    rate, long = 300.0, {**LOAD, "requests": 6000}
+    service = Service.for_requests(SCENARIO, Traffic(rate=1.0, **long))
+    all_four = service.run("ladder", Traffic(rate=rate, **{**long, "requests": 24_000}), replicas=4)
+    one = Search(service, "ladder", Traffic(rate=rate, **long), PROMISE)._run(rate, Sizes(4, 0))
+    for metric in ("ttft", "tpot", "e2e"):
+        for percentile in (50, 95):
+            assert one.seconds(metric, percentile) == pytest.approx(all_four.seconds(metric, percentile), rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["8b", "70b"])
+def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> None:
+    """What it says that a replica carries at least is less than what it carries."""
+    from ladder_sim.serving.sizing.best_plan import Context, Progress, _least_gpus
+
+    scenario = Scenario(model=model, tp=8, stack="vllm")
+    for text in ("tpot_p95=12ms", "tpot_p95=30ms"):
+        traffic = Traffic(rate=500.0, prompt=Lengths.parse("1024"), gen=Lengths.parse("64"), requests=200)
+        promise = Promise.parse(text)
+        context = Context(traffic, promise, 1, {}, Progress(1, lambda done, total: None))
+        for variant in ("standard", "ladder"):
+            need = capacity(scenario, traffic, promise, [variant])[variant]
+            least, _ = _least_gpus(Service.for_requests(scenario, traffic), variant, context)
+            assert not need.gpus or least <= need.gpus
+
+
+def test_plans_that_break_a_promise_idle_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each plan was, for a minute; and JSON said that 0 GPUs were saved of a number that there is not."""
+    simulated: list[str] = []
+    search = Search.need
+
+    def spied(self: Search) -> Need:
+        simulated.append(f"{self.variant}, {self.service.plans}")
+        return search(self)
+
+    monkeypatch.setattr(Search, "need", spied)
+    result = run("capacity", *FLAGS, "--rate", "4", "--slo", "ttft_p95=1us", "--seeds", "1", "--json")
+    assert simulated == ["standard, TP 8", "ladder, TP 8"]
+    document = json.loads(result.out)
+    assert {row["reason"] for row in document["plans"]} == {
+        "ttft_p95 on an idle replica",
+        "breaks the promise on an idle replica",
+    }
+    for row in document["rows"]:
+        assert [row[name] for name in ("gpus", "gpus_saved", "rate_gain", "rate_gain_low")] == [None] * 4
+
+
+def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes() -> None:
+    answer = fleets(Promise.parse("ttft_p50=1us,tpot_p95=1s"), traffic=Traffic(rate=1.0, **LOAD))
+    for name, each in answer.items():
+        assert (each.need.replicas, each.gpus.value, each.confidence) == (0, math.inf, None)
+        (reason,) = each.reasons
+        assert "no rate keeps ttft_p50=1.00us: it is " in reason
+        assert "ms on an idle replica of TP 2" in reason
+        assert f"{name}: {reason}" in answer.cautions
+    assert capacity_figure(answer).data[0].text == "no number keeps it"
+
+
+def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
+    """Where some run prompts only; one of equal groups stands for all."""
+    one, two = (Scenario(model="8b", tp=tp, stack="vllm") for tp in (1, 2))
+    load = {"prompt": Lengths.parse("uniform:100:300"), "gen": Lengths.parse("uniform:8:24"), "requests": 100}
+    traffic, promise = Traffic(rate=30.0, **load), Promise.parse("ttft_p95=300ms,tpot_p95=16ms")
+    service = Service.for_requests(one, traffic, prefill=two, steps=SERVER)
+    search = Search(service, "standard", traffic, promise)
+    need = search.need()
+    serving, prefill = need.sizes
+    assert (need.gpus, need.outcome.gpus) == (serving + 2 * prefill, need.gpus // need.sizes.groups)
+    assert not search.breaks(30.0, need.sizes)
+    for fewer in (Sizes(serving - 1, prefill), Sizes(serving, prefill - 1)):
+        assert not min(fewer) or search.breaks(30.0, fewer)
+    # what prompts and what decoding take differ, and so do their numbers
+    assert serving != prefill
+    assert not search.of_group(need.group).breaks(need.rate_limit, need.group)
+    # of fewer GPUs no fleet has more of either kind
+    assert search.most(need.gpus) == Sizes(need.gpus - 2, (need.gpus - 1) // 2)
+    assert search.most(2) is None
+
+
+class Known(dict[str, Any]):
+    """Points of a search: the time to first token that its bound bounds, by the rate of each replica and the seed."""
+
+    def __init__(self, seconds: Callable[[float, int], float]) -> None:
+        self.seconds, self.asked = seconds, list[str]()
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: str) -> tuple[list[float], list[float], bool]:
+        self.asked.append(key)
+        *_, seed, rate, sizes = json.loads(key)
+        seconds = [self.seconds(rate / sizes[0], seed)]
+        return seconds, seconds, True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        # no request is fast enough but the few of an idle replica
+        (lambda rate, seed: 0.5 if rate <= 1e-3 else 2.0, False),
+        # with the second seed none is
+        (lambda rate, seed: 0.9 if rate < 20.0 and not seed else 1.2, True),
+    ],
+    ids=["at no rate", "with one seed"],
+)
+def test_replicas_that_mend_nothing_are_not_added_for_ever(seconds: Callable[[float, int], float], limit: bool) -> None:
+    points = Known(seconds)
+    traffic, promise = Traffic(rate=300.0, **{**LOAD, "requests": 10}), Promise.parse("ttft_p95=1s")
+    service = Service.for_requests(SCENARIO, traffic, steps=SERVER)
+    search = Search(service, "standard", traffic, promise, seeds=2, points=points)
+    need = search.need()
+    assert (need.replicas, need.breaks, need.rate_limit) == (0, ("ttft_p95",), 0.0)
+    assert need.idle_s[0] > 1.0
+    assert len(points.asked) < 80
+    assert bool(search.limit()[0]) is limit
+
+
+def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
+    load = Traffic(rate=0.01, **LOAD)
+    idle = capacity(SCENARIO, load, Promise.parse("tpot_p95=1s"), ["ladder"])["ladder"].outcome
+    promise = Promise.parse(f"tpot_p95={1.08 * idle.seconds('tpot', 95)}s")
+    each = fleets(promise, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"], seeds=1)["ladder"]
+    assert math.isfinite(each.gpus.value)
+    assert each.gpus.high == math.inf
+    assert each.rate_limit.low == 0.0
+
+
+@pytest.mark.slow
+def test_overload_ends() -> None:
+    """A million requests a second: replicas are counted, not simulated."""
+    each = fleets(traffic=Traffic(rate=1e6, **LOAD), variants=["ladder"], seeds=1)["ladder"]
+    assert each.need.replicas > 1000
+    crowded = Service.for_requests(SCENARIO, TRAFFIC, router="least-loaded")
+    with pytest.raises(UsageError, match="at most 5000000 requests"):
+        Search(crowded, "ladder", Traffic(rate=1e6, **LOAD), PROMISE)._run(1e6, Sizes(100_000, 0))
+
+
+def test_slower_steps_break_at_lower_rates() -> None:
+    search = Search(Service.for_requests(SCENARIO, TRAFFIC), "ladder", TRAFFIC, PROMISE)
+    limits = [search.limit(Case(slower=slower))[0] for slower in (0.8, 1.0, 1.25)]
+    assert limits[0] > 1.05 * limits[1] > 1.1 * limits[2]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.serving import test_fleet as here
+
+def watch(done, total):
+    if done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+here.few_requests(path=Path(sys.argv[1]), watch=watch)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_and_gives_the_same_answer(tmp_path: Path) -> None:
+    """Killed twice with -9; nothing that was simulated is simulated again."""
+    path = tmp_path / "answer.json"
+    whole: list[int] = []
+    expected = few_requests(watch=lambda done, total: whole.append(done))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), "9"], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert path.with_name("answer.json.part.journal").exists()
+    resumed: list[int] = []
+    answer = few_requests(path=path, resume=True, watch=lambda done, total: resumed.append(done))
+    # the one that it was killed in begins again
+    assert len(resumed) == len(whole) - 8
+    for name, each in answer.items():
+        assert (each.gpus, each.rate_limit, each.tried) == (
+            expected[name].gpus,
+            expected[name].rate_limit,
+            expected[name].tried,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_search_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), "4"], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False
+    )
+    with pytest.raises(UsageError, match="belongs to another sweep or search"):
+        few_requests(path=path, resume=True, seeds=3)
+
+
+def test_a_profile_that_was_changed_makes_another_search(tmp_path: Path) -> None:
+    path, file = tmp_path / "answer.json", tmp_path / "profile.json"
+    profile = load_profile("h100-sxm-vllm")
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    save_profile(profile, file)
+    with pytest.raises(KeyboardInterrupt):
+        few_requests(path=path, profile=str(file), watch=interrupt)
+    save_profile(replace(profile, created="2020-01-01"), file)
+    with pytest.raises(UsageError, match="belongs to another sweep or search"):
+        few_requests(path=path, profile=str(file), resume=True)
+
+
+def test_progress_goes_up_and_ends() -> None:
+    calls: list[tuple[int, int]] = []
+    few_requests(watch=lambda done, total: calls.append((done, total)))
+    assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
+    assert all(done <= total for done, total in calls)
+
+
+def test_the_command_gives_every_figure(tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    flags = ("capacity", *FLAGS, "--tp", "2", "--pp", "1", "--rate", "200", "--slo", "tpot_p95=8ms", "--price", "2")
+    result = run(*flags, "--set", "prefill_tp=1", "--seeds", "1", "--save", str(path), "--resume")
+    assert result.code == 0, result.err
+    answer = json.loads(path.read_text())
+    assert (answer["promise"], answer["seeds"], answer["load"]["rate"]) == ("tpot_p95=8.00ms", 1, 200.0)
+    for row in answer["rows"]:
+        for name in ("gpus", "rate_limit", "gpus_saved", "rate_gain", "usd_per_Mtoken"):
+            assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+        assert row["gpus"] == 2 * row["replicas"] + row["prefill_replicas"]
+        assert (row["plan"] == "TP 2") == (not row["prefill_replicas"])
+    assert {plan["plan"] for plan in answer["plans"]} == {"TP 2", "TP 2, prompts on TP 1"}
+    assert [*answer["validated"]] == ["standard", "ladder"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["answer.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (("--rate", "0", "--slo", "tpot_p95=8ms"), "rate 0 and concurrency 0"),
+        (("--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity without a rate"),
+        (("--rate", "1", "--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity with concurrency 4"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=x"), "tp"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--set", "prefill_tp=2", "--steps", "x"), "prefill_tp with steps"),
+        (("--rate", "1"), "Missing option"),
+        (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
+        (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--resume"), "--resume without --save"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--seeds", "0"), "seeds is 0"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--price", "0"), "price 0: must be above 0"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--tp", "3"), "tp"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--prompt", "5000000"), "the KV cache has room for"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--save", "no/such/x.json"), "cannot be written"),
+    ],
+)
+def test_bad_flags_are_named(flags: tuple[str, ...], shown: str) -> None:
+    given = FLAGS if "--prompt" not in flags else (*FLAGS[:6],)
+    result = run("capacity", *given, *flags)
+    assert result.code == (3 if "KV cache" in shown else 2)
+    assert shown in result.err
+    assert "hint:" in result.err or "Missing" in result.err
+
+
+def test_what_is_served_and_a_capacity_agree() -> None:
+    """At the limit of a replica, its percentiles are at the bound."""
+    need = capacity(SCENARIO, TRAFFIC, PROMISE, ["ladder"])["ladder"]
+    at = serve(SCENARIO, "ladder", rate=need.rate_limit, seeds=1, slo=PROMISE, **LOAD)["ladder"]
+    assert at.kept
+    assert at.unsure
