@@ -183,7 +183,7 @@ class Errors:
             ttft = maximum(ttft, log1p(self.basis.ttft))
         elif self.fitted:
             rate = ttft = self.fitted.rate_width(name, of_ops.rate)
-        return Widths(rate=hypot(rate, added.rate), speedup=self.over(name, "standard"), ttft=hypot(ttft, added.ttft))
+        return Widths(rate=hypot(rate, added.rate), speedup=hypot(speedup, added.speedup), ttft=hypot(ttft, added.ttft))
 
     def over(self, name: str, base_name: str) -> Any:
         """Return the half-width of one variant's speed over another's."""

@@ -185,7 +185,9 @@ def _fill(
 def _put_ends(results: dict[str, NDArray[np.float64]], errors: Errors, how: How, rows: NDArray[np.intp]) -> None:
     """Put the ends of intervals around figures that are there."""
     for variant in how.variants:
-        widths = {"tokens_per_s": errors.widths(variant).rate, "speedup": errors.over(variant, how.over)}
+        own = errors.widths(variant)
+        over = own.speedup if how.over == "standard" else errors.over(variant, how.over)
+        widths = {"tokens_per_s": own.rate, "speedup": over}
         for metric, (low, high) in ENDS.items():
             value, factor = results[f"{variant}.{metric}"][rows], np.exp(widths[metric])
             results[f"{variant}.{low}"][rows], results[f"{variant}.{high}"][rows] = value / factor, value * factor
