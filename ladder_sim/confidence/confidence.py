@@ -6,11 +6,11 @@ from functools import cached_property
 
 from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence.cost_warnings import cost_warnings
-from ladder_sim.confidence.errors import Basis, Errors, Fitted, not_compared
-from ladder_sim.confidence.interval import Interval
-from ladder_sim.confidence.runs import Compared, has_wiring, most_alike, parts_alike
-from ladder_sim.confidence.widths import (
+from ladder_sim.confidence.errors import (
     UNCHECKED,
+    Basis,
+    Errors,
+    Fitted,
     Widths,
     by_op,
     by_own_algorithms,
@@ -18,8 +18,11 @@ from ladder_sim.confidence.widths import (
     by_servings_of_plans,
     by_unchecked,
     hypot,
+    not_compared,
     unchecked,
 )
+from ladder_sim.confidence.interval import Interval
+from ladder_sim.confidence.runs import Compared, has_wiring, most_alike, parts_alike
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.costs.profile import NO_PROFILE

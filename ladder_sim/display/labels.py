@@ -403,7 +403,7 @@ def asked_text(scenario: Scenario) -> str:
     Examples
     --------
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
-    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512 tokens'
+    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
     """
     workload, cluster = scenario.workload, scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
@@ -411,13 +411,13 @@ def asked_text(scenario: Scenario) -> str:
     if scenario.plan.gpus < whole:
         number = f"{scenario.plan.gpus} of {whole}"
     gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
-    engine = f" ({scenario.chosen['stack']} changes it)" if "stack" in scenario.chosen else ""
+    engine = f" ({scenario.chosen['stack']})" if "stack" in scenario.chosen else ""
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
-    load = f"static batch of {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    load = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
     lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    tokens = f"{workload.prompt} + {workload.gen} tokens"
+    tokens = f"{workload.prompt} + {workload.gen}"
     plan = f"{scenario.plan} on {gpus}, {scenario.stack.name}{engine}{allreduce}"
     return f"{scenario.model.name} {workload.dtype}, {plan}; {load}{lockstep}, {tokens}"
 

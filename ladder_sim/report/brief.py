@@ -2,18 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.text import Text
 
 from ladder_sim.report.console import WholeTable
+from ladder_sim.specs.scenario_warnings import is_decisive
 
 # lines of an answer, and columns of a line
 LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
+# the word of the last remark
+_MORE = "more"
 _STYLES = {"caution": "yellow"}
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
@@ -44,26 +47,40 @@ class Brief:
     """A row a variant, plan or cluster."""
     remarks: Sequence[Remark] = ()
     """The most important first: those without room are left out."""
-    cautions: Sequence[str] = field(default=())
-    """Warnings, which follow the remarks."""
+    offers: Sequence[Remark] = ()
+    """What else the reader could do, and what it costs."""
+    cautions: Sequence[str] = ()
+    """Warnings: those without which the figures mislead stand before the offers, the others at the end."""
 
     def shown(self, console: Console) -> list[Remark]:
         """The remarks that have room on `LINES`; the last says how many have none."""
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        wanted = [*self.remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
-        if sum(_remark_height(console, each) for each in wanted) <= room:
-            return wanted
+        # a line says what has no room, or is elsewhere anyway
+        own = [each for each in self.remarks if each.word == _MORE]
+        wanted = [
+            *(each for each in self.remarks if each.word != _MORE),
+            *(_caution(text) for text in self.cautions if is_decisive(text)),
+            *self.offers,
+            *(_caution(text) for text in self.cautions if not is_decisive(text)),
+        ]
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+            return [*wanted, *own]
+        more = own or [Remark(_MORE, "--explain has the rest")]
+        room -= sum(_remark_height(console, each) for each in more)
         kept: list[Remark] = []
-        # a line says what has no room
-        room -= 1
         for each in wanted:
-            fits = next((part for part in (each, each.first) if _remark_height(console, part) <= room), None)
-            if fits:
-                kept.append(fits)
-                room -= _remark_height(console, fits)
-        return [*kept, Remark("more", "--explain has the rest")]
+            height = _remark_height(console, each.first)
+            if height <= room:
+                kept.append(each.first)
+                room -= height
+        for each in wanted:
+            longer = _remark_height(console, each) - _remark_height(console, each.first)
+            if each.first in kept and longer <= room:
+                kept[kept.index(each.first)] = each
+                room -= longer
+        return [*kept, *more]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -89,5 +106,5 @@ def _remark_height(console: Console, remark: Remark) -> int:
     return _height(console, remark.text, WIDTH - _MARGIN)
 
 
-def _sentence(text: str) -> str:
-    return text + ("" if text.endswith(".") else ".")
+def _caution(text: str) -> Remark:
+    return Remark("caution", text + ("" if text.endswith(".") else "."))

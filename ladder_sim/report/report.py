@@ -29,9 +29,9 @@ class Report(ABC, Generic[A]):
         self.answer = answer
 
     @property
-    @abstractmethod
     def notes(self) -> Notes:
-        """What the reader should know: the runs behind it, and warnings."""
+        """What the reader should know: the runs behind it, and warnings; by default nothing."""
+        return Notes(confidences={})
 
     @cached_property
     def brief(self) -> Brief:
@@ -66,7 +66,11 @@ class Report(ABC, Generic[A]):
 
     def renderable(self, *, explain: bool = False) -> RenderableType:
         """Its lines, and with `explain` all that is behind them."""
-        return Group(self.brief, Text(), self.details(), Text(), paragraphs(self.notes)) if explain else self.brief
+        if not explain:
+            return self.brief
+        notes = self.notes
+        end = [Text(), paragraphs(notes)] if notes.confidences or notes.about else []
+        return Group(self.brief, Text(), self.details(), *end)
 
     def text(self, *, explain: bool = False) -> str:
         """The same without colour."""

@@ -152,8 +152,8 @@ def _before(outline: Outline) -> Sequence[Sequence[int]]:
     """Of each task, those whose ends it may have waited for: the one before it on its stream, and those of others."""
     latest: dict[int, int] = {}
     before = []
-    for index, (stream, row) in enumerate(zip(outline.streams, outline.rows, strict=True)):
-        before.append((*row.across, *((latest[stream],) if stream in latest else ())))
+    for index, (stream, _, across) in enumerate(outline.rows):
+        before.append((*across, *((latest[stream],) if stream in latest else ())))
         latest[stream] = index
     return before
 
@@ -167,12 +167,12 @@ def _overlapped(outline: Outline) -> Mapping[int, Sequence[int]]:
     # kernels before this many have ended when a collective starts: its own and earlier ones' wait for them
     ended, first = 0, {}
     for comm in comms:
-        ended = max([ended, *(1 + place[task] for task in outline.rows[comm].across if task in place)])
+        ended = max([ended, *(1 + place[task] for task in outline.rows[comm][2] if task in place)])
         first[comm] = ended
     # those from this one on wait for it, or for a later one
     waiting = {comm: len(kernels) for comm in comms}
     for number, kernel in reversed(list(enumerate(kernels))):
-        for task in outline.rows[kernel].across:
+        for task in outline.rows[kernel][2]:
             if task in waiting:
                 waiting[task] = number
     end = len(kernels)

@@ -13,7 +13,10 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "batching", "scenario", "variants", "collectives", "provenance", "validated", "warnings"]
+TOP = [
+    *("schema_version", "batching", "scenario", "variants", "best_standard", "collectives", "provenance"),
+    *("validated", "warnings"),
+]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",
@@ -242,7 +245,7 @@ def test_the_default_table() -> None:
         sentence,
     )
     assert asked == (
-        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast; static batch of 1, 1024 + 512 tokens"
+        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast (--stack); static batch 1, 1024 + 512"
     )
     assert not blank
     assert re.split(r"\s{2,}", columns) == [
@@ -257,7 +260,12 @@ def test_the_default_table() -> None:
         assert re.search(r"\d %$", row)
     assert found["standard"] == 1
     assert 1 < found["ladder"] < found["(no communication)"]
-    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == ["why", "evidence", "caution"]
+    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == [
+        "why",
+        "evidence",
+        "instead",
+        "caution",
+    ]
     more = run("predict", "--model", "405b", "--nodes", "2", "--explain").out
     assert more.startswith(ran.out)
     assert re.search(

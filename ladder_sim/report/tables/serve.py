@@ -12,7 +12,7 @@ from ladder_sim.report.console import table
 from ladder_sim.serving import Capacity, Request, Served, ServedVariant, Service, Trace, Traffic
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.pools import Sizes
-from ladder_sim.serving.requests.promise import Metric
+from ladder_sim.serving.requests.slo import Metric
 from ladder_sim.serving.sizing.best_plan import MORE
 from ladder_sim.units import format_rate, format_seconds, step_for
 
@@ -75,14 +75,14 @@ def serve_report(served: Served) -> RenderableType:
             f"{100 * figures['kv_occupancy'].value:.0f} %",
             f"{figures['preemptions'].value:.0f}",
         ]
-        if each.promise:
+        if each.slo:
             row += [range_text(figures["goodput"], "{:.3g}".format), _kept(each)]
         if "usd_per_Mtoken" in figures:
             row.append(f"${interval_text(figures['usd_per_Mtoken'], '{:.2f}'.format)}")
         rates.append(row)
     first = served[served.first]
     columns = ["variant", "tok/s", "tok/s/GPU", "busy", "KV cache", "preempted"]
-    columns += ["goodput/s", "promise kept"] if first.promise else []
+    columns += ["goodput/s", "promise kept"] if first.slo else []
     columns += ["$/Mtok"] if "usd_per_Mtoken" in first.figures else []
     gains = [
         (name, *(interval_text(each.gains[f"{metric}_{column}_s"], "{:.2f}".format) for _, metric, column in _GAINS))
@@ -125,7 +125,7 @@ def capacity_label(capacity: Capacity) -> str:
     scenario = capacity.scenario
     where = f"{scenario.model.name}, replicas on at most {gpus_label(scenario)}, {stack_label(scenario)}"
     drafted = f", {_drafted(capacity.speculation)}" if capacity.speculation else ""
-    return f"{where}{drafted}; {load_label(capacity.load)}; promised: {capacity.promise}"
+    return f"{where}{drafted}; {load_label(capacity.load)}; promised: {capacity.slo}"
 
 
 def capacity_report(capacity: Capacity) -> RenderableType:

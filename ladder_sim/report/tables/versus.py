@@ -1,6 +1,7 @@
 """Wirings and techniques side by side, as tables."""
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -12,12 +13,13 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.report.console import table
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
-from ladder_sim.report.tables.serve import gpus_text, rate_text
-from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines
 
+if TYPE_CHECKING:
+    from ladder_sim.serving.sizing.fleet import Fleet
 
-def versus_report(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> RenderableType:
+
+def versus_report(result: Versus, fleets: "Mapping[str, Fleet] | None" = None) -> RenderableType:
     """The verdict, what options gain, what they take, and what the leading ones need under load."""
     scenario, gains = result.scenario, gain_cells(versus_document(result))
     tables = (
@@ -36,16 +38,20 @@ def versus_report(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> 
     )
 
 
-def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
+def _fleets(fleets: "Mapping[str, Fleet] | None") -> RenderableType | None:
+    if not fleets:
+        return None
+    from ladder_sim.report.tables.serve import gpus_text, rate_text
+
     columns = ("under load", "GPUs (90%)", "requests/s of one replica (90%)", "breaks first")
     rows = []
-    for name, each in (fleets or {}).items():
+    for name, each in fleets.items():
         breaks = ", ".join(each.need.breaks)
         if each.need.replicas:
             rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
         else:
             rows.append((name, "none", "0", f"{breaks} on an idle replica"))
-    return table(columns, rows, wrapped=()) if rows else None
+    return table(columns, rows, wrapped=())
 
 
 def _techniques(result: Versus) -> RenderableType | None:
