@@ -7,7 +7,6 @@ from functools import cached_property
 from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence.cost_warnings import cost_warnings
 from ladder_sim.confidence.errors import (
-    UNCHECKED,
     Basis,
     Errors,
     Fitted,
@@ -106,12 +105,12 @@ class Confidence:
             widths += (by_own_algorithms(own, others) for side, own, others in sides if not side.validated["stack"])
         if self.scenario.techniques != base.scenario.techniques:
             widths += (
-                by_unchecked(each._requests[of], plain._requests[of], UNCHECKED["technique"]).speedup
+                by_unchecked(each._requests[of], plain._requests[of], unchecked(["technique"])).speedup
                 for each, of in ((self, name), (base, base_name))
                 if not each.validated["technique"]
             )
         elif not self.validated["technique"]:
-            widths.append(by_unchecked(request, other, UNCHECKED["technique"]).speedup)
+            widths.append(by_unchecked(request, other, unchecked(["technique"])).speedup)
         return Interval.around(float(other.request_s) / float(request.request_s), float(hypot(*widths)))
 
     def over_plan(self, base: "Confidence") -> Interval:
