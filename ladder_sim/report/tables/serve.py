@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
+from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, range_text, stack_label
 from ladder_sim.report.console import table
 from ladder_sim.serving import Capacity, Request, Served, ServedVariant, Service, Trace, Traffic
 from ladder_sim.serving.engine.speculation import Speculation
@@ -76,7 +76,7 @@ def serve_report(served: Served) -> RenderableType:
             f"{figures['preemptions'].value:.0f}",
         ]
         if each.slo:
-            row += [interval_text(figures["goodput"], "{:.3g}".format), _kept(each)]
+            row += [range_text(figures["goodput"], "{:.3g}".format), _kept(each)]
         if "usd_per_Mtoken" in figures:
             row.append(f"${interval_text(figures['usd_per_Mtoken'], '{:.2f}'.format)}")
         rates.append(row)
@@ -110,6 +110,8 @@ def _seconds_span(interval: Interval) -> str:
     """All three in the unit that suits the value."""
     if math.isnan(interval.value):
         return "-"
+    if not interval.known:
+        return f"{format_seconds(interval.value)} (not known)"
     size, _ = step_for(interval.value, "s")
     low, high = (
         f"{end:#.3g}".rstrip(".") if end < 999.5 else f"{end:.0f}"
@@ -155,12 +157,12 @@ def _sizes(sizes: Sizes) -> str:
 
 def gpus_text(number: Interval) -> str:
     """A number of GPUs with its interval."""
-    return interval_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
+    return range_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
 
 
 def rate_text(rate: Interval) -> str:
     """Requests per second with their interval."""
-    return interval_text(rate, "{:.3g}".format)
+    return range_text(rate, "{:.3g}".format)
 
 
 def _plans(capacity: Capacity) -> Iterator[str]:
