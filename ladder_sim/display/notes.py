@@ -44,7 +44,9 @@ class Notes:
         return not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used)
 
     def fields(self) -> dict[str, Any]:
-        """As in JSON."""
+        """As in JSON: without entries where nothing is behind an answer but measurements."""
+        if not self.confidences and not self.about:
+            return {}
         validated = {name: dict(confidence.validated) for name, confidence in self.confidences.items()}
         return {
             "validated": validated if len(validated) > 1 else next(iter(validated.values()), {}),

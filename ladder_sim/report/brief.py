@@ -63,11 +63,12 @@ class Brief:
             *self.offers,
             *(_caution(text) for text in self.cautions if not is_decisive(text)),
         ]
-        rest = [Remark("more", f"--explain has {self.more}")] if self.more else []
-        if sum(_remark_height(console, each) for each in [*wanted, *rest]) <= room:
-            return [*wanted, *rest]
+        own = [Remark("more", f"--explain has {self.more}")] if self.more else []
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+            return [*wanted, *own]
         # a line says what has no room
-        room -= 1
+        rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
+        room -= _remark_height(console, rest)
         kept: list[Remark] = []
         for each in wanted:
             height = _remark_height(console, each.first)
@@ -79,7 +80,7 @@ class Brief:
             if each.first in kept and longer <= room:
                 kept[kept.index(each.first)] = each
                 room -= longer
-        return [*kept, Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")]
+        return [*kept, rest]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]

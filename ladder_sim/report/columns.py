@@ -106,6 +106,17 @@ def number_text(value: float) -> str:
     return f"{value:.{_decimals(value)}f}"
 
 
+def cut(text: str, width: int) -> str:
+    """A name that fits a column: C++ templates and paths run to hundreds of characters.
+
+    Examples
+    --------
+    >>> cut("void gemm<float>", 9)
+    'void g...'
+    """
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 def interval_text(interval: Interval, scale: float = 1.0, decimals: int | None = None) -> str:
     """A value and the ends of its interval, all with the decimals of the value; 1 alone where nothing can be off.
 
