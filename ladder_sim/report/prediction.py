@@ -47,6 +47,7 @@ VALUES: Sequence[Column[Prediction]] = (
     Column("memory_bytes_per_gpu", lambda each: each.memory.total_bytes),
     Column("fits", lambda each: each.memory.fits),
 )
+
 # in a table
 SHOWN: Sequence[Column[Prediction]] = (
     Column("variant", lambda each: wiring_label(each.variant), "variant"),
