@@ -21,7 +21,7 @@ The way of a prediction through the package:
 ``quality``
     published scores of models with other wirings
 ``serving``
-    requests that arrive one by one: schedulers, replicas, promises; times of steps for others
+    requests that arrive one by one: schedulers, replicas, SLOs; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
 ``display``, ``report``, ``explorer``, ``cli``

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _PART, _WHAT_IF, _OUTPUT = "Part of the run", "What if", "Output"
 
-trace = typer.Typer(help="Learn from a recorded run what ladder would give it.", no_args_is_help=True)
+trace = typer.Typer(
+    help="Learn from a recorded run what ladder would give it.", no_args_is_help=True, add_completion=False
+)
 
 Files = Annotated[
     list[Path],

@@ -1,39 +1,30 @@
 """How sure predictions are: their intervals, the runs behind them, and what the reader should know."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple, Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.checks import ServingCheck
-from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.cost_warnings import cost_warnings
-from ladder_sim.confidence.interval import NORMAL_90, Interval
-from ladder_sim.confidence.runs import (
-    ROW_LOG_SD,
-    RUN_NOISE,
-    SHARED_LOG_SD,
-    Compared,
-    has_wiring,
-    most_alike,
-    parts_alike,
-)
-from ladder_sim.confidence.widths import (
+from ladder_sim.confidence.errors import (
+    Basis,
+    Errors,
+    Fitted,
     Widths,
     by_op,
     by_own_algorithms,
     by_own_plan,
-    by_servings,
     by_servings_of_plans,
     by_unchecked,
+    hypot,
+    not_compared,
+    unchecked,
 )
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.confidence.interval import Interval
+from ladder_sim.confidence.runs import Compared, has_wiring, most_alike, parts_alike
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
-from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, IntervalScale
+from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -86,24 +77,13 @@ class Confidence:
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
         """Half-widths of each variant's intervals."""
-        return {name: self._widths(name) for name in self._requests}
+        return {name: self._errors.widths(name) for name in self._requests}
 
-    def _widths(self, name: str) -> Widths:
-        request, standard = self._requests[name], self._requests["standard"]
-        of_ops = by_op(request, standard)
-        added = by_unchecked(request, standard, self._unchecked(name))
-        speedup = self._speedup_width(name, self, "standard")
-        runs = self.compared.runs
-        rate, ttft = of_ops.rate, of_ops.ttft
-        if isinstance(runs, ServingCheck):
-            rate, ttft = by_servings(self.scenario, of_ops, speedup, runs, self.validated)
-        elif self._fitted:
-            rate = ttft = self._fitted.rate_width(name, of_ops.rate)
-        return Widths(
-            rate=math.hypot(rate, added.rate),
-            speedup=math.hypot(speedup, added.speedup),
-            ttft=math.hypot(ttft, added.ttft),
-        )
+    @cached_property
+    def _errors(self) -> Errors:
+        basis = Basis.of(self.scenario, self.compared.runs, self.validated, self._requests)
+        fitted = None if basis.served else Fitted.of(self.scenario, self._requests, self.costs.profile)
+        return Errors(self._requests, basis, fitted)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
         """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
@@ -116,22 +96,22 @@ class Confidence:
         every = {*self._unchecked(name), *base._unchecked(base_name)}
         same_stack = self.scenario.stack == base.scenario.stack
         apart = {"technique"} if same_stack else {"technique", "stack"}
-        widths = [
-            self._speedup_width(name, base, base_name),
-            by_unchecked(request, other, sorted(every - apart)).speedup,
+        widths: list[float] = [
+            self._errors.gain(name, base._errors, base_name, other if same_stack else self._requests["standard"]),
+            by_unchecked(request, other, unchecked(sorted(every - apart))).speedup,
         ]
         if not same_stack:
             sides = ((self, request, other), (base, other, request))
             widths += (by_own_algorithms(own, others) for side, own, others in sides if not side.validated["stack"])
         if self.scenario.techniques != base.scenario.techniques:
             widths += (
-                by_unchecked(each._requests[of], plain._requests[of], ["technique"]).speedup
+                by_unchecked(each._requests[of], plain._requests[of], unchecked(["technique"])).speedup
                 for each, of in ((self, name), (base, base_name))
                 if not each.validated["technique"]
             )
         elif not self.validated["technique"]:
-            widths.append(by_unchecked(request, other, ["technique"]).speedup)
-        return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
+            widths.append(by_unchecked(request, other, unchecked(["technique"])).speedup)
+        return Interval.around(float(other.request_s) / float(request.request_s), float(hypot(*widths)))
 
     def over_plan(self, base: "Confidence") -> Interval:
         """How many times as fast standard is as on another plan, with the same model, hardware, stack and load.
@@ -144,43 +124,21 @@ class Confidence:
         if isinstance(self.compared.runs, ServingCheck):
             servings = (each.compared.runs if each.validated["stack"] else None for each, _ in sides)
             widths = [max(of_ops, by_servings_of_plans(*(each for each in servings if isinstance(each, ServingCheck))))]
-        elif self._fitted and base._fitted:
-            widths = [self._fitted.plan_width(base._fitted, of_ops)]
+        elif self._errors.fitted and base._errors.fitted:
+            widths = [self._errors.fitted.plan_width(base._errors.fitted, of_ops)]
         else:
             widths = [of_ops]
         every = {*self._unchecked("standard"), *base._unchecked("standard")}
-        widths.append(by_unchecked(request, other, sorted(every - {"plan"})).speedup)
+        widths.append(by_unchecked(request, other, unchecked(sorted(every - {"plan"}))).speedup)
         widths += (
             by_own_plan(own, others, each._unchecked("standard"))
             for each, own, others in ((self, request, other), (base, other, request))
         )
         return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
 
-    def _speedup_width(self, name: str, base: "Confidence", base_name: str) -> float:
-        """Of one request's speed over another's, without what was not compared."""
-        request, other = self._requests[name], base._requests[base_name]
-        of_ops = by_op(request, other).speedup
-        if isinstance(self.compared.runs, ServingCheck):
-            # all servings were of standard: speedups are those of a stack that was not compared. Its part is added with
-            # all others if nothing was compared
-            apart = ["stack"] if self.validated["stack"] else []
-            alike = other if self.scenario.stack == base.scenario.stack else self._requests["standard"]
-            return math.hypot(of_ops, by_unchecked(request, alike, apart).speedup)
-        if not self._fitted or not base._fitted:
-            return of_ops
-        if request is other:
-            return 0.0
-        return self._fitted.speedup_width(name, base._fitted, base_name, of_ops)
-
     def _unchecked(self, name: str) -> list[str]:
         """Parts of a variant's scenario that were not compared."""
-        wiring = [] if has_wiring(name) else ["wiring"]
-        return [part for part, checked in self.validated.items() if not checked and part != "wiring"] + wiring
-
-    @cached_property
-    def _fitted(self) -> "_Fitted | None":
-        """What the stack's fit says of the requests, where it has one."""
-        return _Fitted.of(self.scenario, self._requests, self.costs.profile)
+        return not_compared(name, self.validated)
 
     @cached_property
     def measured_fraction(self) -> float:
@@ -197,51 +155,3 @@ class Confidence:
             *scenario_warnings(self.scenario),
             *cost_warnings(self.scenario, self.costs, self._memory, self._requests),
         )
-
-
-class _Fitted(NamedTuple):
-    """A stack's fit, for some requests."""
-
-    scale: IntervalScale
-    """What it took to hold runs that a fit had not seen."""
-    log_s: Mapping[str, NDArray[np.float64]]
-    """Times by variant, over the fit's draws."""
-
-    @classmethod
-    def of(cls, scenario: Scenario, variants: Iterable[str], profile: CalibrationProfile | None) -> Self | None:
-        """That of a scenario's stack; None: it has none."""
-        stack_fit = profile.fit_of(scenario.stack.name) if profile else None
-        names = Hardware.stated(scenario, profile).fitted(scenario, profile)
-        if profile is None or stack_fit is None or not names:
-            return None
-        draws = dict(zip(stack_fit.figures, np.array(stack_fit.draws).T, strict=True))
-        columns = {name: values for name, values in draws.items() if name in names}
-        requests = simulate_requests(scenario, columns, list(variants), profile)
-        same_tables = stack_fit.base == profile.tables_of
-        return cls(
-            scale=stack_fit.scale(scenario.model.name, scenario.plan.tp) if same_tables else IntervalScale(),
-            log_s={name: np.log(request.request_s) for name, request in requests.items()},
-        )
-
-    def rate_width(self, name: str, by_op: float) -> float:
-        """Of a variant's throughput, with the errors of its ops."""
-        noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
-        return self.scale.rate * math.hypot(by_op, _spread(self.log_s[name]), noise)
-
-    def speedup_width(self, name: str, base: "_Fitted", base_name: str, by_op: float) -> float:
-        """Of a variant's speed over that of one in another fit, or in this one."""
-        apart = self.log_s[name] - base.log_s[base_name]
-        return self.scale.speedup * math.hypot(by_op, _spread(apart), RUN_NOISE)
-
-    def plan_width(self, base: "_Fitted", by_op: float) -> float:
-        """Of standard's speed over that on another plan: what runs of one plan share does not cancel.
-
-        Ratios of plans were not among those that scales come from; 15 of 16 ratios of published runs lie inside.
-        """
-        noise = NORMAL_90 * math.sqrt(2.0) * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
-        scale = max(figure for each in (self.scale, base.scale) for figure in (each.rate, each.speedup))
-        return scale * math.hypot(by_op, _spread(self.log_s["standard"] - base.log_s["standard"]), noise)
-
-
-def _spread(log_s: NDArray[np.float64]) -> float:
-    return NORMAL_90 * float(np.std(log_s, ddof=1))

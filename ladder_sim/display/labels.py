@@ -1,6 +1,6 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,12 +139,25 @@ def field_text(name: str, value: Any, typed: str = "") -> str:
 
 
 def interval_text(interval: Interval, write: Callable[[float], str]) -> str:
-    """A value with the ends of its interval.
+    """Return a value with the ends of its interval, or that these are not known.
 
     Examples
     --------
     >>> interval_text(Interval(value=1.5, low=1.0, high=2.0), "{:.1f}".format)
     '1.5 (1.0-2.0)'
+    >>> interval_text(Interval(value=1.5, low=0.2, high=12.0), "{:.1f}".format)
+    '1.5 (not known)'
+    """
+    return range_text(interval, write) if interval.known else f"{write(interval.value)} (not known)"
+
+
+def range_text(interval: Interval, write: Callable[[float], str]) -> str:
+    """Return a value with the ends of its range, where nothing and no end are answers: of a count or of a limit.
+
+    Examples
+    --------
+    >>> range_text(Interval(value=2.0, low=0.0, high=3.0), "{:.0f}".format)
+    '2 (0-3)'
     """
     return f"{write(interval.value)} ({write(interval.low)}-{write(interval.high)})"
 
@@ -336,13 +349,16 @@ def _runs_label(compared: Compared) -> str:
     return f"{what} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"
 
 
-def evidence_text(*confidences: Confidence) -> str:
-    """The runs that are the most like an answer, how far predictions were off there, and what they did not have."""
-    texts = dict.fromkeys(_evidence(each) for each in confidences)
+def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = None) -> str:
+    """The runs that are the most like an answer, how far predictions were off there, and what they did not have.
+
+    `wirings`: the variants that the answer is about; by default all.
+    """
+    texts = dict.fromkeys(_evidence(each, wirings) for each in confidences)
     return " ".join(texts)
 
 
-def _evidence(confidence: Confidence) -> str:
+def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
     served, what, errors = isinstance(runs, ServingCheck), f"runs ({runs.stack}", ""
     if isinstance(runs, ServingCheck):
@@ -351,6 +367,9 @@ def _evidence(confidence: Confidence) -> str:
     models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
     nearest = f"{what}, {cluster.gpu.name}, {models})"
     absent = _absent(confidence)
+    if wirings is not None and "wiring" in absent:
+        unchecked = [name for name in absent.pop("wiring") if name in wirings]
+        absent |= {"wiring": unchecked} if unchecked else {}
     never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
     named, left = list(never)[:_TOLD], len(never) - _TOLD
     others = f" and {left} more" if left > 0 else ""
@@ -382,15 +401,16 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.2g} %"
 
 
-def asked_text(scenario: Scenario) -> str:
+def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     """What an answer is about: model, precision, plan, GPUs, engine, load, tokens of a prompt and its answer.
 
     An engine that was not named has the flag that changes it.
+    `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several.
 
     Examples
     --------
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
-    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512 tokens'
+    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
     """
     workload, cluster = scenario.workload, scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
@@ -398,15 +418,15 @@ def asked_text(scenario: Scenario) -> str:
     if scenario.plan.gpus < whole:
         number = f"{scenario.plan.gpus} of {whole}"
     gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
-    engine = f" ({scenario.chosen['stack']} changes it)" if "stack" in scenario.chosen else ""
+    engine = f" ({scenario.chosen['stack']})" if "stack" in scenario.chosen else ""
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
-    load = f"static batch of {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
     lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    tokens = f"{workload.prompt} + {workload.gen} tokens"
-    plan = f"{scenario.plan} on {gpus}, {scenario.stack.name}{engine}{allreduce}"
-    return f"{scenario.model.name} {workload.dtype}, {plan}; {load}{lockstep}, {tokens}"
+    tokens = f"{workload.prompt} + {workload.gen}"
+    plan = f"{where or f'{scenario.plan} on {gpus}'}, {scenario.stack.name}{engine}{allreduce}"
+    return f"{scenario.model.name} {workload.dtype}, {plan}; {load or one}{lockstep}, {tokens}"
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.confidence import Confidence
-from ladder_sim.specs.scenario_warnings import DECISIVE, UNUSED, Caution
+from ladder_sim.specs.scenario_warnings import UNUSED, Caution
 
 # names before a warning; the others are counted
 _NAMED = 3
@@ -38,11 +38,6 @@ class Notes:
                 for text, each in names.items()
             ),
         ]
-
-    @property
-    def cautions(self) -> list[str]:
-        """The same, first those without which the figures mislead."""
-        return sorted(self.warnings, key=lambda text: getattr(text, "kind", "") != DECISIVE)
 
     def _applies(self, text: str) -> bool:
         """Whether a warning still holds next to what else depends on its setting."""

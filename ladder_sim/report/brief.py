@@ -1,21 +1,20 @@
 """The few lines that an answer prints: what it is, what was asked, a table, and why it can be believed or not."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.text import Text
 
 from ladder_sim.report.console import WholeTable
+from ladder_sim.specs.scenario_warnings import is_decisive
 
 # lines of an answer, and columns of a line
 LINES, WIDTH = 14, 100
 # columns of the word before a remark
 _MARGIN = 10
-# the word of the last remark
-_MORE = "more"
 _STYLES = {"caution": "yellow"}
 _SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
 
@@ -46,29 +45,42 @@ class Brief:
     """A row a variant, plan or cluster."""
     remarks: Sequence[Remark] = ()
     """The most important first: those without room are left out."""
-    cautions: Sequence[str] = field(default=())
-    """Warnings, which follow the remarks."""
+    offers: Sequence[Remark] = ()
+    """What else the reader could do, and what it costs."""
+    cautions: Sequence[str] = ()
+    """Warnings: those without which the figures mislead stand before the offers, the others at the end."""
+    more: str = ""
+    """What --explain has besides them, e.g. "12 more plans"."""
 
     def shown(self, console: Console) -> list[Remark]:
         """The remarks that have room on `LINES`; the last says how many have none."""
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        # a line says what has no room, or is elsewhere anyway
-        own = [each for each in self.remarks if each.word == _MORE]
-        remarks = [each for each in self.remarks if each.word != _MORE]
-        wanted = [*remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
+        wanted = [
+            *self.remarks,
+            *(_caution(text) for text in self.cautions if is_decisive(text)),
+            *self.offers,
+            *(_caution(text) for text in self.cautions if not is_decisive(text)),
+        ]
+        own = [Remark("more", f"--explain has {self.more}")] if self.more else []
         if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
             return [*wanted, *own]
-        more = own or [Remark(_MORE, "--explain has the rest")]
+        # a line says what has no room
+        rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
+        room -= _remark_height(console, rest)
         kept: list[Remark] = []
-        room -= sum(_remark_height(console, each) for each in more)
         for each in wanted:
-            fits = next((part for part in (each, each.first) if _remark_height(console, part) <= room), None)
-            if fits:
-                kept.append(fits)
-                room -= _remark_height(console, fits)
-        return [*kept, *more]
+            height = _remark_height(console, each.first)
+            if height <= room:
+                kept.append(each.first)
+                room -= height
+        for each in wanted:
+            longer = _remark_height(console, each) - _remark_height(console, each.first)
+            if each.first in kept and longer <= room:
+                kept[kept.index(each.first)] = each
+                room -= longer
+        return [*kept, rest]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -77,13 +89,32 @@ class Brief:
         for part in parts:
             yield Constrain(part, WIDTH)
         for remark in self.shown(console):
-            width = min(options.max_width, WIDTH) - _MARGIN
-            word = remark.word
-            # a page has colours of its own
-            style = "bold" if console.record else _STYLES.get(word, "dim")
-            for line in Text(remark.text).wrap(console, max(width, 20)):
-                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
-                word = ""
+            yield from _lines(console, options, remark)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The remarks of an answer that had no room, or not for all of their sentences."""
+
+    brief: Brief
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.brief.shown(console)
+        rest = [remark for remark in (*self.brief.remarks, *self.brief.offers) if remark not in shown]
+        for remark in rest:
+            yield from _lines(console, options, remark)
+        if rest:
+            yield Text()
+
+
+def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
+    """A remark next to its word."""
+    word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
+    # a page has colours of its own
+    style = "bold" if console.record else _STYLES.get(word, "dim")
+    for line in Text(remark.text).wrap(console, max(width, 20)):
+        yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
+        word = ""
 
 
 def _height(console: Console, text: str, width: int) -> int:
@@ -94,5 +125,5 @@ def _remark_height(console: Console, remark: Remark) -> int:
     return _height(console, remark.text, WIDTH - _MARGIN)
 
 
-def _sentence(text: str) -> str:
-    return text + ("" if text.endswith(".") else ".")
+def _caution(text: str) -> Remark:
+    return Remark("caution", text + ("" if text.endswith(".") else "."))

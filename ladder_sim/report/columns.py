@@ -1,12 +1,12 @@
 """The figures of an answer's rows: each has one name in JSON and CSV, and one heading and unit in tables."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.confidence.interval import Interval
-from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.console import GAP, WholeTable, table
 from ladder_sim.units import step_for, unit_of
 
 Row = TypeVar("Row")
@@ -32,6 +32,8 @@ class Column(Generic[Row]):
     """Whether tables show the ends of an interval, or write "~" where it is wide."""
     share: bool = False
     """Whether tables show it in percent."""
+    decimals: int | None = None
+    """In tables; None: three digits."""
 
     def cells(self, rows: Sequence[Row]) -> tuple[str, list[str]]:
         """Its heading with the unit, and the text of each row: numbers in one unit, that of the largest."""
@@ -52,7 +54,7 @@ class Column(Generic[Row]):
         if not isinstance(value, Interval):
             return number_text(value / scale) if isinstance(value, float) else str(value)
         if self.ends:
-            return interval_text(value, scale)
+            return interval_text(value, scale, self.decimals)
         rough = value.log_width > ROUGH
         return f"~{_rounded(value.value / scale, 2)}" if rough else number_text(value.value / scale)
 
@@ -71,11 +73,26 @@ def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
     return fields
 
 
-def table_of(columns: Iterable[Column[Row]], rows: Sequence[Row], *, left: int = 1, title: str = "") -> WholeTable:
-    """The rows as a table, by the columns that have a heading; the first `left` columns are text."""
+def table_of(
+    columns: Iterable[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    left: int = 1,
+    wrapped: Collection[str] | None = None,
+    title: str = "",
+    width: int = 0,
+) -> WholeTable:
+    """The rows as a table, by the columns that have a heading; the first `left` columns are text.
+
+    Those with headings in `wrapped` take several lines where there is no room, as in `console.table`. With a width,
+    columns at the end that have no room are left out.
+    """
     parts = [column.cells(rows) for column in columns if column.heading]
+    while width and sum(max(map(len, [heading, *cells])) + GAP for heading, cells in parts) - GAP > width:
+        parts.pop()
     headings = [heading for heading, _ in parts]
-    return table(headings, list(zip(*(cells for _, cells in parts), strict=True)), left=left, title=title)
+    cells = list(zip(*(each for _, each in parts), strict=True))
+    return table(headings, cells, left=left, wrapped=wrapped, title=title)
 
 
 def number_text(value: float) -> str:
@@ -100,7 +117,7 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-def interval_text(interval: Interval, scale: float = 1.0) -> str:
+def interval_text(interval: Interval, scale: float = 1.0, decimals: int | None = None) -> str:
     """A value and the ends of its interval, all with the decimals of the value; 1 alone where nothing can be off.
 
     Examples
@@ -112,7 +129,7 @@ def interval_text(interval: Interval, scale: float = 1.0) -> str:
     """
     if interval.low == interval.value == interval.high:
         return f"{interval.value / scale:g}"
-    decimals = _decimals(interval.value / scale)
+    decimals = _decimals(interval.value / scale) if decimals is None else decimals
     value, low, high = (f"{each / scale:.{decimals}f}" for each in (interval.value, interval.low, interval.high))
     return f"{value} ({low}-{high})" if interval.known else f"{value} (not known)"
 

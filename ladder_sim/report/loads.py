@@ -78,7 +78,7 @@ class LoadsReport(Report[LoadValidation]):
             asked=_asked(loads.name, timed),
             table=self._table(),
             remarks=remarks,
-            cautions=self.notes.cautions,
+            cautions=self.notes.warnings,
         )
 
     def _table(self) -> WholeTable | None:

@@ -13,7 +13,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UnknownNameError
-from ladder_sim.report.brief import Brief
+from ladder_sim.report.brief import Brief, Rest
 from ladder_sim.report.console import to_html, to_text
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Report(ABC, Generic[A]):
             return self.brief
         notes = self.notes
         end = [Text(), paragraphs(notes)] if notes.confidences or notes.about else []
-        return Group(self.brief, Text(), self.details(), *end)
+        return Group(self.brief, Text(), Rest(self.brief), self.details(), *end)
 
     def text(self, *, explain: bool = False) -> str:
         """The same without colour."""

@@ -44,13 +44,13 @@ class RewiredReport(Report[Rewired]):
         rows = list(rewired.items())
         shown = [*rows[: _SHOWN - 1], rows[-1]] if len(rows) > _SHOWN else rows
         remarks = self._remarks() if rows else []
-        if len(shown) < len(rows):
-            remarks.append(Remark("more", f"{len(rows) - len(shown)} further wirings: --explain"))
+        hidden = len(rows) - len(shown)
         return Brief(
             sentence=self._sentence(),
             asked=self._asked(),
             table=table_of(self._columns(), shown) if rows else None,
             remarks=remarks,
+            more=f"{hidden} more wirings" if hidden else "",
             cautions=missing_lines(rewired.step, *(time.graph for time in rewired.values())),
         )
 

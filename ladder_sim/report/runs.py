@@ -33,9 +33,12 @@ class RunReport(Report[RunCheck]):
             remarks.append(
                 Remark("left out", f"{len(variants) - _ROWS} of {len(variants)} wirings: --explain has all.")
             )
-        remarks.append(Remark("more", "--explain has prefill and whole requests, too"))
         return Brief(
-            sentence=_sentence(check), asked=check.title, table=self._table(variants[:_ROWS], _SHOWN), remarks=remarks
+            sentence=_sentence(check),
+            asked=check.title,
+            table=self._table(variants[:_ROWS], _SHOWN),
+            remarks=remarks,
+            more="prefill and whole requests, too",
         )
 
     def _table(self, variants: Collection[str], quantities: Sequence[str]) -> WholeTable:

@@ -85,12 +85,12 @@ class ServingsReport(Report[ServingValidation]):
             note = note.removeprefix("not predicted: ")
             remarks.append(Remark("left out", f"{missing.total()} of {len(servings)} rows, {count} because: {note}."))
         fewer = f"{len(groups) - _SHOWN} more groups, and " if len(groups) > _SHOWN else ""
-        remarks.append(Remark("more", f"--explain has {fewer}errors by version, plan, degree and load"))
         return Brief(
             sentence=_sentence(everything, len(servings)),
             asked=f"{servings.name}: {len(servings)} measured servings, requests in flight, standard wiring",
             table=table_of(SHOWN, [*groups[:_SHOWN], ("all", everything)]) if timed else None,
             remarks=remarks,
+            more=f"{fewer}errors by version, plan, degree and load",
         )
 
     def _far(self) -> tuple[list[ServingComparison], list[ServingComparison]]:

@@ -65,12 +65,12 @@ class InfoReport(Report[TraceInfo]):
         remarks = [Remark("idle", self._idle())] if summary.idle else []
         listed = summary.modules if info.modules else summary.totals
         more = f"{min(len(listed), info.top)} of {len(listed)} rows, " if len(listed) > _SHOWN else ""
-        remarks.append(Remark("more", f"--explain has {more}all ranks, idle times and the critical path"))
         return Brief(
             sentence=_where(summary),
             asked=f"{len(graph.ops)} ops on {len(graph.lanes)} streams and threads of {ranks}; {_steps(graph)}",
             table=self._table(min(info.top, _SHOWN), brief=True),
             remarks=remarks,
+            more=f"{more}all ranks, idle times and the critical path",
             cautions=missing_lines(graph),
         )
 

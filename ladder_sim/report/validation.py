@@ -87,14 +87,14 @@ class ValidationReport(Report[Validation]):
         remarks = [Remark("seen", _evidence(compared))]
         if missing:
             remarks.insert(0, Remark("left out", f"{_rows(len(missing))}; the first: {missing[0]}."))
-        others = f", and compares {compared.level} with {len(compared) - 1} other levels" if len(compared) > 1 else ""
+        others = f", {compared.level} beside {len(compared) - 1} other levels" if len(compared) > 1 else ""
         remarks += [Remark("caution", text) for text in _misses(errors)]
-        remarks.append(Remark("more", f"--explain lists all {len(compared.rows)} rows{others}"))
         return Brief(
             sentence=_sentence(errors, compared.rows),
             asked=_asked(compared),
             table=table_of(SHOWN, shown, left=2) if shown else None,
             remarks=remarks,
+            more=f"all {len(compared.rows)} rows{others}",
         )
 
     def _errors(self) -> list[_Figure]:

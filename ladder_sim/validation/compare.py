@@ -15,7 +15,7 @@ from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError,
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.values import typed
 from ladder_sim.validation.dataset import (
     DEFAULT_DATASET,
     FIT_TPS,

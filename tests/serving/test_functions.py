@@ -11,7 +11,7 @@ from ladder_sim import Scenario, capacity, serve
 from ladder_sim.display.document import Document
 from ladder_sim.errors import UsageError
 from ladder_sim.report.documents.serve import capacity_document, serve_document
-from ladder_sim.serving import Lengths, Promise, Request, Trace
+from ladder_sim.serving import SLO, Lengths, Request, Trace
 from ladder_sim.specs.settings import Overrides
 from tests.support.commands import run
 
@@ -131,6 +131,6 @@ def test_what_would_change_nothing_is_refused(call: Callable[[], object], says: 
 
 
 def test_bounds_are_text_or_seconds_by_name() -> None:
-    typed = Promise.parse("ttft_p95=500ms,tpot_mean=30ms")
+    typed = SLO.parse("ttft_p95=500ms,tpot_mean=30ms")
     for given in ({"ttft_p95_s": 0.5, "tpot_mean_s": 0.03}, {"ttft_p95": "500ms", "tpot_mean_s": "30ms"}, typed):
-        assert Promise.read(given) == typed
+        assert SLO.read(given) == typed

@@ -44,8 +44,8 @@ def serve_document(served: Served) -> Document:
         about["engine"] = service.engine
     if service.prefill:
         about["prefill"] = {"replicas": service.prefill.plan.dp, "tp": service.prefill.plan.tp}
-    promise = str(served.promise) if served.promise else None
-    return Document.of_rows({**_asked(served), "seeds": served.seeds, "promise": promise, **about}, rows)
+    slo = str(served.slo) if served.slo else None
+    return Document.of_rows({**_asked(served), "seeds": served.seeds, "promise": slo, **about}, rows)
 
 
 def _ends(figures: Mapping[str, Interval]) -> dict[str, float | None]:
@@ -93,7 +93,7 @@ def capacity_document(capacity: Capacity) -> Document:
         for name, each in capacity.items()
         for tried in each.tried
     ]
-    about = {"seeds": capacity.seeds, "promise": str(capacity.promise), "plans": plans}
+    about = {"seeds": capacity.seeds, "promise": str(capacity.slo), "plans": plans}
     if capacity.speculation:
         about["speculation"] = asdict(capacity.speculation)
     return Document.of_rows({**_asked(capacity), **about}, rows)

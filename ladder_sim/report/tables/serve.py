@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, stack_label
+from ladder_sim.display.labels import gpus_label, hardware_label, interval_text, range_text, stack_label
 from ladder_sim.report.console import table
 from ladder_sim.serving import Capacity, Request, Served, ServedVariant, Service, Trace, Traffic
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.pools import Sizes
-from ladder_sim.serving.requests.promise import Metric
+from ladder_sim.serving.requests.slo import Metric
 from ladder_sim.serving.sizing.best_plan import MORE
 from ladder_sim.units import format_rate, format_seconds, step_for
 
@@ -75,14 +75,14 @@ def serve_report(served: Served) -> RenderableType:
             f"{100 * figures['kv_occupancy'].value:.0f} %",
             f"{figures['preemptions'].value:.0f}",
         ]
-        if each.promise:
-            row += [interval_text(figures["goodput"], "{:.3g}".format), _kept(each)]
+        if each.slo:
+            row += [range_text(figures["goodput"], "{:.3g}".format), _kept(each)]
         if "usd_per_Mtoken" in figures:
             row.append(f"${interval_text(figures['usd_per_Mtoken'], '{:.2f}'.format)}")
         rates.append(row)
     first = served[served.first]
     columns = ["variant", "tok/s", "tok/s/GPU", "busy", "KV cache", "preempted"]
-    columns += ["goodput/s", "promise kept"] if first.promise else []
+    columns += ["goodput/s", "promise kept"] if first.slo else []
     columns += ["$/Mtok"] if "usd_per_Mtoken" in first.figures else []
     gains = [
         (name, *(interval_text(each.gains[f"{metric}_{column}_s"], "{:.2f}".format) for _, metric, column in _GAINS))
@@ -110,6 +110,8 @@ def _seconds_span(interval: Interval) -> str:
     """All three in the unit that suits the value."""
     if math.isnan(interval.value):
         return "-"
+    if not interval.known:
+        return f"{format_seconds(interval.value)} (not known)"
     size, _ = step_for(interval.value, "s")
     low, high = (
         f"{end:#.3g}".rstrip(".") if end < 999.5 else f"{end:.0f}"
@@ -123,7 +125,7 @@ def capacity_label(capacity: Capacity) -> str:
     scenario = capacity.scenario
     where = f"{scenario.model.name}, replicas on at most {gpus_label(scenario)}, {stack_label(scenario)}"
     drafted = f", {_drafted(capacity.speculation)}" if capacity.speculation else ""
-    return f"{where}{drafted}; {load_label(capacity.load)}; promised: {capacity.promise}"
+    return f"{where}{drafted}; {load_label(capacity.load)}; promised: {capacity.slo}"
 
 
 def capacity_report(capacity: Capacity) -> RenderableType:
@@ -155,12 +157,12 @@ def _sizes(sizes: Sizes) -> str:
 
 def gpus_text(number: Interval) -> str:
     """A number of GPUs with its interval."""
-    return interval_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
+    return range_text(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
 
 
 def rate_text(rate: Interval) -> str:
     """Requests per second with their interval."""
-    return interval_text(rate, "{:.3g}".format)
+    return range_text(rate, "{:.3g}".format)
 
 
 def _plans(capacity: Capacity) -> Iterator[str]:
