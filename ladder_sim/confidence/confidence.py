@@ -50,6 +50,10 @@ class Confidence:
     ) -> None:
         self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
 
+    def request(self, name: str) -> Request:
+        """The simulated request of a variant; standard's is always there."""
+        return self._requests[name]
+
     def request_s(self, name: str) -> float:
         """Time of a variant's request, in seconds."""
         return float(self._requests[name].request_s)
