@@ -129,7 +129,7 @@ def _fit(log: StepLog) -> MeasuredSteps:
 
 
 def steps_toml(steps: MeasuredSteps) -> str:
-    """The file that `ladder-sim serve --steps` reads."""
+    """Return the TOML text of measured steps, which `ladder-sim serve --steps` reads."""
     lines = []
     for name, value in SCHEMA.marked(**asdict(steps)).items():
         text = f"{round(value, 12):.4g}" if isinstance(value, float) else json.dumps(value)

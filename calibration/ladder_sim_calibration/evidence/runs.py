@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """What `Scenario` takes of a run, but for the model and the cluster."""
+    """Return the arguments of `Scenario` for a run, without the model and the cluster."""
     return {
         "stack": run.stack,
         "allreduce": None if run.allreduce == "own" else run.allreduce,

@@ -50,7 +50,7 @@ class Clock:
     warm_s = 0.0
 
     def now(self) -> Any:
-        """The moment at which all work issued so far is done."""
+        """Return a mark of the moment at which all work issued so far is done."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Any, end: Any) -> float:
@@ -123,7 +123,7 @@ class CudaClock(Clock):
 
 @cache
 def clock_of(device: torch.device) -> Clock:
-    """The clock of a device's work."""
+    """Return the clock that times a device's work."""
     return CudaClock() if device.type == "cuda" else Clock()
 
 

@@ -196,7 +196,10 @@ def _elementwise(op: Sample, weights: WeightPool) -> Run:
 
 
 def _rope(moved_bytes: float, device: torch.device) -> Run:
-    """Queries, keys and values are read; what they become is written, the last two to the cache."""
+    """Return a run of RoPE that moves about `moved_bytes`.
+
+    It reads queries, keys and values, and writes the rotated ones, keys and values to the cache.
+    """
     heads, key_heads = ROPE_HEADS
     tokens = max(1, round(moved_bytes / 2.0 / DTYPE.itemsize / ROPE_WIDTH / (heads + 2 * key_heads)))
     q = normal((1, tokens, heads, ROPE_WIDTH), device)
