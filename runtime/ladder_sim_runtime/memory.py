@@ -60,7 +60,7 @@ class Needs(NamedTuple):
 
 
 def needs(config: ModelConfig, engine: EngineConfig, work: Workload, comm: Communicator) -> Needs:
-    """What a rank needs for one sequence, counted in passes on PyTorch's device without memory.
+    """Return what a rank needs for one sequence, counted in passes on PyTorch's device without memory.
 
     A recorded prefill counts twice, in its graph and by itself: it is warmed up before it is recorded.
     """

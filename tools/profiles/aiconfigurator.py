@@ -241,7 +241,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 def make_engine_profile(
     measured: Measurements, engine: str, base: CalibrationProfile, *, created: str
 ) -> CalibrationProfile:
-    """What one engine does by itself, over the profile of the GPU, `base`: attention and all-reduce."""
+    """Return the profile of one engine: its attention and all-reduce, over the GPU's profile `base`."""
     own = of_engine(measured.tables, engine)
     version, curves = engine_curves(measured.custom, engine)
     labels = [s.label for key, many in own.items() if key[0] != "gemm" for s in many]
@@ -280,7 +280,7 @@ def _tables(kind: Kind, measured: Mapping[tuple[Kind, str], list[Series]], refer
 
 
 def reference_gpu(measured: Measurements) -> Gpu:
-    """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
+    """Return the GPU of the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
     fastest_s = float(np.nanmin(_merge("gemm", measured.tables["gemm", "bf16"]).seconds))
     return Gpu(

@@ -206,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(servings: str) -> RenderableType:
-    """What is fitted to the dense models of a table, and how wide the intervals of all have to be."""
+    """Return what is fitted to the dense models of a table, and how wide the intervals of all models must be."""
     content, name = read_table(servings)
     rows = [row for row in read_servings(content, name) if not row.left_out]
     dense, sparse = (
@@ -230,7 +230,7 @@ def report(servings: str) -> RenderableType:
 
 
 def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
-    """The figures, with and without each model, and half-widths."""
+    """Return the fitted figures, with and without each model, and half-widths."""
     fit = fit_serving(rows)
     figures = [
         (

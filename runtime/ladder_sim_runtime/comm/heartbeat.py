@@ -77,7 +77,7 @@ class Heartbeat:
         self._patience_s = patience_s
 
     def stuck(self, now_s: float, patience_s: float) -> RankError | None:
-        """The error to end with, if that is so."""
+        """Return the error to end with if ranks are stuck; None if they are not."""
         ranks = self._read()
         most_issued = max(each.progress.issued for each in ranks.values())
         most_ended = max(each.progress.ended for each in ranks.values())
@@ -102,7 +102,7 @@ class Heartbeat:
         return self._heard[rank, what][1]
 
     def blame(self, error: RuntimeError) -> RankError:
-        """The error to raise for a collective that failed with `error`."""
+        """Return the error to raise for a collective that failed with `error`."""
         self._failed = True
         try:
             self._beat()

@@ -277,7 +277,7 @@ def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, time
 
 
 def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup], degrees: Degrees) -> Groups:
-    """The groups of this rank that there are, by what makes one of a kind; every rank asks for the same, in order."""
+    """Return this rank's groups, one of each kind that there is; every rank creates them in this order."""
     inside, beside, across = degrees.groups()
     return Groups(
         tensor=own("tensor", inside),
