@@ -24,7 +24,7 @@ def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces
 
 
 def qkv_width(kind: Gqa, tp: int) -> int:
-    """Queries, keys and values of one rank."""
+    """Return the width of one rank's queries, keys and values together, in elements."""
     heads, kv_heads = _heads(kind, tp)
     return (heads + 2 * kv_heads) * kind.head_dim
 

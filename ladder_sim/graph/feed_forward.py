@@ -69,7 +69,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
 
 
 def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
-    """The score of every expert, and the choice of the best."""
+    """Add the score of every expert and the choice of the best; return the number of the last op."""
     bias = kind.experts if kind.router_bias else 0
     scores = block.linear(
         f"{prefix}router", kind.experts, kind.expert.hidden, [NORM], format=FORMATS["bf16"], bias=bias, kind="router"
@@ -80,7 +80,7 @@ def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
 
 
 def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
-    """What this rank holds of the routed experts, for the tokens of all groups."""
+    """Add this rank's part of the routed experts, for the tokens of all groups; return the last op's number."""
     rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts", kind)
     held, width = kind.experts // plan.ep, expert.width // plan.expert_tp
     ups = expert.up_width // expert.width

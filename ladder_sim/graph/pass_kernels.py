@@ -77,7 +77,7 @@ class PassKernels:
         return rewritten(lay_out(structure._replace(blocks=orders), keep), rewrites)
 
     def of(self, role: Role) -> Op:
-        """The kernel of a role; it has no layer."""
+        """Return the kernel of a role, without a layer."""
         if role not in self._of:
             if isinstance(role, ResidualOp):
                 self._of[role] = self._stream(role)
@@ -133,7 +133,7 @@ class PassKernels:
         return block
 
     def _stream(self, role: ResidualOp) -> Op:
-        """An op of the residual stream between the blocks."""
+        """Return an op of the residual stream between the blocks."""
         rank, name = self.rank, role.op
         own_bytes = rank.state_bytes / rank.tp if role.split else rank.state_bytes
         norm_weights = float(rank.model.hidden) * STATE_BYTES
@@ -161,7 +161,7 @@ class PassKernels:
         return hidden - first if role.others else first
 
     def _end(self, role: ResidualOp) -> Op:
-        """An op before the first block or after the last."""
+        """Return an op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
         if name == "embedding":
             rows = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab

@@ -103,7 +103,7 @@ class Sizes:
         return _same((self.kv_len, self.chunk_kv_len, self.whole_kv_len))
 
     def op(self, op: Op) -> Op:
-        """An op of these sizes, given that of a single token."""
+        """Return an op of these sizes, given that of a single token."""
         return Op(
             name=op.name,
             kind=op.kind,
@@ -149,7 +149,7 @@ class Sizes:
         return replace(self, batch=batch, q_len=q_len, kv_len=kv_len, whole_kv_len=whole)
 
     def shape(self, op: Op) -> Shape:
-        """The shape of an op of these sizes, given the op of a single token of each sequence."""
+        """Return the shape of an op of these sizes, given that of a single token of each sequence."""
         shape = op.shape
         if isinstance(shape, CachedAttention):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}

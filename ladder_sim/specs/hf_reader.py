@@ -37,7 +37,10 @@ class ConfigReader:
         self.source = source
 
     def decoder(self) -> Self:
-        """The config of the decoder: the one in it of a multimodal model, else itself; with the type's defaults."""
+        """Return the config of the decoder, with the defaults of its type.
+
+        In a multimodal model it is a part of the config, else the config itself.
+        """
         nested = next((key for key in TEXT_CONFIGS if self.config.get(key)), None)
         if nested is None:
             return self._filled({})
@@ -82,7 +85,7 @@ class ConfigReader:
         return default if value is None else flag(value, f"{self.source}: {key}")
 
     def layer_numbers(self, key: str, layers: int) -> frozenset[int] | None:
-        """The layers that a field lists; None if it is missing or empty."""
+        """Return the layers that a field lists; None if it is missing or empty."""
         value = self.config.get(key)
         if value is None or value == []:
             return None

@@ -27,7 +27,7 @@ def engines(support: Sequence[Support]) -> str:
 
 
 def with_sources(support: Sequence[Support]) -> str:
-    """The same with the sources."""
+    """Return the engines that support a technique, with sources, as text."""
     return "; ".join(f"{each.engine} ({each.source})" for each in support) or "none"
 
 
@@ -201,12 +201,12 @@ def technique_names() -> tuple[str, ...]:
 
 
 def family_of(name: str) -> str:
-    """A technique's name without its parameter."""
+    """Return a technique's name without its parameter."""
     return name.partition(":")[0]
 
 
 def parameter_of(name: str) -> str:
-    """What follows the colon in a technique's name; empty if nothing does."""
+    """Return what follows the colon in a technique's name; empty if nothing does."""
     return name.partition(":")[2]
 
 
