@@ -150,7 +150,7 @@ def _serve(
 
 
 def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPass) -> ServedRequest:
-    """A request that waits for the prompts of all others."""
+    """Return a request of one token, which waits for the prompts of all other requests."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
     # the first one goes through every stage, each further one adds the time of the slowest
     engine_s = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds

@@ -51,7 +51,7 @@ class Confidence:
         self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
 
     def request(self, name: str) -> Request:
-        """The simulated request of a variant; standard's is always there."""
+        """Return the simulated request of a variant; that of standard is always there."""
         return self._requests[name]
 
     def request_s(self, name: str) -> float:

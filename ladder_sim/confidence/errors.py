@@ -96,7 +96,7 @@ SHARED_BY_PLANS = 0.5
 
 
 def unchecked(parts: Collection[str]) -> Unchecked:
-    """What several parts add together."""
+    """Return the uncertainty that several unchecked parts add together."""
     return Unchecked(
         kernels=math.hypot(*(float(UNCHECKED[part].kernels) for part in parts)),
         collectives=math.hypot(*(float(UNCHECKED[part].collectives) for part in parts)),
@@ -111,7 +111,7 @@ def hypot(*widths: Number) -> Any:
 
 
 def log1p(width: Number) -> Any:
-    """The half-width in the logarithm, from one as a fraction."""
+    """Return the half-width in the logarithm, from one as a fraction."""
     return np.log1p(width) if isinstance(width, np.ndarray) else math.log1p(width)
 
 
@@ -201,7 +201,7 @@ class Basis:
     def of(
         cls, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool], variants: Iterable[str]
     ) -> Self:
-        """That of a scenario, from the runs that are the most alike and the parts of it that they had."""
+        """Return the basis of a scenario's errors: the most similar runs, and which of its parts they had."""
         tpot = ttft = 0.0
         if served := isinstance(runs, ServingCheck):
             tpot = runs.tpot if validated["stack"] else 0.0
@@ -263,7 +263,7 @@ class Fitted(NamedTuple):
         profile: CalibrationProfile | None,
         configurations: Mapping[str, ArrayLike] | None = None,
     ) -> Self | None:
-        """That of a scenario's stack; None: it has none.
+        """Return the times of a scenario's requests over the draws of its stack's fit; None if no fit applies.
 
         `configurations` have values of their own of some figures and sizes, as `simulate_requests` takes them.
         """

@@ -22,7 +22,7 @@ class Interval:
 
     @classmethod
     def around(cls, value: float, log_width: Number) -> "Interval":
-        """An interval of `log_width` either way in the logarithm."""
+        """Return the interval of a value, `log_width` either way in the logarithm."""
         width = float(log_width)
         return cls(value=value, low=value * math.exp(-width), high=value * math.exp(width))
 

@@ -166,7 +166,7 @@ class Program:
         return cast(Tasks, self.tasks).costs
 
     def of(self, chosen: NDArray[np.int_]) -> "Program":
-        """The same tasks in some of the configurations that their arrays hold."""
+        """Return the program in the chosen configurations only, of those that its arrays hold."""
         demands = {cost.demand: cost.demand.of(chosen) for cost in self.costs}
         costs = [
             Cost(values_of(duration_s, chosen), values_of(lead_s, chosen), demands[demand], values_of(wake_s, chosen))

@@ -86,6 +86,6 @@ def _place(schedule: Schedule, number: int, lasting: Set[int]) -> _Place:
 
 
 def _name(schedule: Schedule, number: int) -> str:
-    """An op's name without its layer."""
+    """Return an op's name without its layer."""
     name = schedule.layout.names[number]
     return name.partition(".")[2] if schedule.layout.layers[number] >= 0 else name

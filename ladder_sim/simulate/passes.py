@@ -127,7 +127,7 @@ class ForwardPass:
         return PathSums.joined(self._sums, len(self.seconds))
 
     def at_own_duty(self) -> "ForwardPass":
-        """The same pass, whose GEMMs are slowed only for the share of its time in which tensor cores multiply.
+        """Return the pass with GEMMs slowed only for the share of its time in which tensor cores multiply.
 
         While a rank waits for a collective, or normalises, it draws less power, and its next GEMM runs faster. Mixed
         steps are priced at the duty of all steps around them.
@@ -178,7 +178,7 @@ class ForwardPass:
         return [self.prices[number][1] for number in schedule.numbers]
 
     def distinct(self, schedule: Schedule) -> list[Op]:
-        """The op of each role in a schedule of this pass, at its size."""
+        """Return the op of each role in a schedule of this pass, at the size that it has in the pass."""
         return [self.prices[number][0] for number in schedule.numbers]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
@@ -461,7 +461,7 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
 
 
 def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
-    """The end of the last task of any stream."""
+    """Return the end of the last task of any stream, in seconds."""
     return reduce(maximum, (end_s[number] for number in program.outline.last_tasks))
 
 

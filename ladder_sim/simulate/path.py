@@ -37,7 +37,10 @@ class PathSums:
 
     @classmethod
     def in_turn(cls, schedule: Schedule, estimates: Sequence[Estimate], durations_s: Sequence[Number]) -> Self:
-        """Sums of a pass in which nothing overlaps and no launch is waited for, given how long each role takes."""
+        """Return the sums of a pass in which nothing overlaps and no launch is waited for.
+
+        `durations_s` holds the seconds of each role.
+        """
         errors_s: dict[str, Number] = defaultdict(float)
         collectives_s: Number = 0.0
         exposed_s: Number = 0.0
@@ -55,7 +58,7 @@ class PathSums:
 
     @classmethod
     def of(cls, schedule: Schedule, errors: Sequence[Number], program: Program, times: TaskTimes) -> Self:
-        """Sums of a pass that was simulated, given the error of each role."""
+        """Return the sums of a simulated pass, given the error of each role."""
         layout, (_, starts_s, ends_s) = schedule.layout, times
         critical = _critical(program.outline, program.costs, ends_s)
         repeats = layout.wiring.repeats
@@ -86,7 +89,7 @@ class PathSums:
 
     @classmethod
     def total(cls, parts: Sequence[tuple[Any, Number]]) -> Self:
-        """The sum of several, or of breakdowns, each as often as its weight says."""
+        """Return the sum of several parts, or of breakdowns, each as often as its weight says."""
         errors_s: dict[str, Number] = defaultdict(float)
         for part, times in parts:
             for kind, error_s in part.errors_s.items():
@@ -99,7 +102,10 @@ class PathSums:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Any, "PathSums"]], count: int) -> "PathSums":
-        """Sums of all configurations, given those of some rows each; of a row the last ones count."""
+        """Return the sums of `count` configurations, given those of some rows each.
+
+        Where several parts have a row, the last one counts.
+        """
         kinds = {kind: None for _, part in parts for kind in part.errors_s}
         errors_s: dict[str, Any] = {kind: np.zeros(count) for kind in kinds}
         collectives_s, exposed_s = np.zeros(count), np.zeros(count)
@@ -141,7 +147,7 @@ def _mark(critical: list[Any], tasks: Sequence[int], noticed_s: Sequence[Number]
 
 
 def _simple(mask: Any) -> Any:
-    """A mask, or what all of it says."""
+    """Return True or False instead of a mask in which all elements are equal."""
     if mask is True or mask is False:
         return mask
     return True if mask.all() else mask if mask.any() else False

@@ -180,7 +180,10 @@ class Network:
         )
 
     def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """What the engine takes: as measured, else by the stack's rule; without a rule, about the fastest."""
+        """Return the all-reduce times that the engine gets by itself.
+
+        They are measured times, else those of the stack's rule, without a rule those of about the fastest algorithm.
+        """
         if not self._custom:
             return self._nccl("all_reduce", message)
         if rules:
@@ -195,7 +198,7 @@ class Network:
         return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
 
     def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """The first algorithm of the stack's rule that works here and takes such messages; NCCL if none does."""
+        """Return the times of the first algorithm of the stack's rule that works here; NCCL's where none does."""
         rule = self._scenario.allreduce_rule(rules)
         works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
         names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
