@@ -50,7 +50,7 @@ class Contention:
         return cls(device=Device(sms=_PARTS))
 
     def demands(self, graph: TraceGraph) -> list[Demand]:
-        """What each op takes of its processor."""
+        """Return what each op of a graph takes of its processor."""
         return [self._on_gpu(op) if self.overlap is not None else self._on_core(graph, op) for op in graph.ops]
 
     def _on_gpu(self, op: TraceOp) -> Demand:

@@ -165,7 +165,7 @@ class Unseen:
 
 
 def evidence(level: Level) -> str:
-    """What a level predicts from, in words."""
+    """Return what a level predicts from, in words."""
     return LEVELS.get(level, "the profile that was given")
 
 
@@ -331,7 +331,7 @@ class _NoEvidenceError(LadderSimError):
 
 
 def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
-    """What a level predicts from; None for datasheet figures."""
+    """Return the profile that a level predicts from; None for datasheet figures."""
     cluster, stack = scenario.cluster, scenario.stack
     if level == "roofline":
         return None

@@ -132,7 +132,10 @@ class RunCheck(Answer):
         return float(np.mean(own)) if own else None
 
     def row(self, variant: str, quantity: str) -> Compared | None:
-        """The comparison of a quantity of a wiring; None: standard's speedup, or TPOT of a single token."""
+        """Return the comparison of a wiring's quantity.
+
+        There is none for standard's speedup, and for the TPOT of a single token.
+        """
         return next((row for row in self.rows if (row.variant, row.quantity) == (variant, quantity)), None)
 
     def require(self, **bounds: float) -> None:
