@@ -60,7 +60,7 @@ def _names(text: str, parts: list[str]) -> bool:
 
 
 def _of_parts(text: str, parts: list[str]) -> str:
-    """A warning with the names of the parts that it is about."""
+    """Return a warning that starts with the names of the parts it is about."""
     return Caution(f"{_listed(parts)}: {text}", getattr(text, "kind", ""))
 
 

@@ -23,7 +23,7 @@ def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
 
 
 def verdict(result: ServingResult) -> str:
-    """What ladder, or else the last variant, needs."""
+    """Return a sentence on the GPUs that ladder needs, or else the last variant."""
     rows = _rows(result)
     name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
     standard, other = rows["standard"]["gpus"], rows[name]["gpus"]
@@ -52,7 +52,7 @@ def cards(result: ServingResult) -> list[html.Article]:
 
 
 def notes(result: ServingResult) -> list[Component]:
-    """What was simulated, what was compared with runs, and how sure times are."""
+    """Return what was simulated, the runs it was compared with, and warnings on the times."""
     return [
         html.P(result.label, className="summary"),
         html.P(" ".join(result.compared)),

@@ -97,7 +97,10 @@ class ServingView:
         _Answer(self, State.parse(query, self.allowlist), tell).give()
 
     def service(self, state: State, scenario: Scenario, traffic: Traffic) -> Service:
-        """The one of earlier questions, where only rates, promises, variants and prices differ."""
+        """Return the service of a state.
+
+        States that differ in rates, SLOs, variants and prices only share one.
+        """
         key = replace(state, rate=None, ttft_p95="", tpot_p95="", variants=(), price=None).query()
         if key not in self._services:
             profile = state.how(self.allowlist)["profile"]
@@ -167,7 +170,7 @@ class _Answer:
         self._put(compared=tuple(compared), cautions=self._sure().cautions, doing="", share=1.0)
 
     def _sure(self) -> Capacity:
-        """What has intervals by now, in the order of the page."""
+        """Return the variants with intervals so far, in the order of the page."""
         variants = {name: self._fleets[name] for name in self._shown if name in self._fleets}
         return Capacity(
             variants=variants,
@@ -205,7 +208,7 @@ class _Answer:
         return Document.of_rows(document.content, [rows[name] for name in self._shown if name in rows])
 
     def _row(self, name: str, need: Need) -> dict[str, Any]:
-        """What a variant needs, without intervals."""
+        """Return a row of what a variant needs, without intervals."""
         row = {
             "variant": name,
             "gpus": need.gpus or None,
@@ -263,6 +266,6 @@ class _Answer:
 
 
 def traffic_of(state: State, scenario: Scenario) -> Traffic:
-    """The requests of a page."""
+    """Return the traffic that a page describes."""
     prompt, gen = (Lengths.parse(str(tokens)) for tokens in (scenario.workload.prompt, scenario.workload.gen))
     return Traffic(prompt=prompt, gen=gen, rate=state.rate or 0.0, requests=REQUESTS)
