@@ -83,13 +83,13 @@ class Prediction:
 
     @property
     def unevenness(self) -> Unevenness | None:
-        """With jitter: how steps spread."""
+        """Spread of steps with jitter; None without jitter."""
         steps = self.confidence.scenario.workload.gen - 1
         return Unevenness.of(self.request.ranked, steps) if self.request.ranked else None
 
     @property
     def load(self) -> Load | None:
-        """With requests in flight: what their times are made of."""
+        """Parts of the times of requests in flight; None for a static batch."""
         if not isinstance(self.request, ServedRequest):
             return None
         return Load.of(self.request, self.rate / self.confidence.scenario.plan.gpus)

@@ -93,7 +93,7 @@ def simulated_alike(
     *,
     follow: bool = False,
 ) -> Iterator[tuple[static.Rows, Mapping[str, Request]]]:
-    """As `ladder_sim.simulate.request.simulated_alike`, requests in flight included."""
+    """Yield the requests of `ladder_sim.simulate.request.simulated_alike`, requests in flight included."""
     if scenario.workload.concurrency is None:
         yield from static.simulated_alike(scenario, figures, variants, profile, follow=follow)
         return

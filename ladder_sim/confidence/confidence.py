@@ -75,7 +75,7 @@ class Confidence:
 
     @cached_property
     def validated(self) -> Mapping[str, bool]:
-        """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
+        """Whether predictions of each part of the scenario (`UNCHECKED`) were compared with end-to-end runs."""
         return parts_alike(self.scenario, self.costs.profile, self.compared, self._requests)
 
     @cached_property

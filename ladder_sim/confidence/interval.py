@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def text(self) -> str:
-        """Of a ratio, e.g. "1.26 (1.08-1.46)"."""
+        """A ratio and the ends of its interval, e.g. "1.26 (1.08-1.46)"."""
         return f"{self.value:.2f} ({f'{self.low:.2f}-{self.high:.2f}' if self.known else 'not known'})"
 
     @property

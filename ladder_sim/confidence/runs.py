@@ -105,7 +105,7 @@ def parts_alike(
     compared: Compared,
     variants: Iterable[str] = ("standard",),
 ) -> dict[str, bool]:
-    """By part of a scenario, whether runs had it; of wirings, all variants'.
+    """Return, by part of a scenario, whether runs had it; for wirings, whether runs had all variants.
 
     `ladder_sim.confidence.confidence.UNCHECKED` has the parts.
     """

@@ -337,7 +337,7 @@ class KernelCosts:
         return np.where(np.asarray(shape.m) == 1, stack.gemv_factor, several)
 
     def _send(self, message_bytes: Number) -> Estimate:
-        """From one pipeline stage to the next: an average one, where some are in another node."""
+        """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
         hardware, across = self.hardware, self._sends_across
         seconds: Number = 0.0
         for tier, share in ((hardware.intra, 1.0 - across), (hardware.inter, across)):
@@ -408,7 +408,7 @@ class KernelCosts:
 
     @property
     def _floor_s(self) -> Number:
-        """Of a small kernel of the stack."""
+        """Seconds of a small kernel of the stack."""
         return self.hardware.stack.small_kernel_factor * self.hardware.gpu.kernel_s
 
     def _traffic_s(self, moved_bytes: Number) -> Number:

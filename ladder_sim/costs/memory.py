@@ -58,7 +58,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> str:
-        """The same in words, largest first."""
+        """Parts of the memory in words, largest first."""
         ordered = sorted(self.part_bytes.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in ordered)
 
@@ -70,7 +70,7 @@ def weight_bytes(scenario: Scenario) -> float:
 
 @lru_cache(maxsize=1024)
 def _weight_bytes(inputs: PassInputs) -> float:
-    """Of the pipeline stage that holds most."""
+    """Return the bytes of weights on a GPU of the pipeline stage that holds most."""
     kernels = kernels_of(inputs, "decode")
     # as many periods as a pass is simulated with at first, whose layout it is
     layout = kernels.layout(inputs.variant, keep=3)

@@ -280,10 +280,10 @@ class CalibrationProfile:
 
     @cached_property
     def measured_collectives(self) -> Mapping[tuple[str, str], MeasuredCollective]:
-        """By kind and algorithm, the curves of collectives read against their formulas."""
+        """Curves of collectives, read against their formulas, by kind and algorithm."""
         return measured_collectives(self.collectives, self.cluster.intra)
 
     @cached_property
     def measured_dispatches(self) -> Mapping[tuple[str, str], MeasuredCollective]:
-        """The same of dispatch and combine."""
+        """Curves of dispatch and combine, read against their formulas, by kind and algorithm."""
         return measured_collectives(self.moe.collectives, self.cluster.intra)

@@ -153,7 +153,7 @@ def encode(profile: CalibrationProfile) -> bytes:
 
 
 def _beyond(entries: Any, base: Any) -> Any:
-    """Those of some entries that a base has not, or otherwise; a table or a curve is one entry."""
+    """Return the entries that a base lacks or has otherwise; a table or a curve is one entry."""
     if isinstance(entries, list):
         return [entry for entry in entries if entry not in base]
     changed = {name: value for name, value in entries.items() if name not in base or base[name] != value}

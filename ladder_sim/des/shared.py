@@ -43,7 +43,7 @@ def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
 
 
 def where(condition: Any, value: Any, other: Any) -> Any:
-    """One of two values, element by element if the condition is an array."""
+    """Return one of two values, element by element if the condition is an array."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, value, other)
     return value if condition else other

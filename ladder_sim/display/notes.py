@@ -44,7 +44,7 @@ class Notes:
         return not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used)
 
     def fields(self) -> dict[str, Any]:
-        """As in JSON: without entries where nothing is behind an answer but measurements."""
+        """Return the notes as in JSON; empty if an answer depends on nothing but measurements."""
         if not self.confidences and not self.about:
             return {}
         validated = {name: dict(confidence.validated) for name, confidence in self.confidences.items()}

@@ -86,12 +86,12 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
 
 
 def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """With its interval, once that is there."""
+    """Return a figure of a row as text, with its interval once that is known."""
     return write(row[name]) + (f" ({_ends(row, name, write)})" if f"{name}_low" in row else "")
 
 
 def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """Of an interval; where no number of GPUs does, it has none."""
+    """Return the ends of a figure's interval as text; an end that no number of GPUs satisfies is "none"."""
     return "-".join("none" if end is None else write(end) for end in (row[f"{name}_low"], row[f"{name}_high"]))
 
 

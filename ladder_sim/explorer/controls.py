@@ -50,7 +50,7 @@ class Slider:
 
     @property
     def title(self) -> str:
-        """Its label."""
+        """Label of the slider."""
         return field_title(self.field)
 
 

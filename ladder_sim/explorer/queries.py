@@ -111,7 +111,7 @@ class Queries:
         return Setup(state=state, scenario=scenario, profile=profile, used=self._used(state))
 
     def answer(self, query: str) -> Answer:
-        """Its predictions."""
+        """Return the predictions of a query."""
         setup = self.setup(query)
         state, scenario = setup.state, setup.scenario
         predictions = predict(scenario, state.names(scenario), **state.how(self.allowlist))

@@ -73,7 +73,10 @@ class _CachedService(Service):
         slo: SLO | None = None,
         **how: Any,
     ) -> Outcome:
-        """As `Service.run`, without what only times between tokens and preemptions need: megabytes of each."""
+        """Run requests as `Service.run` does, without data on times between tokens and preemptions.
+
+        Only those need such data, which takes megabytes for each run.
+        """
         key = variant, requests, replicas, slower, *how.items()
         if key not in self._outcomes:
             outcome = self._outcomes[key] = super().run(variant, requests, replicas=replicas, slower=slower, **how)
@@ -182,13 +185,16 @@ class _Answer:
         )
 
     def _point(self, name: str, rate: float) -> None:
-        """Of a curve."""
+        """Simulate a point of a curve."""
         traffic = replace(self._traffic, rate=rate)
         outcome = self._service.run(name, traffic, replicas=1, slo=self._slo)
         self._curves.setdefault(name, {})[rate] = outcome
 
     def _rates(self) -> list[float]:
-        """Of the curves: the same in every query, so that they are simulated once; first a few from end to end."""
+        """Return the rates of the curves: first a few from end to end.
+
+        They are the same in every query, so that each is simulated once.
+        """
         limits = [need.rate_limit for need in self._needs.values()]
         highest = log2(max(limits) or self._traffic.rate)
         steps = range(ceil(_STEPS * (highest - _BELOW)), floor(_STEPS * (highest + _ABOVE)) + 2)
@@ -196,7 +202,7 @@ class _Answer:
         return [2.0 ** (steps[number] / _STEPS) for number in ordered]
 
     def _document(self) -> Document:
-        """As of `ladder-sim capacity`; until intervals are there without them."""
+        """Return the document of `ladder-sim capacity`, without intervals until they are known."""
         document = capacity_document(self._sure())
         rows = {row["variant"]: row for row in document.rows}
         for name, times in self._times.items():
@@ -252,7 +258,7 @@ class _Answer:
         return {name: figure.to_plotly_json() for name, figure in figures.items()}
 
     def _shown_curves(self) -> dict[str, dict[float, Outcome]]:
-        """As they are by now, in the order of the page."""
+        """Return the curves as they are by now, in the order of the page."""
         return {name: self._curves[name] for name in self._shown if name in self._curves}
 
     def _say(self, doing: str) -> None:

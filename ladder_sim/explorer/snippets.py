@@ -126,7 +126,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
 
 
 def _arguments(state: State, allowlist: Allowlist, *left_out: str) -> str:
-    """Of `Scenario`, without some arguments and settings."""
+    """Return the arguments of `Scenario` as code, without some arguments and settings."""
     given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape

@@ -171,7 +171,7 @@ class State:
 
     @property
     def max_tpot_s(self) -> float:
-        """The same on TPOT."""
+        """Bound on the time per output token, in seconds; infinite without one."""
         return _seconds("max_tpot", self.max_tpot)
 
     def names(self, scenario: Scenario) -> tuple[str, ...]:

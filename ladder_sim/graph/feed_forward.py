@@ -22,7 +22,10 @@ SCORE_BYTES = 4
 
 
 def feed_forward(block: BlockKernels, kind: Dense | Moe, prefix: str = "", *, reduces: bool) -> int:
-    """All of them; `reduces`: ranks exchange what they need. Returns the output's position, as all of these do."""
+    """Add all kernels of a feed-forward block; return the position of its output.
+
+    `reduces` says whether ranks exchange what they need.
+    """
     if isinstance(kind, Moe):
         return _experts(block, kind, prefix, reduces=reduces)
     return mlp(block, kind, _up(block, kind, prefix), prefix)
@@ -35,7 +38,7 @@ def _up(block: BlockKernels, kind: Dense, prefix: str) -> int:
 
 
 def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
-    """From the output of the first projection to that of the second."""
+    """Add the kernels from the first projection's output to the second's; return the position of that."""
     rank = block.rank
     width, hidden = kind.width // rank.tp, kind.hidden
     moved = float(rank.tokens) * (kind.up_width // rank.tp + width) * STATE_BYTES

@@ -32,7 +32,7 @@ CHANNELS = 8
 
 @lru_cache(maxsize=256)
 def kernels_of(inputs: PassInputs, phase: Phase) -> "PassKernels":
-    """Those of a pass over one token (`PassInputs.of_one_token`), made once."""
+    """Return the kernels of a pass over one token (`PassInputs.of_one_token`), made once."""
     return PassKernels(inputs, phase)
 
 
@@ -155,7 +155,7 @@ class PassKernels:
         return self._end(role)
 
     def _channels(self, role: ResidualOp) -> int:
-        """Of the residual, those that an op is about."""
+        """Return the number of channels of the residual that an op is about."""
         hidden = self.rank.model.hidden
         first = min(hidden, -(-hidden * role.percent // (100 * CHANNELS)) * CHANNELS)
         return hidden - first if role.others else first

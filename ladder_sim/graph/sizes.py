@@ -60,7 +60,7 @@ class Sizes:
 
     @classmethod
     def of(cls, stack: StackSpec, phase: Phase, kv_len: Count, *, batch: Count, prompt: Count, gen: Count) -> Self:
-        """Those of a pass over `kv_len` tokens of context, of requests of these sizes."""
+        """Return the sizes of a pass over `kv_len` tokens of context, of requests of `batch`, `prompt` and `gen`."""
         return cls(
             batch=batch,
             q_len=prompt if phase == "prefill" else 1,
@@ -82,7 +82,7 @@ class Sizes:
         gen: Count,
         duty: float | NDArray[np.float64],
     ) -> Self:
-        """Those of a step that decodes `batch` sequences and runs an average chunk of each of `prompts` prompts."""
+        """Return the sizes of a step that decodes `batch` sequences and runs an average chunk of `prompts` prompts."""
         decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=gen)
         chunk_kv_len: Any = (prompt + chunk) / 2
         return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
@@ -114,7 +114,7 @@ class Sizes:
         )
 
     def part(self, portion: Portion) -> "Sizes":
-        """Those of one of several parts of the tokens.
+        """Return the sizes of one of several parts of the tokens.
 
         Sequences are spread over the parts; one that decodes is in a single part. A lone prompt is cut at whole tiles
         of its GEMMs, so that the parts have no more waves than the whole; each reads what those before it left behind.

@@ -96,14 +96,14 @@ class Family:
 
     @property
     def shortest(self) -> str:
-        """Its name, with the letter of a parameter that it must have."""
+        """Name of the family, with the letter of a parameter that a variant must have."""
         if self.parameter is None or self.parameter.default is not None:
             return self.name
         return f"{self.name}:{self.parameter.letter}"
 
     @property
     def pattern(self) -> str:
-        """Its name with the letter of its parameter."""
+        """Name of the family, with the letter of its parameter in brackets where it may be left out."""
         if self.parameter is None or self.parameter.default is None:
             return self.shortest
         return f"{self.name}[:{self.parameter.letter}]"
@@ -150,7 +150,7 @@ def desync(at: Place, every: int) -> Rule:
 
 
 def track(at: Place, layers: int) -> Rule:
-    """As `desync`, after the last block of every D-th layer."""
+    """Return the rule of `desync` that reduces after the last block of every D-th layer."""
     return desync(at, 2 * layers)
 
 
@@ -329,7 +329,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Its canonical name."""
+        """Canonical name of the variant."""
         parameter = self.family.parameter
         numbers = [self.number] if parameter and self.number != parameter.default else []
         numbers += [self.last] if self.last else []
@@ -341,7 +341,7 @@ class Variant:
         return (f"The last {self.last} layers: " if self.last else "") + self.family.sentence
 
     def layers(self, layers: int) -> range:
-        """Those that have it, of so many."""
+        """Return the layers that the variant rewires, in a model of `layers` layers."""
         last = self.number if self.family.is_tail else self.last or layers
         return range(layers - last, layers)
 

@@ -104,7 +104,7 @@ class Schedule:
 
     @property
     def distinct(self) -> dict[int, Op]:
-        """Its ops that differ in kind or shape, by number."""
+        """Ops of the pass that differ in kind or shape, by number."""
         return {number: self.kernels.distinct[number] for number in self.numbers}
 
     def with_periods(self, keep: int) -> "Schedule":

@@ -174,7 +174,7 @@ class ForwardPass:
         return maximum(1.0, passes * self.slowest_stage)
 
     def estimates(self, schedule: Schedule) -> list[Estimate]:
-        """Of each role in a schedule of this pass, alone on its GPU."""
+        """Return the estimate of each role in a schedule of this pass, alone on its GPU."""
         return [self.prices[number][1] for number in schedule.numbers]
 
     def distinct(self, schedule: Schedule) -> list[Op]:
@@ -182,7 +182,10 @@ class ForwardPass:
         return [self.prices[number][0] for number in schedule.numbers]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
-        """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
+        """Return the schedule and the tasks of this pass, with `keep` periods of each run of identical layers.
+
+        They are priced on other hardware, if any is given.
+        """
         schedule = self.schedule.with_periods(keep)
         return schedule, self._lower(schedule, hardware or self.hardware)
 
@@ -230,7 +233,7 @@ class ForwardPass:
 
     @property
     def timeline(self) -> Timeline:
-        """Of the tasks of the simulated layers: every CPU launch, then every op, in issue order."""
+        """Timeline of the tasks of the simulated layers: every CPU launch, then every op, in issue order."""
         return self.simulated[1]
 
     @cached_property
@@ -245,7 +248,7 @@ class ForwardPass:
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Its collectives, and what each can run next to, layers left out included."""
+        """Collectives of the pass, layers left out included, and what each can run next to."""
         schedule, timeline = self.simulated
         return collectives(schedule, self.distinct(schedule), timeline)
 

@@ -117,7 +117,7 @@ class PathSums:
 
 
 def _critical(outline: Outline, costs: Sequence[Cost], ends_s: Sequence[Number]) -> list[Any]:
-    """Of each task, the configurations in which it is on the critical path: True for all, False for none, or a mask."""
+    """Return, by task, the configurations in which it is critical: True for all, False for none, or a mask."""
     critical: list[Any] = [False] * len(outline.streams)
     last = sorted(outline.last_tasks)
     _mark(critical, last, [ends_s[task] for task in last], True)
@@ -155,7 +155,7 @@ def _simple(mask: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _before(outline: Outline) -> Sequence[Sequence[int]]:
-    """Of each task, those whose ends it may have waited for: the one before it on its stream, and those of others."""
+    """Return, by task, the tasks whose ends it may have waited for: on its stream, and on others."""
     latest: dict[int, int] = {}
     before = []
     for index, (stream, _, across) in enumerate(outline.rows):
@@ -166,7 +166,7 @@ def _before(outline: Outline) -> Sequence[Sequence[int]]:
 
 @lru_cache(maxsize=1024)
 def _overlapped(outline: Outline) -> Mapping[int, Sequence[int]]:
-    """Of each collective, the kernels that may run at the same time: it waits for none of them, nor they for it."""
+    """Return, by collective, the kernels that may run at the same time: neither waits for the other."""
     kernels = [index for index, stream in enumerate(outline.streams) if stream == COMPUTE]
     comms = [index for index, stream in enumerate(outline.streams) if stream == COMM]
     place = {kernel: number for number, kernel in enumerate(kernels)}

@@ -72,7 +72,7 @@ class Unevenness:
 
     @classmethod
     def of(cls, ranked: Sequence[RankedStep], steps: int) -> Self:
-        """Of a request: its prefill, and a decode step of so many that it takes, if there is one."""
+        """Return the spread of a request: its prefill, and a decode step of the `steps` that it takes, if any."""
         prefill, *decode = ranked
         return cls(
             ttft_p50_s=prefill.p50_s,

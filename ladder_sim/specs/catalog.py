@@ -309,7 +309,7 @@ def _merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _allreduce_rules(table: dict[str, Any], key: str, where: str) -> tuple[AllReduceRule, ...]:
-    """Those of a stack, taken out of its table."""
+    """Return the all-reduce rules of a stack, taken out of its table."""
     rules = _list_of(table, key, where)
     return tuple(AllReduceRule.read(rule, f"{where}: {key}[{at}]") for at, rule in enumerate(rules))
 

@@ -282,7 +282,7 @@ def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def read_ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Those that a llamaLadder config wires as ladder; empty: none."""
+    """Return the layers that a llamaLadder config wires as ladder; empty if there are none."""
     value = reader.config.get("ladder_layers")
     if reader.model_type() != "llamaLadder":
         if value:

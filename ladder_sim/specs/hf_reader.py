@@ -54,7 +54,7 @@ class ConfigReader:
         return inner._filled(CLASS_SIZES.get(inner.model_type(), {}))
 
     def _filled(self, sizes: Mapping[str, object]) -> Self:
-        """With what the model's type implies."""
+        """Return the config completed by what the model's type implies."""
         given = {key: value for key, value in self.config.items() if value is not None or key in _NULLABLE}
         return type(self)({**sizes, **TYPES.get(self.model_type(), {}), **given}, self.source)
 

@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """With section and unit, ``inter.bandwidth_Bps``."""
+        """Name with section and unit, e.g. ``inter.bandwidth_Bps``."""
         return f"{self.section}.{self.field}"
 
     @property

@@ -155,7 +155,7 @@ class Techniques:
 
     @property
     def name(self) -> str:
-        """All of them, e.g. "fused-norm"; "none" if there are none."""
+        """Names of all techniques together, e.g. "fused-norm"; "none" if there are none."""
         return "+".join(self.chosen) or "none"
 
     @property

@@ -75,7 +75,7 @@ class Versions:
 
     @classmethod
     def read(cls, table: object, file: str) -> Self:
-        """Those of a file's table ``[versions]``."""
+        """Return the versions of a file's table ``[versions]``."""
         where = f"{file}: [versions]"
         if not isinstance(table, dict) or set(table) - {"oldest", "newest", "before", "source"}:
             raise SpecError(f"{where} must hold oldest, newest and before", hint="vllm.toml shows the form")

@@ -124,7 +124,7 @@ class Journal:
             ) from error
 
     def chunks(self) -> Iterator[bytes]:
-        """Those of `done`."""
+        """Yield the chunks that `done` counts."""
         ends = [mark.end for mark in self._marks()]
         with self.part.open("rb") as part:
             part.seek(ends[0])

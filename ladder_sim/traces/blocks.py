@@ -64,7 +64,7 @@ class Cover:
 
     @property
     def share(self) -> float:
-        """Of the all-reduces, those that belong to a pass."""
+        """Share of the all-reduces that belong to a pass."""
         return self.covered / self.reduces if self.reduces else 1.0
 
 

@@ -137,7 +137,7 @@ class TraceGraph:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that it holds, in order."""
+        """Ranks that the trace holds, in order."""
         return sorted({lane.rank for lane in self.lanes})
 
     @property

@@ -251,7 +251,7 @@ def _ratio(recorded_s: float, predicted_s: float) -> float:
 
 
 def _kept(passes: Passes, origin: Origin) -> Passes:
-    """Those that a run holds: all, or the step to which it was cut."""
+    """Return the passes that a run holds: all, or the step to which it was cut."""
     if origin.step == ALONE:
         return passes
     name, each = passes.steps[origin.step], passes.passes[origin.step]

@@ -250,7 +250,7 @@ def _of_bench(
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Those of `FIGURES` that a row has."""
+    """Return the figures of `FIGURES` that a row has."""
     return {name: real(row[name], name, MOST) for name in FIGURES if row.get(name) is not None}
 
 

@@ -405,7 +405,7 @@ def check_error(errors: ErrorStats | None, maximum: float, figure: str, rows: st
 
 
 def unseen(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    """Those that no fit behind the predictions has used."""
+    """Return the comparisons that no fit behind the predictions has used."""
     return tuple(row for row in comparisons if not row.seen)
 
 

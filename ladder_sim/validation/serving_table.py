@@ -68,11 +68,11 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        """Without its version."""
+        """Name of the engine without its version."""
         return self.stack.partition("@")[0]
 
     def scenario(self, concurrency: int | None = None, prompt: int = 1024, gen: int = 512) -> Scenario:
-        """One of its loads, of any variant."""
+        """Return the scenario of one load of this setup, of any variant."""
         plan = self.plan
         model = catalog.model(self.model)
         if self.unquantized:

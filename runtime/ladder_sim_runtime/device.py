@@ -117,8 +117,9 @@ class Cuda(Device):
 
     @functools.cached_property
     def _keeper(self) -> torch.cuda.CUDAGraph:
-        """Its memory is that of all graphs: only one of them runs at a time, and none leaves anything in it.
+        """Graph that keeps the memory of all graphs.
 
+        Only one of them runs at a time, and none leaves anything in that memory.
         It is never dropped: memory that no graph uses any more cannot be given to another.
         """
         graph = torch.cuda.CUDAGraph()

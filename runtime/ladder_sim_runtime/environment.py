@@ -88,7 +88,7 @@ def _smi(*arguments: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """None: the GPU has no such sensor."""
+    """Return a number of nvidia-smi; None if the GPU has no such sensor."""
     try:
         return float(text)
     except ValueError:

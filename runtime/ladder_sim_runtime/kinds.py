@@ -148,7 +148,7 @@ class Latent:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
-        """None, if the model has none."""
+        """Return the model's latent attention; None if it has none."""
         if not spec.kv_lora_rank:
             return None
         return cls(
@@ -197,7 +197,7 @@ class Experts:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
-        """None, if the model has none.
+        """Return the model's routed experts; None if it has none.
 
         Raises
         ------

@@ -176,7 +176,7 @@ def _read_gemms(files: package.SystemFiles, figures: Mapping[str, float]) -> dic
 def _read_attention(
     files: package.SystemFiles, bandwidth_Bps: float
 ) -> tuple[dict[tuple[Kind, str], list[Series]], dict[str, str]]:
-    """Its series, and the decode kernel of each engine."""
+    """Return the series of attention, and the decode kernel of each engine."""
     tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
     kernels: dict[str, str] = {}
     for kind, phase in PHASES.items():
@@ -338,7 +338,7 @@ def _left_out_errors(
 
 
 def nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
-    """Without series that have no rows, and without keys that have no others."""
+    """Return the keys and series that have rows."""
     kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 

@@ -217,7 +217,7 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
 
 
 def _latent_tables(measured: MoeMeasurements, engine: str, reference: Gpu) -> dict[Kind, dict[str, RatioTable]]:
-    """Of latent attention and its projections, by one engine's kernels."""
+    """Return the tables of latent attention and its projections, by one engine's kernels."""
     tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
     for (kind, of), own in of_engine(measured.tables, engine).items():
         tables[kind][of] = make_table(kind, of, own, reference)

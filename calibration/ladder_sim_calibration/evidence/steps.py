@@ -320,7 +320,7 @@ class Evidence:
                 yield f"{op}: not measured, none of {sizes} sizes: {causes.get(op, 'no time was left')}"
 
     def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
-        """Of the runs that were measured."""
+        """Yield the runs that were measured, with their results."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():

@@ -72,7 +72,7 @@ def losses(samples: Sequence[Sample]) -> list[Loss]:
 
 
 def _ratios(samples: Sequence[Sample]) -> Iterator[tuple[str, Mapping[str, float], float]]:
-    """Of every op next to another one, its point and how many times as long it takes: the median of its samples."""
+    """Return, for every op next to another one, its point and the median of how many times as long it takes."""
     ratios: dict[Any, list[float]] = defaultdict(list)
     points = {}
     for sample in samples:
@@ -107,7 +107,10 @@ def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) 
 
 
 def _of_losses(losses: Sequence[Loss], sms: int) -> dict[str, float]:
-    """Those that say what a kernel loses with its SMs: tried one by one, because waves leave no slope to follow."""
+    """Return the parameters that say what a kernel loses with its SMs.
+
+    Values are tried one by one, because waves leave no slope to follow.
+    """
     gemms = [loss for loss in losses if loss.kernel.startswith("gemm")]
     attention = [loss for loss in losses if loss.kernel.startswith("attention")]
     others = [loss for loss in losses if not loss.kernel.startswith(("gemm", "attention"))]

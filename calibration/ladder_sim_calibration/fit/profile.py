@@ -115,7 +115,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 def _tables(
     points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[Kind, dict[Any, RatioTable]]:
-    """By kind, and which of that kind."""
+    """Return the tables of ratios by kind of op, and by data type or layer of experts within a kind."""
     tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
     for op, at in points.items():
         if op.table:

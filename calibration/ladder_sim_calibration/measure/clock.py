@@ -69,7 +69,7 @@ class Clock:
         return 1
 
     def frequency(self) -> float | None:
-        """Of the device's clock, MHz; None: it is not known."""
+        """Return the frequency of the device's clock in MHz; None if it is not known."""
         return None
 
 

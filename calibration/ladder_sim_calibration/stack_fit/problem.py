@@ -88,7 +88,7 @@ class Problem:
 
     @cached_property
     def _covariance(self) -> Floats:
-        """Of the runs' errors, shape (runs, runs)."""
+        """Covariance of the runs' errors, in logarithms, shape (runs, runs)."""
         shared = np.array([[row == column for column in self.groups] for row in self.groups])
         return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
 

@@ -78,7 +78,10 @@ def multicast(ranks: float) -> float:
 
 
 def mnnvl_two_shot(ranks: float) -> float:
-    """As a ring up to 8 GPUs, 1.46 times as much on 16; what grows so with the ranks is not published."""
+    """Return the bytes that each GPU sends for a byte of the message in MNNVL's two-shot all-reduce.
+
+    They are those of a ring up to 8 GPUs, and 1.46 times as many on 16; the cause of this growth is not published.
+    """
     return max(ring(ranks), ring(8.0) * math.pow(ranks / 8.0, 0.55))
 
 
@@ -180,7 +183,7 @@ class Algorithm:
 
     @property
     def holds_norm(self) -> bool:
-        """Its kernels can add and normalise what they reduced: every rank has all of it in its registers."""
+        """Whether kernels can add and normalise what they reduced: every rank has all of it in its registers."""
         return self.inline and not self.symmetric
 
     def unmet(self, scenario: Scenario) -> Need | None:
@@ -414,7 +417,7 @@ class MeasuredCollective:
 
     @cached_property
     def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
-        """Of each curve: logarithms of its sizes, and of its times over the formula's."""
+        """Logarithms of each curve's sizes, and of its times over the formula's."""
         return {
             ranks: (
                 np.log(curve.size_bytes),

@@ -242,7 +242,7 @@ class Network:
         return fastest([host, unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
-        """Of the ranks in a node, or of so many where some are measured across nodes."""
+        """Return the times of a collective between the ranks of a node, or between `ranks` ranks."""
         algorithm, tier, ranks = ALGORITHMS[kind, name], self._hardware.intra, ranks or self._ranks
         if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
@@ -271,7 +271,7 @@ class Network:
         ).at_least(port_s)
 
     def _source(self, algorithm: Algorithm) -> Source:
-        """Of a formula's figures."""
+        """Return the source of a formula's figures."""
         if algorithm.measured_on is None:
             return "roofline"
         here = algorithm.measured_on and self._hardware.same_node(catalog.cluster(algorithm.measured_on))

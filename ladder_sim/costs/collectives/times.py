@@ -69,7 +69,7 @@ class CollectiveTimes:
 
 
 def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
-    """Those of one algorithm by its formula; `seconds` holds one value per message or per configuration."""
+    """Return times of one algorithm by its formula; `seconds` holds one value per message or configuration."""
     nowhere = np.zeros(seconds.shape, bool)
     return CollectiveTimes(
         seconds=seconds,

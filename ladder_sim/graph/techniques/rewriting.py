@@ -59,7 +59,7 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         same_as.append(roles.setdefault(role, len(roles)))
 
     def number_of(other: Role, role: Role) -> int:
-        """Of another role, for the same tokens as `role`."""
+        """Return the number of another role, for the same tokens as `role`."""
         return roles[PortionOf(other, role.portion) if isinstance(role, PortionOf) else other]
 
     firsts = {layout.roles[other]: layout.roles[first] for first, others in layout.next_to.items() for other in others}

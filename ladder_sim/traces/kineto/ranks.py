@@ -71,7 +71,7 @@ def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
 
 
 def _together(members: Sequence[Draft]) -> Iterator[list[Draft]]:
-    """Those that ran at the same time.
+    """Yield groups of the collectives that ran at the same time.
 
     Others did not meet: their recordings began at different collectives, or they are of groups whose names were not
     recorded, such as those of pipeline stages.

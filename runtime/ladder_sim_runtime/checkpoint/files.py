@@ -97,7 +97,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Of the embedding, and usually of every matrix: fp32, bf16 or fp16."""
+        """Data type of the embedding, and usually of every matrix: fp32, bf16 or fp16."""
         return DTYPE_NAMES[self.tensors[EMBEDDING].dtype]
 
     def source(self, name: str, _shape: Shape) -> Stored:

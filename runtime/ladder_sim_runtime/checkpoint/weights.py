@@ -123,7 +123,7 @@ def fill(model: Decoder, source: Source) -> None:
 
 
 def _chunk_rows(shape: tuple[int, ...]) -> int:
-    """Of a full tensor, in float32."""
+    """Return the number of rows in a chunk of a full tensor, in float32."""
     return max(1, _CHUNK_BYTES // (math.prod(shape[1:]) * 4))
 
 

@@ -91,7 +91,7 @@ class GroupedAttention(nn.Module):
         return like.new_zeros((layers, 2, batch, kv_heads, positions, width))
 
     def cache_tensors(self, cache_2BGSK: Tensor | None) -> tuple[Tensor, ...]:
-        """Of one layer: keys and values, if there is a cache."""
+        """Return the keys and values of one layer's cache; empty if there is no cache."""
         return () if cache_2BGSK is None else (cache_2BGSK[0], cache_2BGSK[1])
 
     def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:

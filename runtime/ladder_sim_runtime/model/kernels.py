@@ -96,7 +96,10 @@ def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, 
 @kernel("squares")
 @fused
 def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
-    """Of each token's queries and keys, 2 x B x T in float32, divided by `ranks`: its part of the mean over ranks."""
+    """Return this rank's part of the mean squares of each token's queries and keys, 2 x B x T in float32.
+
+    They are divided by `ranks`, so that the sum over ranks is the mean.
+    """
     return torch.stack([x.float().square().mean(dim=(-2, -1)) for x in (q_BTHK, k_BTGK)]) / ranks
 
 

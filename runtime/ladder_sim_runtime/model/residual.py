@@ -235,7 +235,7 @@ class ResidualStream:
         apart = self._receive(pipeline) if has_shared else None
 
         def own() -> Tensor:
-            """All of it, if nothing was exchanged."""
+            """Return all of the received output, which nothing was exchanged of."""
             handle.wait()
             return y_BTD
 
@@ -243,6 +243,6 @@ class ResidualStream:
 
 
 def _channels(x_BTD: Tensor, percent: int) -> int:
-    """So many percent of the channels, rounded up."""
+    """Return `percent` percent of the channels, rounded up."""
     hidden = x_BTD.shape[-1]
     return min(hidden, -(-hidden * percent // (100 * CHANNELS)) * CHANNELS)

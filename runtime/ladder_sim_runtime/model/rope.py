@@ -44,7 +44,7 @@ def rope_table(config: ModelConfig, positions: int) -> Tensor:
 
 
 def _kept_by_yarn(yarn: Yarn, channels: int, theta: float) -> Tensor:
-    """By pair of channels: 1 where its wavelength stays, 0 where it is stretched in full; a ramp between the two."""
+    """Return, by pair of channels, 1 where its wavelength stays, 0 where it is stretched, a ramp in between."""
 
     def pair(turns: float) -> float:
         """Return the pair of channels, as a fraction, that turns `turns` times in the original context."""
