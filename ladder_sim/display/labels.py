@@ -1,6 +1,6 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -336,13 +336,16 @@ def _runs_label(compared: Compared) -> str:
     return f"{what} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"
 
 
-def evidence_text(*confidences: Confidence) -> str:
-    """The runs that are the most like an answer, how far predictions were off there, and what they did not have."""
-    texts = dict.fromkeys(_evidence(each) for each in confidences)
+def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = None) -> str:
+    """The runs that are the most like an answer, how far predictions were off there, and what they did not have.
+
+    `wirings`: the variants that the answer is about; by default all.
+    """
+    texts = dict.fromkeys(_evidence(each, wirings) for each in confidences)
     return " ".join(texts)
 
 
-def _evidence(confidence: Confidence) -> str:
+def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
     served, what, errors = isinstance(runs, ServingCheck), f"runs ({runs.stack}", ""
     if isinstance(runs, ServingCheck):
@@ -351,6 +354,9 @@ def _evidence(confidence: Confidence) -> str:
     models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
     nearest = f"{what}, {cluster.gpu.name}, {models})"
     absent = _absent(confidence)
+    if wirings is not None and "wiring" in absent:
+        unchecked = [name for name in absent.pop("wiring") if name in wirings]
+        absent |= {"wiring": unchecked} if unchecked else {}
     never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
     named, left = list(never)[:_TOLD], len(never) - _TOLD
     others = f" and {left} more" if left > 0 else ""
@@ -382,17 +388,28 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.2g} %"
 
 
-def asked_text(scenario: Scenario) -> str:
+def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     """What an answer is about: model, precision, plan, GPUs, engine, load, tokens of a prompt and its answer.
 
-    An engine that was not named has the flag that changes it.
+    `where` stands for plan and GPUs, and `load` for the number of requests, where the answer is about several.
 
     Examples
     --------
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
     'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512 tokens'
     """
-    workload, cluster = scenario.workload, scenario.cluster
+    workload = scenario.workload
+    one = f"static batch of {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
+    return f"{placed_text(scenario, where=where)}; {load or one}{lockstep}, {workload.prompt} + {workload.gen} tokens"
+
+
+def placed_text(scenario: Scenario, *, where: str = "") -> str:
+    """Model, precision, plan, GPUs and engine: with the flag that changes it, if it was not named.
+
+    `where` stands for plan and GPUs.
+    """
+    cluster = scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
     whole = scenario.nodes * cluster.gpus_per_node
     if scenario.plan.gpus < whole:
@@ -402,11 +419,8 @@ def asked_text(scenario: Scenario) -> str:
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
-    load = f"static batch of {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
-    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    tokens = f"{workload.prompt} + {workload.gen} tokens"
-    plan = f"{scenario.plan} on {gpus}, {scenario.stack.name}{engine}{allreduce}"
-    return f"{scenario.model.name} {workload.dtype}, {plan}; {load}{lockstep}, {tokens}"
+    where = where or f"{scenario.plan} on {gpus}"
+    return f"{scenario.model.name} {scenario.workload.dtype}, {where}, {scenario.stack.name}{engine}{allreduce}"
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:

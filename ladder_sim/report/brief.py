@@ -1,7 +1,7 @@
 """The few lines that an answer prints: what it is, what was asked, a table, and why it can be believed or not."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -46,15 +46,18 @@ class Brief:
     """The most important first: those without room are left out."""
     cautions: Sequence[str] = field(default=())
     """Warnings, which follow the remarks."""
+    more: str = ""
+    """What --explain has besides them, e.g. "12 more plans"."""
 
     def shown(self, console: Console) -> list[Remark]:
         """The remarks that have room on `LINES`; the last says how many have none."""
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        wanted = [*self.remarks, *(Remark("caution", _sentence(text)) for text in self.cautions)]
-        if sum(_remark_height(console, each) for each in wanted) <= room:
-            return wanted
+        wanted = [*self.remarks, *(Remark("caution", as_sentence(text)) for text in self.cautions)]
+        rest = [Remark("more", f"--explain has {self.more}")] if self.more else []
+        if sum(_remark_height(console, each) for each in [*wanted, *rest]) <= room:
+            return [*wanted, *rest]
         kept: list[Remark] = []
         # a line says what has no room
         room -= 1
@@ -63,7 +66,7 @@ class Brief:
             if fits:
                 kept.append(fits)
                 room -= _remark_height(console, fits)
-        return [*kept, Remark("more", "--explain has the rest")]
+        return [*kept, Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -72,13 +75,32 @@ class Brief:
         for part in parts:
             yield Constrain(part, WIDTH)
         for remark in self.shown(console):
-            width = min(options.max_width, WIDTH) - _MARGIN
-            word = remark.word
-            # a page has colours of its own
-            style = "bold" if console.record else _STYLES.get(word, "dim")
-            for line in Text(remark.text).wrap(console, max(width, 20)):
-                yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
-                word = ""
+            yield from _lines(console, options, remark)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The remarks of an answer that had no room, or not for all of their sentences."""
+
+    brief: Brief
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.brief.shown(console)
+        rest = [remark for remark in self.brief.remarks if remark not in shown]
+        for remark in rest:
+            yield from _lines(console, options, remark)
+        if rest:
+            yield Text()
+
+
+def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
+    """A remark next to its word."""
+    word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
+    # a page has colours of its own
+    style = "bold" if console.record else _STYLES.get(word, "dim")
+    for line in Text(remark.text).wrap(console, max(width, 20)):
+        yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
+        word = ""
 
 
 def _height(console: Console, text: str, width: int) -> int:
@@ -89,5 +111,6 @@ def _remark_height(console: Console, remark: Remark) -> int:
     return _height(console, remark.text, WIDTH - _MARGIN)
 
 
-def _sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
+    """The text with a full stop at its end."""
     return text + ("" if text.endswith(".") else ".")

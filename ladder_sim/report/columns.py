@@ -1,11 +1,12 @@
 """The figures of an answer's rows: each has one name in JSON and CSV, and one heading and unit in tables."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.confidence.interval import Interval
+from ladder_sim.report.brief import WIDTH
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.units import step_for, unit_of
 
@@ -58,24 +59,42 @@ class Column(Generic[Row]):
 
 
 def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
-    """A row as in JSON and CSV."""
+    """A row as in JSON and CSV; an end that is infinite or unknown is no number."""
     fields: dict[str, Any] = {}
     for column in columns:
         if not column.name:
             continue
         value = column.get(row)
         if isinstance(value, Interval):
-            fields |= {column.name: value.value, f"{column.name}_low": value.low, f"{column.name}_high": value.high}
+            ends = ("", value.value), ("_low", value.low), ("_high", value.high)
+            fields |= {f"{column.name}{end}": each if math.isfinite(each) else None for end, each in ends}
         else:
             fields[column.name] = value
     return fields
 
 
-def table_of(columns: Iterable[Column[Row]], rows: Sequence[Row], *, left: int = 1, title: str = "") -> WholeTable:
-    """The rows as a table, by the columns that have a heading; the first `left` columns are text."""
-    parts = [column.cells(rows) for column in columns if column.heading]
-    headings = [heading for heading, _ in parts]
-    return table(headings, list(zip(*(cells for _, cells in parts), strict=True)), left=left, title=title)
+def table_of(
+    columns: Iterable[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    left: int = 1,
+    wrapped: Collection[str] | None = None,
+    spare: Sequence[str] = (),
+    title: str = "",
+) -> WholeTable:
+    """The rows as a table, by the columns that have a heading; the first `left` columns are text.
+
+    Those with headings in `wrapped` take several lines where there is no room, as in `console.table`; those in `spare`
+    are left out, the first of them first, where all of them take more than `WIDTH`.
+    """
+    parts = {column.heading: column.cells(rows) for column in columns if column.heading}
+    for each in (*spare, ""):
+        cells = list(zip(*(cells for _, cells in parts.values()), strict=True))
+        whole = table([heading for heading, _ in parts.values()], cells, left=left, wrapped=wrapped, title=title)
+        if whole.width <= WIDTH:
+            break
+        parts.pop(each, None)
+    return whole
 
 
 def number_text(value: float) -> str:

@@ -73,6 +73,11 @@ class WholeTable:
     wrapped: Collection[str]
     title: str
 
+    @property
+    def width(self) -> int:
+        """Columns of a terminal on which no cell takes several lines."""
+        return _total(self._widths(index)[1] for index in range(len(self.columns)))
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = [self._widths(index) for index in range(len(self.columns))]
         keys = list(range(self.keys))

@@ -13,7 +13,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UnknownNameError
-from ladder_sim.report.brief import Brief
+from ladder_sim.report.brief import Brief, Rest
 from ladder_sim.report.console import to_html, to_text
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ class Report(ABC, Generic[A]):
 
     def renderable(self, *, explain: bool = False) -> RenderableType:
         """Its lines, and with `explain` all that is behind them."""
-        return Group(self.brief, Text(), self.details(), Text(), paragraphs(self.notes)) if explain else self.brief
+        if not explain:
+            return self.brief
+        return Group(self.brief, Text(), Rest(self.brief), self.details(), Text(), paragraphs(self.notes))
 
     def text(self, *, explain: bool = False) -> str:
         """The same without colour."""

@@ -9,8 +9,9 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.capacity import FLEET
+from ladder_sim.report.columns import fields_of
 from ladder_sim.report.documents.quality import adaptation_fields
-from ladder_sim.report.documents.serve import fleet_fields
 from ladder_sim.specs.techniques import with_sources
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -
     if result.cost:
         head["cost"] = adaptation_fields(result.cost)
     if fleets:
-        head["under_load"] = {name: fleet_fields(each) for name, each in fleets.items()}
+        head["under_load"] = {name: fields_of(FLEET, each) for name, each in fleets.items()}
     return Document.of_rows(head, rows)
 
 

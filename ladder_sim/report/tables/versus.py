@@ -9,10 +9,11 @@ from ladder_sim.analysis.versus import Versus
 from ladder_sim.display.labels import hardware_label, stack_label, workload_label
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.capacity import gpus_text
+from ladder_sim.report.columns import interval_text
 from ladder_sim.report.console import table
 from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
-from ladder_sim.report.tables.serve import gpus_text, rate_text
 from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.specs.techniques import engines
 
@@ -42,7 +43,7 @@ def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
     for name, each in (fleets or {}).items():
         breaks = ", ".join(each.need.breaks)
         if each.need.replicas:
-            rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
+            rows.append((name, gpus_text(each.gpus), interval_text(each.rate_limit), breaks))
         else:
             rows.append((name, "none", "0", f"{breaks} on an idle replica"))
     return table(columns, rows, wrapped=()) if rows else None
