@@ -17,8 +17,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.graph.ops import Op, OpKind
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.report.documents.validation import validation_document
-from ladder_sim.report.tables.validation import (
+from ladder_sim.report.validation import (
     LEVEL_COLUMNS,
     ROW_COLUMNS,
     SPEEDUP_COLUMNS,
@@ -31,9 +30,9 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.compare import (
     FITTED_PROFILES,
     Comparison,
-    ComparisonsByLevel,
     Level,
     Quantity,
+    Validation,
     error_stats,
     summarize,
     unseen,
@@ -82,7 +81,7 @@ def to_files() -> dict[str, str]:
     """The page with its tables, and every row and every summary as CSV, by file name."""
     data = read_dataset(DEFAULT_DATASET)
     compared = validate(data)
-    document = validation_document(data, compared)
+    document = compared.report.values()
     summaries = [
         {"level": level, **summary} for level, part in document.content["levels"].items() for summary in part["summary"]
     ]
@@ -105,7 +104,7 @@ def to_files() -> dict[str, str]:
     }
 
 
-def _targets(compared: ComparisonsByLevel) -> Iterator[tuple[str, ...]]:
+def _targets(compared: Validation) -> Iterator[tuple[str, ...]]:
     for level, rows, quantity, judge, mean, maximum in _TARGETS:
         errors = error_stats(map(judge, unseen(compared[level])))
         assert errors is not None

@@ -199,7 +199,7 @@ def static_runs() -> "go.Figure":
     import plotly.graph_objects as go
 
     data = read_dataset()
-    both = error_figure(data, validate(data, LEVEL))
+    both = error_figure(validate(data, LEVEL))
     parity = [trace for trace in both.data if trace.xaxis != "x2"]
     for trace in parity:
         if trace.mode == "markers":

@@ -33,6 +33,13 @@ EVERY_LAYER = 10**6
 HARDWARE = "--model 70b --tp 8 --set intra.bandwidth=50:900:+8.5GB/s --set intra.allreduce_floor=2:40:+0.38us"
 FINE, COARSE = "--set gpu.hbm_bandwidth=2:8:+0.06TB/s", "--set gpu.hbm_bandwidth=2:8:+0.6TB/s"
 SIZES = "--model 70b --tp 8 --stack vllm --prompt 16:4096:+16 --gen 64:1024:x2"
+# what the CPU time of a command in a fresh process is compared with, and the most of it that a command may take
+LIBRARIES = "import numpy, scipy.special, networkx, simpy"
+STARTS = (
+    ("versus --model 70b --stack vllm --concurrency 64", 2.0),
+    ("advise --model 70b --stack vllm --concurrency 64", 2.0),
+    ("--help", 0.3),
+)
 EXPERTS = "--model deepseek-v3 --cluster h200-sxm"
 # rows, their points, what is swept, and how many points a second are asked for
 SWEEPS: tuple[tuple[str, int, str, float | None], ...] = (
@@ -102,7 +109,7 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help=f"write both tables into docs/{PAGE.name}")
     options = parser.parse_args()
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
-    figures = [*cold()]
+    figures = [*cold(), *starts()]
     sweeps = [] if options.no_sweeps else [*swept()]
     figures += [*warm(), *own_graphs(), *ratios(), *batches(), *passes()]
     tables = [table(("what", "measured", "target", ""), (row.cells() for row in rows)) for rows in (figures, sweeps)]
@@ -164,6 +171,28 @@ def cold() -> Iterator[Figure]:
     yield Figure(name, advise_s / 1.245, "s", 10)
 
 
+def starts() -> Iterator[Figure]:
+    """CPU time of commands in fresh processes, in multiples of that of `LIBRARIES`; the first run is left out."""
+    python = [sys.executable, "-c", LIBRARIES]
+    commands = {LIBRARIES: python} | {name: [sys.executable, "-m", "ladder_sim", *name.split()] for name, _ in STARTS}
+    spent_s: dict[str, list[float]] = {name: [] for name in commands}
+    # in turns, so that load on the machine slows all equally
+    for _ in range(COLD_RUNS + 1):
+        for name, command in commands.items():
+            before_s = _children_s()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            spent_s[name].append(_children_s() - before_s)
+    median_s = {name: statistics.median(row[1:]) for name, row in spent_s.items()}
+    for name, most in STARTS:
+        yield Figure(f"CPU time of {name} over that of {LIBRARIES}", median_s[name] / median_s[LIBRARIES], "", most)
+
+
+def _children_s() -> float:
+    """CPU seconds of all processes that this one has started and that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
 def predicting(
     *,
     each: Callable[[int], Mapping[str, str]] | None = None,
@@ -188,6 +217,14 @@ def predicting(
     return call
 
 
+def _comparing(number: int) -> None:
+    """Compare all options, in each run at another bandwidth."""
+    from ladder_sim import Scenario, versus
+
+    bandwidth = {"intra.bandwidth": f"{400 + number} GB/s"}
+    versus(Scenario(model="70b", stack="vllm", concurrency=64, overrides=bandwidth))
+
+
 def warm() -> Iterator[Figure]:
     def read(prediction: Any) -> None:
         _ = prediction.breakdown, prediction.confidence.measured_fraction, prediction.confidence.warnings
@@ -199,6 +236,7 @@ def warm() -> Iterator[Figure]:
         ("the same, and every interval", None, predicting(**two_nodes, then=lambda prediction: prediction.speedup)),
         ("predict() of the same, vllm", None, predicting(**{**two_nodes, "stack": "vllm"})),
         ("predict() of the same, gpt-fast, engine des", 200, predicting(**two_nodes, engine="des")),
+        ("versus() of 70b on 8 GPUs, vllm, 64 requests in flight", 150, _comparing),
         ("predict() of DeepSeek-V3 on 16 GPUs, vllm", 6, predicting(model="deepseek-v3", nodes=2, stack="vllm")),
         *(
             (

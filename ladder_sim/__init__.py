@@ -21,7 +21,7 @@ The way of a prediction through the package:
 ``quality``
     published scores of models with other wirings
 ``serving``
-    requests that arrive one by one: schedulers, replicas, promises; times of steps for others
+    requests that arrive one by one: schedulers, replicas, SLOs; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
 ``display``, ``report``, ``explorer``, ``cli``
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.sweeps.run import sweep
     from ladder_sim.sweeps.table import SweepTable
+    from ladder_sim.traces.trace import Trace
     from ladder_sim.validation.compare import validate
 
 __version__ = "0.2.0"
@@ -56,6 +57,7 @@ __all__ = [
     "Predictions",
     "Scenario",
     "SweepTable",
+    "Trace",
     "__version__",
     "advise",
     "breakeven",
@@ -76,6 +78,7 @@ _LAZY = {
     "Predictions": "ladder_sim.prediction",
     "Scenario": "ladder_sim.specs.scenario",
     "SweepTable": "ladder_sim.sweeps.table",
+    "Trace": "ladder_sim.traces.trace",
     "advise": "ladder_sim.analysis.advise",
     "breakeven": "ladder_sim.analysis.breakeven",
     "capacity": "ladder_sim.serving.capacity",

@@ -26,10 +26,9 @@ from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter, Unevenness
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
-from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.scenario import Scenario, scenario_asked
+from ladder_sim.specs.values import typed
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0

@@ -8,12 +8,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer.main
-
 import ladder_sim_calibration.__main__
 import ladder_sim_runtime.commands
+from ladder_sim.cli.commands import program
 from ladder_sim.cli.knobs import knob_rows
-from ladder_sim.cli.main import app
 from ladder_sim.report.tables.settings import settings_rows
 from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.scenario import Scenario
@@ -52,7 +50,7 @@ def commands() -> Iterator[str]:
     """Every command: what it does, and its options in groups."""
     runtime_parsers = _members(ladder_sim_runtime.commands.argument_parser())
     calibration_parsers = _members(ladder_sim_calibration.__main__.argument_parser())
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in program().commands.items():
         yield from _heading(2, name, command.help)
         yield from _typer_options(command)
         own = {option for each in command.params for option in each.opts}

@@ -1,12 +1,12 @@
 """What `advise` returns: options, the best trade-offs among them, and what became of the others."""
 
 import bisect
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from ladder_sim.answer import Answer
 from ladder_sim.display.labels import load_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
@@ -81,9 +81,11 @@ RANKS: Mapping[Objective, Callable[[Option], float]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Advice:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Advice(Answer):
     """The options, the best trade-offs among them, and why the others lost."""
+
+    shown_by = "advise.AdviceReport"
 
     objective: Objective
     gpus: int
@@ -128,13 +130,17 @@ class Advice:
     def predictions(self) -> Mapping[Option, Prediction]:
         """Of the best of each variant and of the front: the same figures, with intervals."""
         shown = dict.fromkeys([*self.best_by_variant.values(), *self.front])
-        variants: dict[Scenario, list[str]] = defaultdict(list)
-        for option in shown:
-            variants[option.scenario].append(option.variant)
-        predicted: dict[Scenario, Predictions] = {
-            scenario: predict(scenario, names, profile=self.profile) for scenario, names in variants.items()
-        }
-        return {option: predicted[option.scenario][option.variant] for option in shown}
+        return {option: self.predictions_of(option.scenario)[option.variant] for option in shown}
+
+    @cached_property
+    def _predicted(self) -> dict[Scenario, Predictions]:
+        return {}
+
+    def predictions_of(self, scenario: Scenario) -> Predictions:
+        """Predict the variants of a plan and load."""
+        if scenario not in self._predicted:
+            self._predicted[scenario] = predict(scenario, list(self.variants), profile=self.profile)
+        return self._predicted[scenario]
 
     @property
     def best_own(self) -> Option | None:

@@ -21,12 +21,10 @@ from ladder_sim.prediction import own_variant
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.asked import formerly_a_dict, point_asked
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.legal_plans import DEGREES, legal_plans
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.values import whole
+from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
+from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price

@@ -19,10 +19,9 @@ from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
-from ladder_sim.specs.asked import formerly_a_dict, point_asked
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.unused import unused
+from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
 from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import How

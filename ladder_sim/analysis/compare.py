@@ -8,10 +8,9 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
-from ladder_sim.specs.asked import formerly_a_dict, point_asked
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.stack import StackSpec
+from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.grid import scenario_at
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 

@@ -15,9 +15,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import default_variants, resolve_profile
 from ladder_sim.specs.arguments import ScenarioFields
-from ladder_sim.specs.asked import scenario_asked
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.scenario import Scenario, scenario_asked
+from ladder_sim.specs.values import typed
 
 # a figure is multiplied and divided by one plus this
 STEP = 0.1

@@ -5,13 +5,14 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.analysis.contenders import change, changes_to, wirings_for
+from ladder_sim.answer import Answer
 from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
@@ -22,16 +23,17 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serving.requests.promise import Promise
-from ladder_sim.serving.requests.traffic import Traffic
-from ladder_sim.serving.sizing.fleet import Fleet, smallest_fleets
 from ladder_sim.specs.arguments import ScenarioFields
-from ladder_sim.specs.asked import scenario_asked
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
 from ladder_sim.specs.unused import used_settings
+from ladder_sim.specs.values import typed
+
+if TYPE_CHECKING:
+    from ladder_sim.serving.requests.slo import SLO
+    from ladder_sim.serving.requests.traffic import Traffic
+    from ladder_sim.serving.sizing.fleet import Fleet
 
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
@@ -40,22 +42,41 @@ SEEN = 1.01
 _NAMED = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# no slots: an interval is computed once, and only if it is read
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
     """A wiring with some techniques, or none."""
 
     prediction: Prediction = field(repr=False)
     """Of the scenario with these techniques."""
-    gain: Interval
-    """How many times as fast a request is as with standard and no technique."""
-    ttft_gain: float
-    """The same of the time to its first token."""
-    tpot_gain: float | None
-    """And of the time per further token; None: there is none."""
+    plain: Predictions = field(repr=False)
+    """Of all wirings without techniques."""
     retrained: bool
     """The model's weights were trained with another wiring."""
     changes: tuple[str, ...]
     """What is done besides the wiring: `contenders.ENGINES_OWN`, techniques."""
+
+    @cached_property
+    def gain(self) -> Interval:
+        """Time of a request with standard and no technique over its time with this option."""
+        plain = self.plain.confidence
+        return self.confidence.over(self.prediction.variant, plain, "standard", plain)
+
+    @property
+    def gain_alone(self) -> float:
+        """Value of `gain` without its interval, which takes as long as a prediction."""
+        return self.plain["standard"].request_s / self.prediction.request_s
+
+    @property
+    def ttft_gain(self) -> float:
+        """Time to first token with standard and no technique over that with this option."""
+        return self.plain["standard"].ttft_s / self.prediction.ttft_s
+
+    @property
+    def tpot_gain(self) -> float | None:
+        """Time per output token with standard and no technique over that with this option; None: there is none."""
+        standard_s, own_s = self.plain["standard"].tpot_s, self.prediction.tpot_s
+        return standard_s / own_s if standard_s and own_s else None
 
     @property
     def scenario(self) -> Scenario:
@@ -85,10 +106,24 @@ class Option:
         return bool(self.scenario.techniques.lossy)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderLoad:
+    """GPUs that the leading options need under load."""
+
+    fleets: "Mapping[str, Fleet]"
+    """By the name of the option."""
+    traffic: "Traffic"
+    """Requests to serve."""
+    slo: "SLO"
+    """Bounds on their times."""
+
+
 # no slots: which options are told apart is computed once
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Versus:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Versus(Answer):
     """The options of a scenario."""
+
+    shown_by = "versus.VersusReport"
 
     scenario: Scenario
     """Without techniques."""
@@ -97,13 +132,15 @@ class Versus:
     left_out: Mapping[str, str]
     """Wirings and techniques that do not apply, with the reason."""
     predicted: Sequence[Option] = field(repr=False)
-    """Every wiring with every set of techniques that fits it: those without techniques first."""
+    """Every wiring with every set of techniques that fits it, limits with standard: those without techniques first."""
     plain: Predictions = field(repr=False)
     """Of all wirings without techniques."""
     profile: str | None = None
     """As given."""
     bound: float
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
+    load: UnderLoad | None = None
+    """None: no load was given."""
 
     @cached_property
     def own(self) -> list[Option]:
@@ -191,7 +228,7 @@ class Versus:
         if self.faster(best, standard):
             yield f"{where}: {best.name} gives {best.gain.text} without retraining{self._tied(best, exact)}."
         else:
-            others = [each for each in exact if each is not standard and each.gain.value >= SEEN]
+            others = [each for each in exact if each is not standard and each.gain_alone >= SEEN]
             most = f"; the most is {others[0].gain.text}, with {others[0].name}" if others else ""
             yield f"{where}: nothing without retraining is told apart from standard{most}."
         lossy = next((each for each in self.own if each.lossy), None)
@@ -202,21 +239,24 @@ class Versus:
             quality = quality_of(best_retrained.prediction.variant)
             unknown = ", of which no quality is known" if quality and not quality.known else ""
             yield f"With retraining {best_retrained.name} gives {best_retrained.gain.text}{unknown}{tied}."
-        ladder = self.options.get("ladder")
-        alike = (each for each in self.predicted if each.changes == best.changes)
-        on_top = next((each for each in alike if each.prediction.variant == "ladder"), None)
-        if ladder and ladder.retrained and on_top and best.changes:
+        ladder, on_top = self.options.get("ladder"), self.ladder_on_top
+        if ladder and on_top:
             added = self.ratio(on_top, best).text
             yield f"Ladder gives {ladder.gain.text} alone, and {added} on top of {best.name}."
         elif ladder and ladder.retrained and ladder is not best_retrained:
             yield f"Ladder gives {ladder.gain.text}."
 
         if self.earlier:
-            first, bound = self.earlier[0], self.options[BOUND]
-            yield (
-                f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
-                "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
-            )
+            yield self.earlier_text
+
+    @property
+    def ladder_on_top(self) -> Option | None:
+        """Ladder with the techniques of the best option without retraining; None: that has none."""
+        ladder, best = self.options.get("ladder"), self.best_own
+        if not (ladder and ladder.retrained and best.changes):
+            return None
+        alike = (each for each in self.predicted if each.changes == best.changes)
+        return next((each for each in alike if each.prediction.variant == "ladder"), None)
 
     @property
     def earlier(self) -> list[Option]:
@@ -230,6 +270,15 @@ class Versus:
         earlier = [each for each in _exact(self.own) if each.ttft_gain > SEEN * bound.ttft_gain]
         return sorted(earlier, key=lambda each: -each.ttft_gain)
 
+    @property
+    def earlier_text(self) -> str:
+        """Why they come earlier, in a sentence."""
+        first, bound = self.earlier[0], self.options[BOUND]
+        return (
+            f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
+            "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
+        )
+
     def _tied(self, option: Option, others: Sequence[Option]) -> str:
         names = [each.name for each in self.tied(option, others)]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -238,8 +287,14 @@ class Versus:
     @property
     def notes(self) -> Notes:
         """What the reader should know about the predictions; what holds without techniques is about all of them."""
-        confidences = {" + ".join(option.changes) or "none": option.confidence for option in self.options.values()}
-        return Notes(confidences=confidences, about=self.plain.confidence.warnings)
+        return self.notes_of(self.options.values())
+
+    def notes_of(self, options: Iterable[Option]) -> Notes:
+        """The notes about some options."""
+        confidences = {" + ".join(option.changes) or "none": option.confidence for option in options}
+        # a load uses settings that a static batch does not
+        used = used_settings(_served(self.scenario)) if self.load else frozenset[str]()
+        return Notes(confidences=confidences, about=self.plain.confidence.warnings, used=used)
 
 
 @typed()
@@ -295,6 +350,9 @@ def versus(
     for changes, changed in changes_to(base, techniques):
         splits = base.plan.sp or changed["techniques"].splitting
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
+        if techniques is None and any(change(name).limit for name in changes):
+            # of limits only standard's has a row
+            fitting = ["standard"]
         try:
             predictions[changes] = predict(
                 # refuses what does not fit the plan
@@ -309,7 +367,11 @@ def versus(
             left_out[" + ".join(changes)] = error.message
     plain = predictions[()]
     left_out |= {name: "ranks cannot split its residual (sp)" for name in names if name not in plain}
-    options = [_option(each, plain, own, changes) for changes, row in predictions.items() for each in row.values()]
+    options = [
+        Option(prediction=each, plain=plain, retrained=each.variant not in (own, BOUND), changes=changes)
+        for changes, row in predictions.items()
+        for each in row.values()
+    ]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
     free = plain[BOUND]
     return Versus(
@@ -339,7 +401,7 @@ def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
     parts = [each for each in same if each is not option and set(each.changes) < set(chosen)]
     if (name == own and len(chosen) < 2) or not chosen:
         return True
-    if any(option.gain.value < SEEN * part.gain.value for part in parts):
+    if any(option.gain_alone < SEEN * part.gain_alone for part in parts):
         return False
     return name == own or option is _ranked(_exact(same))[0]
 
@@ -351,46 +413,34 @@ def _exact(options: Sequence[Option]) -> list[Option]:
 
 def _ranked(options: Sequence[Option]) -> list[Option]:
     """Best first; of those within a percent of the best that with the fewest techniques."""
-    most = max((each.gain.value for each in options), default=1.0)
+    most = max((each.gain_alone for each in options), default=1.0)
 
     def rank(option: Option) -> tuple[float, ...]:
-        seen = SEEN * option.gain.value > most
+        seen = SEEN * option.gain_alone > most
         # figures that are shown alike keep their order
-        return not seen, len(option.changes) if seen else -round(option.gain.value, 2)
+        return not seen, len(option.changes) if seen else -round(option.gain_alone, 2)
 
     return sorted(options, key=rank)
 
 
-def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple[str, ...]) -> Option:
-    standard, confidence = plain["standard"], plain.confidence
-    tpot_s = prediction.tpot_s
-    return Option(
-        prediction=prediction,
-        gain=prediction.confidence.over(prediction.variant, confidence, "standard", confidence),
-        ttft_gain=standard.ttft_s / prediction.ttft_s,
-        tpot_gain=standard.tpot_s / tpot_s if standard.tpot_s and tpot_s else None,
-        retrained=prediction.variant not in (own, BOUND),
-        changes=changes,
-    )
-
-
-def fleets_of(
+def under_load(
     result: Versus,
-    traffic: Traffic,
-    promise: Promise,
+    traffic: "Traffic",
+    slo: "SLO",
     *,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
-) -> dict[str, Fleet]:
-    """Find the GPUs that the leading options need under load, by name; the plan is that of one replica.
+) -> Versus:
+    """Add the GPUs that the leading options need under load; the plan is that of one replica.
 
-    Traffic, promise and `how` are as in `smallest_fleets`; `watch` is given how much is simulated,
-    and about how much there is.
+    `traffic`, `slo` and `how` are as in `smallest_fleets`; `watch` is given how much is simulated, and about how much
+    there is.
     """
+    from ladder_sim.serving.sizing.fleet import smallest_fleets
+
     fleets: dict[str, Fleet] = {}
     before = 0
     for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
-        scenario = _under_load(option.scenario)
         done = 0
 
         def seen(points: int, total: int, before: int = before, left: int = left) -> None:
@@ -399,16 +449,12 @@ def fleets_of(
             watch(before + points, before + left * total)
 
         variant = option.prediction.variant
-        fleets[option.name] = smallest_fleets(scenario, traffic, promise, variant, watch=seen, **how)[variant]
+        scenario = _served(option.scenario)
+        fleets[option.name] = smallest_fleets(scenario, traffic, slo, variant, watch=seen, **how)[variant]
         before += done
-    return fleets
+    return replace(result, load=UnderLoad(fleets=fleets, traffic=traffic, slo=slo))
 
 
-def notes_of(result: Versus) -> Notes:
-    """What the reader should know about a comparison with fleets: these use settings that a static batch does not."""
-    return replace(result.notes, used=used_settings(_under_load(result.scenario)))
-
-
-def _under_load(scenario: Scenario) -> Scenario:
-    """Of requests that come at any time."""
+def _served(scenario: Scenario) -> Scenario:
+    """The scenario with requests that come at any time."""
     return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

@@ -56,9 +56,6 @@ def advise(
     """
     from ladder_sim.analysis import advise as search
     from ladder_sim.analysis.advice import Objective
-    from ladder_sim.report.documents.analysis import advice_document
-    from ladder_sim.report.figures.analysis import pareto_figure
-    from ladder_sim.report.tables.analysis import advice_label, advice_report
 
     asked = flags.Asked.of(context, "nodes", "batch", ranged=True)
     output = Output.of(context, asked.knobs["plot"])
@@ -76,12 +73,7 @@ def advise(
         workers=workers or len(os.sched_getaffinity(0)),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
-    output.give_parts(
-        lambda: advice_document(advice),
-        lambda: advice_report(advice),
-        lambda: pareto_figure(advice, advice_label(advice)),
-        advice.notes,
-    )
+    output.give(advice)
 
 
 def _seconds(text: str | None, flag: str) -> float:

@@ -22,7 +22,7 @@ COMMANDS = {
     "show": "Show what a profile holds, where it comes from and how well it interpolates.",
 }
 
-calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True)
+calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True, add_completion=False)
 
 
 def pass_on(context: typer.Context, command: str) -> None:

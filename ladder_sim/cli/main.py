@@ -6,26 +6,11 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ladder_sim import __version__
-from ladder_sim.cli.analysis import advise, breakeven, compare, sensitivity
-from ladder_sim.cli.calibrate import calibrate
-from ladder_sim.cli.catalog import list_
-from ladder_sim.cli.doctor import doctor
-from ladder_sim.cli.explore import explore
-from ladder_sim.cli.flags import PASSED_ON, scenario, searched, with_flags
-from ladder_sim.cli.knobs import instead_of
-from ladder_sim.cli.output import form
-from ladder_sim.cli.predict import predict
-from ladder_sim.cli.run import Bench, run
-from ladder_sim.cli.serve import Requests, capacity, serve
-from ladder_sim.cli.sweep import sweep
-from ladder_sim.cli.trace import trace
-from ladder_sim.cli.validate import validate
-from ladder_sim.cli.versus import versus
+from ladder_sim.cli.commands import app
 from ladder_sim.errors import (
     EXIT_USAGE,
     LadderSimError,
@@ -35,7 +20,9 @@ from ladder_sim.errors import (
     exit_code,
     printable,
 )
-from ladder_sim.specs.arguments import ARGUMENTS, Argument
+
+if TYPE_CHECKING:
+    from ladder_sim.specs.arguments import Argument
 
 # what a shell sets to ask for words, as the script of --install-completion does
 _COMPLETES = "_LADDER_SIM_COMPLETE"
@@ -53,46 +40,6 @@ GONE: Mapping[str, str] = {
     "calibrate transfer": "write `ladder-sim calibrate fit-stack`, with the same flags",
     **{f"trace {name} --keep-gaps": "leave it out: --drop-gaps drops gaps" for name in ("replay", "predict")},
 }
-
-app = typer.Typer(
-    name="ladder-sim",
-    help="What does Ladder Residual buy on my model, my GPUs, my interconnect?",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-app.command(cls=with_flags(scenario, form))(predict)
-app.command(cls=with_flags(scenario, searched, without=("no_p2p",)))(sweep)
-app.command(cls=with_flags(scenario, form))(breakeven)
-app.command(cls=with_flags(scenario, form))(sensitivity)
-app.command(cls=with_flags(scenario, searched, form, without=("batch",)))(advise)
-app.command(cls=with_flags(scenario, form))(compare)
-app.command(cls=with_flags(scenario, form))(versus)
-app.command(cls=with_flags(scenario, Requests, form, without=("batch",)))(serve)
-app.command(cls=with_flags(scenario, searched, Requests, form, without=("batch", "dp")))(capacity)
-app.command(cls=with_flags(scenario))(explore)
-app.command(cls=with_flags(Bench), context_settings=PASSED_ON)(run)
-app.add_typer(trace, name="trace")
-app.command(cls=with_flags(scenario, form, without=("variant", "batch", "concurrency", "prompt", "gen")))(validate)
-app.command("list")(list_)
-app.command()(doctor)
-app.add_typer(calibrate, name="calibrate")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _global_flags(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
-) -> None:
-    """Flags before the command; `main` acts on --debug, wherever it stands, and moves it here."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,6 +105,8 @@ def _run(arguments: list[str]) -> int:
         hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
         if unknown and place:
+            from ladder_sim.cli.knobs import instead_of
+
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
             if "--set" in options and (instead := instead_of(unknown, place.info_name)):
                 raise UsageError(f"{unknown} is no flag of `{command_path}` any more", hint=instead) from error
@@ -176,6 +125,8 @@ def _gone(arguments: Sequence[str]) -> str:
 
 def _way_out(error: Any) -> str:
     """The form of a number that was written otherwise, or the flag of a name without one; empty if neither."""
+    from ladder_sim.specs.arguments import ARGUMENTS
+
     option = getattr(error, "param", None)
     extra = re.search(r"unexpected extra argument\S* \(([^ )]+)", error.format_message())
     if extra:
@@ -196,7 +147,7 @@ def _way_out(error: Any) -> str:
     return f"a plain number: {flag} {numbers[0]}" if re.fullmatch(r"\$\d+\.?\d*|\d+\.?\d*\s*%", typed) else ""
 
 
-def _names(argument: Argument, text: str) -> bool:
+def _names(argument: "Argument", text: str) -> bool:
     """Whether text is a name that an argument takes."""
     if argument.kind in (int, bool):
         return False

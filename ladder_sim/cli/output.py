@@ -92,18 +92,20 @@ class Output:
     plot: Path | None = None
     """File of the figure; None: it is not drawn."""
 
+    def __post_init__(self) -> None:
+        if self.explain and self.form != "text":
+            raise UsageError(
+                "--explain adds tables of text: --json and --csv have no place for them", hint="leave one out"
+            )
+
     @classmethod
     def of(cls, context: typer.Context, plot: str | None) -> Self:
         """Read the flags of a command that has those of `form`, and --save, if it has that."""
         json, csv, save = map(context.params.get, ("json", "csv", "save"))
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
-        form, explain = chosen_format(json=bool(json), csv=bool(csv), save=save), bool(context.params.get("explain"))
-        if explain and form != "text":
-            raise UsageError(
-                "--explain adds tables of text: --json and --csv have no place for them", hint="leave one out"
-            )
-        return cls(form=form, explain=explain, save=save, plot=drawn)
+        form = chosen_format(json=bool(json), csv=bool(csv), save=save)
+        return cls(form=form, explain=bool(context.params.get("explain")), save=save, plot=drawn)
 
     def give(self, answer: "Answer") -> None:
         """Draw the answer, and print or write it with its notes; each is made only when it is needed."""

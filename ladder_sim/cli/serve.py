@@ -18,7 +18,7 @@ Variants = Annotated[
     list[str] | None,
     typer.Option(help="As in predict; standard and ladder by default.", rich_help_panel=ASKED),
 ]
-_SLO = "Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms."
+_SLO = "Bounds on times, e.g. ttft_p95=500ms,tpot_p95=30ms."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def capacity(
         bool, typer.Option("--resume", help="Go on where a search with --save was killed.", rich_help_panel=PANEL)
     ] = False,
 ) -> None:
-    """Find the fewest GPUs that keep a promise at a rate, over plans, and the rate at which one replica breaks it."""
+    """Find the fewest GPUs that meet an SLO at a rate, over plans, and the rate at which one replica breaks it."""
     from ladder_sim.serving.capacity import capacity as search
     from ladder_sim.system.progress import Progress
 

@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import draw, show, write
+from ladder_sim.cli.output import Explain, Json, Output, draw
 from ladder_sim.cli.run import Bench
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
-    from rich.console import RenderableType
-
-    from ladder_sim.display.document import Document
+    from ladder_sim.answer import Answer
     from ladder_sim.traces.graph import TraceGraph
     from ladder_sim.traces.replay import StepError
+    from ladder_sim.traces.trace import Trace
+    from ladder_sim.traces.whatif import Changes
 
 _PART, _WHAT_IF, _OUTPUT = "Part of the run", "What if", "Output"
 
-trace = typer.Typer(help="Learn from a recorded run what ladder would give it.", no_args_is_help=True)
+trace = typer.Typer(
+    help="Learn from a recorded run what ladder would give it.", no_args_is_help=True, add_completion=False
+)
 
 Files = Annotated[
     list[Path],
@@ -37,7 +38,8 @@ Files = Annotated[
 class Written:
     """Where an answer about runs goes."""
 
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False
+    explain: Explain = False
+    json: Json = False
     save: Annotated[Path | None, typer.Option(help="Write to a file instead of stdout.", rich_help_panel=_OUTPUT)] = (
         None
     )
@@ -49,26 +51,14 @@ class Written:
         Path | None, typer.Option(help="Draw the timeline: .html, .png or .svg.", rich_help_panel=_OUTPUT)
     ] = None
 
-    def give(self, document: "Callable[[], Document]", report: "Callable[[], RenderableType]") -> None:
-        """Print the answer, or write it to the file of --save."""
-        if self.json:
-            write(document().to_json(), self.save)
-        else:
-            show(report(), self.save)
-
-    def draw(self, runs: "dict[str, TraceGraph]", title: str) -> None:
-        """Draw runs, if --plot names a file and there are any."""
-        if self.plot is not None and runs:
-            from ladder_sim.report.figures.traces import trace_figure
-
-            draw(lambda: trace_figure(runs, title), self.plot)
-
-    def keep(self, runs: "dict[str, TraceGraph]") -> None:
-        """Write runs for Perfetto, if --save-trace names a file and there are any."""
+    def give(self, answer: "Answer", runs: "Mapping[str, TraceGraph]") -> None:
+        """Print the answer, or write it to the file of --save; draw its runs and write them for Perfetto, if any."""
         if self.save_trace is not None and runs:
             from ladder_sim.traces import perfetto
 
-            perfetto.write(runs, self.save_trace)
+            perfetto.write(dict(runs), self.save_trace)
+        form = "json" if self.json else "text"
+        Output(form=form, explain=self.explain, save=self.save, plot=self.plot if runs else None).give(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,27 +77,16 @@ class Part:
     ] = None
     to: Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)] = None
 
-    def load(self, files: list[Path]) -> "TraceGraph":
+    def of(self, files: list[Path]) -> "Trace":
         """The run, or what starts in the given time."""
-        from ladder_sim.traces.iterations import between
-        from ladder_sim.traces.load import load
+        from ladder_sim.traces.trace import Trace
         from ladder_sim.units import parse_quantity
 
-        graph = load(files, marks=self.annotation)
-        if self.from_ is None and self.to is None:
-            return graph
-        times = [
+        start_s, end_s = (
             None if text is None else parse_quantity(text, "s", name=name)
             for name, text in (("--from", self.from_), ("--to", self.to))
-        ]
-        return between(graph, *times)
-
-    def load_step(self, files: list[Path]) -> "TraceGraph":
-        """The run, or the step if one is named."""
-        from ladder_sim.traces.iterations import choose_step
-
-        graph = self.load(files)
-        return graph if self.step is None else choose_step(graph, self.step)
+        )
+        return Trace(files, step=self.step, annotation=self.annotation, start_s=start_s, end_s=end_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,25 +124,32 @@ class WhatIf:
                 "--nodes, --tp, --allreduce and --message-bytes need --interconnect", hint="for example h100-sxm"
             )
 
-    def apply(self, graph: "TraceGraph", recorded: "TraceGraph") -> "TraceGraph":
-        """The graph with all changes; `recorded`, which is the graph with its gaps, if there are none."""
-        from ladder_sim.traces import whatif
+    @property
+    def changes(self) -> "Changes":
+        """The changes, their numbers read."""
+        from ladder_sim.traces.whatif import Changes
         from ladder_sim.units import parse_quantity
 
-        graph = graph if self.drop_gaps else recorded
-        for text in self.scale or []:
-            what, _, factor = text.rpartition("=")
-            try:
-                graph = whatif.scale(graph, what, float(factor))
-            except ValueError:
-                raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
-        if self.interconnect is not None:
-            scenario = Scenario(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
-            size = 0.0
-            if self.message_bytes is not None:
-                size = parse_quantity(self.message_bytes, "bytes", name="--message-bytes")
-            graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(scenario), size)
-        return whatif.without_launch_gaps(graph) if self.no_launch_gaps else graph
+        size = self.message_bytes
+        return Changes(
+            scale=dict(map(_factor, self.scale or [])),
+            no_launch_gaps=self.no_launch_gaps,
+            interconnect=self.interconnect,
+            nodes=self.nodes,
+            tp=self.tp,
+            allreduce=self.allreduce,
+            message_bytes=0.0 if size is None else parse_quantity(size, "bytes", name="--message-bytes"),
+            drop_gaps=self.drop_gaps,
+        )
+
+
+def _factor(text: str) -> tuple[str, float]:
+    """What --scale scales, and by what."""
+    what, _, factor = text.rpartition("=")
+    try:
+        return what, float(factor)
+    except ValueError:
+        raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
 
 
 @trace.command(cls=flags.with_flags(Bench), context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -178,14 +164,11 @@ def capture(
 @trace.command("import")
 def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write: .json or .json.gz.")]) -> None:
     """Join the traces of all ranks into one file, which Perfetto shows and the other commands read faster."""
-    from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces import perfetto
-    from ladder_sim.traces.load import load
-    from ladder_sim.traces.summary import summarize_run
 
-    graph = load(files)
-    perfetto.write({"recorded": graph}, save)
-    show(info_report(graph, summarize_run(graph), top=0), None)
+    info = Part().of(files).info()
+    perfetto.write({"recorded": info.graph}, save)
+    Output(form="text").give(info)
 
 
 @trace.command(cls=flags.with_flags(Part))
@@ -198,7 +181,7 @@ def chakra(
     from ladder_sim.traces.chakra import write_chakra
 
     part = flags.of_context(Part, context)
-    for path in write_chakra(part.load_step(files), folder):
+    for path in write_chakra(part.of(files).part, folder):
         print(f"written: {path}", file=sys.stderr)
 
 
@@ -215,18 +198,8 @@ def info(
     ] = False,
 ) -> None:
     """Show ops by time, hidden and exposed communication, and the critical path."""
-    from ladder_sim.report.documents.traces import info_document
-    from ladder_sim.report.tables.traces import info_report
-    from ladder_sim.traces.summary import summarize_run
-
-    written = flags.of_context(Written, context)
-    graph = flags.of_context(Part, context).load_step(files)
-    summary = summarize_run(graph)
-    written.draw({"recorded": graph}, "Recorded run")
-    written.give(
-        lambda: info_document(graph, summary),
-        lambda: info_report(graph, summary, top, spread=spread, modules=modules),
-    )
+    answer = flags.of_context(Part, context).of(files).info(top=top, spread=spread, modules=modules)
+    flags.of_context(Written, context).give(answer, answer.runs)
 
 
 @trace.command(cls=flags.with_flags(Part, WhatIf, Written))
@@ -244,25 +217,11 @@ def replay(
     ] = None,
 ) -> None:
     """Run the recorded graph through the simulator, with or without changes."""
-    from ladder_sim.report.documents.traces import replay_document
-    from ladder_sim.report.tables.traces import replay_report
-    from ladder_sim.traces.replay import replay as run
-    from ladder_sim.traces.whatif import with_gaps, without_communication
-
-    what_if, written = flags.of_context(WhatIf, context), flags.of_context(Written, context)
-    loaded = flags.of_context(Part, context).load_step(files)
-    recorded = with_gaps(loaded)
-    replayed = run(recorded)
-    graph = what_if.apply(loaded, recorded)
-    graph = without_communication(graph) if no_communication else graph
-    changed = None if graph is recorded else run(graph)
-    result = (changed or replayed).simulated
-    written.keep({"replayed": result})
-    written.draw({"recorded": recorded, "replayed": result}, "Recorded and replayed")
-    written.give(lambda: replay_document(replayed, changed), lambda: replay_report(replayed, changed))
-    if max_error is not None or changed is not None:
-        worst = max(replayed.steps, key=lambda step: abs(step.error))
-        _check(worst, _limit(max_error), "the table of unexplained waits shows where")
+    what_if = flags.of_context(WhatIf, context)
+    answer = flags.of_context(Part, context).of(files).replay(what_if.changes, no_communication=no_communication)
+    flags.of_context(Written, context).give(answer, {"replayed": answer.replayed})
+    if max_error is not None or answer.changed is not None:
+        _check(answer.worst, _limit(max_error), "--explain shows where: the longest unexplained waits")
 
 
 @trace.command(cls=flags.with_flags(Part, WhatIf, Written))
@@ -296,52 +255,25 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the time of a standard tensor-parallel step, by default the last, in other wirings."""
-    from ladder_sim.report.documents.traces import variants_document
-    from ladder_sim.report.tables.traces import variants_report
-    from ladder_sim.traces.blocks import cover
-    from ladder_sim.traces.contention import Contention, default_contention
-    from ladder_sim.traces.iterations import choose_step
-    from ladder_sim.traces.whatif import with_gaps
-    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, launch_share, predict_variants
     from ladder_sim.units import parse_quantity
 
-    part, what_if = flags.of_context(Part, context), flags.of_context(WhatIf, context)
-    written = flags.of_context(Written, context)
-    wait_s = None if stream_wait is None else parse_quantity(stream_wait, "s", name="--stream-wait")
-    run = part.load(files)
-    if run.origin is not None and contention not in (None, "none"):
-        raise UsageError(
-            f"--contention {contention}: the trace was predicted, its GPU is known", hint="leave it out, or give none"
+    answer = (
+        flags.of_context(Part, context)
+        .of(files)
+        .predict(
+            flags.split_names(variant),
+            changes=flags.of_context(WhatIf, context).changes,
+            stream_wait_s=None if stream_wait is None else parse_quantity(stream_wait, "s", name="--stream-wait"),
+            contention=contention,
+            max_error=_limit(max_error),
         )
-    kept = with_gaps(run)
-    replayed = baseline(kept, part.step)
-    recorded = what_if.apply(choose_step(run, part.step), choose_step(kept, part.step))
-    covered = cover(recorded)
-    shared = default_contention(recorded) if contention is None else None
-    if contention not in (None, "none"):
-        shared = Contention.of_gpu(contention)
-    limit, launching = _limit(max_error), launch_share(recorded)
-    times = {}
-    if abs(replayed.error) <= limit:
-        times = predict_variants(
-            recorded,
-            flags.split_names(variant) or DEFAULT_VARIANTS,
-            stream_wait_s=wait_s,
-            contention=shared,
-            contended=contention is None,
-        )
-    runs = {name: time.graph for name, time in times.items()}
-    written.keep(runs)
-    written.draw(runs, "The recorded step in other wirings")
-    written.give(
-        lambda: variants_document(recorded, covered, replayed, limit, launching, times),
-        lambda: variants_report(recorded, covered, replayed, launching, times, shared, contended=contention is None),
     )
+    flags.of_context(Written, context).give(answer, answer.runs)
     way_out = "`trace replay` shows what it leaves out, --step chooses another step"
-    _check(replayed, limit, f"a dependency is missing, so that no gain can be told: {way_out}")
+    _check(answer.replayed, answer.max_error, f"a dependency is missing, so that no gain can be told: {way_out}")
 
 
-@trace.command(cls=flags.with_flags(flags.scenario, Written, without=("json", "save", "save_trace")))
+@trace.command(cls=flags.with_flags(flags.scenario, Written, without=("explain", "json", "save", "save_trace")))
 def export(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="File to write for Perfetto: .json or .json.gz.")],
@@ -353,6 +285,7 @@ def export(
 
     from ladder_sim.graph.ops import Phase
     from ladder_sim.graph.variants import canonical
+    from ladder_sim.report.figures.traces import trace_figure
     from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.iterations import choose_step
@@ -367,7 +300,7 @@ def export(
     if graph.origin is not None and len(graph.steps) > 1:
         drawn = choose_step(graph, graph.steps[int(np.argmax(graph.origin.weights))])
     title = f"{scenario.model.name}, {scenario.variant}, {phase}"
-    flags.of_context(Written, context).draw({scenario.variant: drawn}, title)
+    draw(lambda: trace_figure({scenario.variant: drawn}, title), flags.of_context(Written, context).plot)
 
 
 @trace.command(cls=flags.with_flags(Written, without=("json",)))
@@ -380,17 +313,8 @@ def diff(
     ] = None,
 ) -> None:
     """Compare two runs, recorded or simulated."""
-    from ladder_sim.report.tables.traces import diff_report
-    from ladder_sim.traces.load import load
-
-    names = [path.name for path in (first, second)]
-    if names[0] == names[1]:
-        names = [str(first), str(second)] if first != second else [f"{names[0]} (1)", f"{names[1]} (2)"]
-    runs = dict(zip(names, (load([first]), load([second])), strict=True))
-    written = flags.of_context(Written, context)
-    written.keep(runs)
-    written.draw(runs, "Two runs")
-    show(diff_report(*runs.items()), written.save)
+    answer = Part().of([first]).diff(Part().of([second]))
+    flags.of_context(Written, context).give(answer, answer.runs)
 
 
 def _limit(max_error: float | None) -> float:

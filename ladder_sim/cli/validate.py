@@ -45,11 +45,8 @@ def validate(
     Flags of the scenario are for results of a load generator, which do not say all of it.
     """
     # imported here: `--help` needs no simulator
-    from ladder_sim.report.documents.validation import validation_document
-    from ladder_sim.report.figures.validation import error_figure
-    from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
-    from ladder_sim.validation.archive import is_archive
+    from ladder_sim.validation.archive import is_archive, read_archive
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     asked = flags.Asked.of(context, requests="the file has the requests")
@@ -58,7 +55,7 @@ def validate(
     if is_archive(Path(dataset)):
         if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
             raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
-        _validate_archive(Path(dataset), output)
+        output.give(read_archive(Path(dataset)))
         return
     if Path(dataset).suffix in _RESULTS:
         if level != "all":
@@ -67,64 +64,38 @@ def validate(
         return
     if asked.arguments or asked.settings:
         raise UsageError("the scenario is in the table: its flags are for a measured load", hint="leave them out")
-    profile = asked.profile
     content, name = read_table(dataset)
     if is_serving_table(content):
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
-        _validate_servings(read_servings(content, name), name, profile, maximum, output)
+        _validate_servings(read_servings(content, name), name, asked.profile, maximum, output)
         return
-    data = read_runs(content, name)
     # checked there
-    compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
-    strongest = list(compared.values())[-1]
-    _require([each.note for each in strongest], any(each.tokens_per_s for each in strongest), name)
-    output.give_parts(
-        lambda: validation_document(data, compared),
-        lambda: validation_report(data, compared),
-        lambda: error_figure(data, compared),
-    )
+    chosen = cast(comparison.Level, level)
+    compared = comparison.validate(read_runs(content, name), chosen, profile=asked.profile)
+    _require([each.note for each in compared.rows], any(each.tokens_per_s for each in compared.rows), name)
+    output.give(compared)
     if maximum is not None:
-        comparison.gate(strongest, maximum)
-
-
-def _validate_archive(path: Path, output: Output) -> None:
-    from ladder_sim.report.archive import archive_document, archive_figure, archive_report
-    from ladder_sim.validation.archive import read_archive
-
-    archive = read_archive(path)
-    output.give_parts(
-        lambda: archive_document(archive), lambda: archive_report(archive), lambda: archive_figure(archive)
-    )
+        comparison.gate(compared.rows, maximum)
 
 
 def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:
-    from ladder_sim.display.notes import Notes
-    from ladder_sim.report.documents.validation import loads_document
-    from ladder_sim.report.figures.validation import loads_figure
-    from ladder_sim.report.tables.validation import loads_report
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
 
-    results = read_results(path)
+    results, name = read_results(path), shown_path(path)
     with StatusLine() as line:
         compared = compare_loads(
             results,
             asked.arguments,
             asked.settings,
+            name=name,
             profile=asked.profile,
             watch=lambda done: line.show(f"{done} of {len(results)} loads simulated"),
         )
-    name = shown_path(path)
     _require([each.note for each in compared], any(each.figures for each in compared), name)
-    confidences = {f"load {number}": each.confidence for number, each in enumerate(compared, 1) if each.confidence}
-    output.give_parts(
-        lambda: loads_document(name, compared),
-        lambda: loads_report(name, compared),
-        lambda: loads_figure(name, compared),
-        Notes(confidences=confidences, about=tuple(dict.fromkeys(text for each in compared for text in each.cautions))),
-    )
+    output.give(compared)
     if maximum is not None:
         gate_loads(compared, maximum)
 
@@ -132,18 +103,11 @@ def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, outpu
 def _validate_servings(
     servings: "Sequence[Serving]", name: str, profile: str | None, maximum: float | None, output: Output
 ) -> None:
-    from ladder_sim.report.documents.validation import servings_document
-    from ladder_sim.report.figures.validation import servings_figure
-    from ladder_sim.report.tables.validation import servings_report
     from ladder_sim.validation import serving
 
-    compared = serving.compare_servings(servings, profile=profile)
+    compared = serving.compare_servings(servings, name=name, profile=profile)
     _require([each.note for each in compared], any(each.ttft for each in compared), name)
-    output.give_parts(
-        lambda: servings_document(name, compared),
-        lambda: servings_report(name, compared),
-        lambda: servings_figure(name, compared),
-    )
+    output.give(compared)
     if maximum is not None:
         serving.gate(compared, maximum)
 

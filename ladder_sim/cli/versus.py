@@ -31,7 +31,7 @@ def versus(
     ] = 0.0,
     slo: Annotated[
         str | None,
-        typer.Option(help="Latency promise at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=LOAD),
+        typer.Option(help="Bounds on times at that rate, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=LOAD),
     ] = None,
     requests: Annotated[int, typer.Option(help="How many are simulated.", rich_help_panel=LOAD)] = 500,
     seeds: Annotated[int, typer.Option(help="Seeds to simulate.", rich_help_panel=LOAD)] = 3,
@@ -45,13 +45,8 @@ def versus(
     ] = None,
 ) -> None:
     """Compare what hides communication: techniques without retraining, and wirings that need it."""
-    from ladder_sim.analysis.versus import fleets_of, notes_of
+    from ladder_sim.analysis.versus import under_load
     from ladder_sim.analysis.versus import versus as compare
-    from ladder_sim.analysis.winners import winners
-    from ladder_sim.report.documents.versus import versus_document
-    from ladder_sim.report.figures.versus import versus_figure, winners_figure
-    from ladder_sim.report.tables.versus import versus_report
-    from ladder_sim.serving import Lengths, Promise, Traffic
     from ladder_sim.sweeps.grid import scenario_at
     from ladder_sim.system.progress import Progress
 
@@ -60,7 +55,12 @@ def versus(
     check_plot(map_)
     if (slo is None) != (not rate):
         raise UsageError("--rate and --slo: must be given together", hint="e.g. --rate 20 --slo ttft_p95=500ms")
-    promise = Promise.parse(slo) if slo is not None else None
+    bounds = None
+    if slo is not None:
+        # imported where they are needed: they take as long as the rest of the answer's modules
+        from ladder_sim.serving import SLO, Lengths, Traffic
+
+        bounds = SLO.parse(slo)
     scenario = scenario_at(asked.point("technique"))
     result = compare(
         scenario,
@@ -69,19 +69,16 @@ def versus(
         **asked.how("ignore_memory"),
     )
     if map_ is not None:
+        from ladder_sim.analysis.winners import winners
+        from ladder_sim.report.figures.versus import winners_figure
+
         with Progress(1, "points") as progress:
             best = winners(result, profile=asked.profile, watch=progress)
         draw(lambda: winners_figure(best), map_)
-    fleets = None
-    if promise is not None:
+    if bounds is not None:
         workload = scenario.workload
         prompts, answers = (Lengths.parse(str(tokens)) for tokens in (workload.prompt, workload.gen))
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
-            fleets = fleets_of(result, traffic, promise, seeds=seeds, profile=asked.profile, watch=progress)
-    output.give_parts(
-        lambda: versus_document(result, fleets),
-        lambda: versus_report(result, fleets),
-        lambda: versus_figure(result),
-        result.notes if fleets is None else notes_of(result),
-    )
+            result = under_load(result, traffic, bounds, seeds=seeds, profile=asked.profile, watch=progress)
+    output.give(result)

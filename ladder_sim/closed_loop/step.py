@@ -26,7 +26,7 @@ from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import NO_JITTER, Request
-from ladder_sim.specs.plan_checks import check_context
+from ladder_sim.specs.plan import check_context
 from ladder_sim.specs.scenario import Scenario
 
 # fields of a workload that change no graph

@@ -104,7 +104,7 @@ def parts_alike(
 ) -> dict[str, bool]:
     """By part of a scenario, whether runs had it; of wirings, all variants'.
 
-    `ladder_sim.confidence.widths.UNCHECKED` has the parts.
+    `ladder_sim.confidence.confidence.UNCHECKED` has the parts.
     """
     measured_on, runs = compared
     cluster, stack = scenario.cluster, scenario.stack

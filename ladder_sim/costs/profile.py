@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
+from ladder_sim.costs.collectives.algorithms import MeasuredCollective, measured_collectives
 from ladder_sim.costs.experts import ANY_LAYER, experts_table
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable

@@ -58,15 +58,6 @@ class Cost(NamedTuple):
     wake_s: Number = 0.0
 
 
-class Row(NamedTuple):
-    """Where a task runs, and what it waits for there."""
-
-    stream: int
-    kind: int
-    across: tuple[int, ...]
-    """Tasks of other streams that must have ended: those before it on its own have ended when its turn comes."""
-
-
 # no slots: what follows from an outline is kept in it
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outline:
@@ -82,12 +73,17 @@ class Outline:
     """By streams of kernels and of collectives that share a GPU, whether tasks can be evaluated as they were issued."""
 
     @cached_property
-    def rows(self) -> Sequence[Row]:
-        """The same task by task."""
-        return [
-            Row(stream, kind, tuple([before for before in after if self.streams[before] != stream]))
-            for stream, kind, after in zip(self.streams, self.kinds, self.after, strict=True)
+    def rows(self) -> Sequence[tuple[int, int, Sequence[int]]]:
+        """Stream and kind of each task, and tasks of other streams that must have ended.
+
+        Those before it on its own stream have ended when its turn comes.
+        """
+        streams = self.streams
+        across = [
+            [before for before in after if streams[before] != stream]
+            for stream, after in zip(streams, self.after, strict=True)
         ]
+        return list(zip(streams, self.kinds, across, strict=True))
 
     @cached_property
     def kind_streams(self) -> Sequence[int]:

@@ -1,8 +1,13 @@
-"""The result of a simulated run: when each task ran, when streams were busy, and the critical path."""
+"""The result of a simulated run: when each task ran, when streams were busy, and the critical path.
 
+Intervals of time are pairs of start and end, seconds. `Spans` are sorted and disjoint; `union` makes them.
+"""
+
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import itemgetter
 from typing import Self
 
 import numpy as np
@@ -10,7 +15,78 @@ from numpy.typing import NDArray
 
 from ladder_sim.des.program import NO_GROUP, Program
 from ladder_sim.des.shared import Number
-from ladder_sim.des.spans import Spans, union
+
+Span = tuple[float, float]
+Spans = list[Span]
+
+_end = itemgetter(1)
+
+
+def union(spans: Iterable[Span]) -> Spans:
+    """Merge intervals that touch or overlap.
+
+    Examples
+    --------
+    >>> union([(3.0, 4.0), (0.0, 1.0), (1.0, 2.0)])
+    [(0.0, 2.0), (3.0, 4.0)]
+    """
+    merged: Spans = []
+    for start_s, end_s in sorted(spans):
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end_s, merged[-1][1]))
+        else:
+            merged.append((start_s, end_s))
+    return merged
+
+
+def subtract(spans: Spans, cover: Spans) -> Spans:
+    """The parts of `spans` that lie outside `cover`.
+
+    Examples
+    --------
+    >>> subtract([(0.0, 5.0), (7.0, 8.0)], [(1.0, 2.0), (4.0, 7.5)])
+    [(0.0, 1.0), (2.0, 4.0), (7.5, 8.0)]
+    """
+    outside: Spans = []
+    for start_s, end_s in spans:
+        index = bisect_right(cover, start_s, key=_end)
+        while index < len(cover) and cover[index][0] < end_s:
+            if cover[index][0] > start_s:
+                outside.append((start_s, cover[index][0]))
+            start_s = cover[index][1]
+            index += 1
+        if start_s < end_s:
+            outside.append((start_s, end_s))
+    return outside
+
+
+def overlap_s(span: Span, cover: Spans) -> float:
+    """Length of the part of `span` that lies inside `cover`.
+
+    Examples
+    --------
+    >>> overlap_s((0.0, 5.0), [(1.0, 2.0), (4.0, 9.0)])
+    2.0
+    """
+    start_s, end_s = span
+    inside_s = 0.0
+    for begin_s, stop_s in islice(cover, bisect_right(cover, start_s, key=_end), None):
+        if begin_s >= end_s:
+            break
+        inside_s += min(end_s, stop_s) - max(start_s, begin_s)
+    return inside_s
+
+
+def length_s(spans: Spans) -> float:
+    """Total length.
+
+    Examples
+    --------
+    >>> length_s([(0.0, 2.0), (3.0, 4.0)])
+    3.0
+    """
+    return sum(end_s - start_s for start_s, end_s in spans)
+
 
 # ready, start and end of every task, seconds: numbers, or arrays where configurations differ
 TaskTimes = tuple[list[Number], list[Number], list[Number]]
@@ -49,7 +125,7 @@ class Timeline:
         """Tasks from first to last, each of which ended at the moment that let the next one become ready."""
         if not len(self.end_s):
             return []
-        tasks, members, end_s = self.program.tasks, self.program.outline.members, self.end_s.tolist()
+        tasks, members, end_s = list(self.program.tasks), self.program.outline.members, self.end_s.tolist()
         before_on_stream: dict[int, tuple[int]] = {}
         for queue in self.program.queues():
             before_on_stream.update((late, (early,)) for early, late in pairwise(queue))

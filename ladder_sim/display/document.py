@@ -40,6 +40,8 @@ class Document:
 
     def to_csv(self) -> str:
         """A header, and one line per row."""
+        if not self.rows:
+            return ""
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -391,21 +391,21 @@ def _percent(share: float) -> str:
 def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     """What an answer is about: model, precision, plan, GPUs, engine, load, tokens of a prompt and its answer.
 
-    `where` stands for plan and GPUs, and `load` for the number of requests, where the answer is about several.
+    `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several.
 
     Examples
     --------
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
-    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512 tokens'
+    'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
     """
     workload = scenario.workload
-    one = f"static batch of {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
     lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    return f"{placed_text(scenario, where=where)}; {load or one}{lockstep}, {workload.prompt} + {workload.gen} tokens"
+    return f"{placed_text(scenario, where=where)}; {load or one}{lockstep}, {workload.prompt} + {workload.gen}"
 
 
 def placed_text(scenario: Scenario, *, where: str = "") -> str:
-    """Model, precision, plan, GPUs and engine: with the flag that changes it, if it was not named.
+    """Model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
 
     `where` stands for plan and GPUs.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.confidence import Confidence
-from ladder_sim.specs.scenario_warnings import DECISIVE, UNUSED, Caution
+from ladder_sim.specs.scenario_warnings import UNUSED, Caution
 
 # names before a warning; the others are counted
 _NAMED = 3
@@ -39,17 +39,14 @@ class Notes:
             ),
         ]
 
-    @property
-    def cautions(self) -> list[str]:
-        """The same, first those without which the figures mislead."""
-        return sorted(self.warnings, key=lambda text: getattr(text, "kind", "") != DECISIVE)
-
     def _applies(self, text: str) -> bool:
         """Whether a warning still holds next to what else depends on its setting."""
         return not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used)
 
     def fields(self) -> dict[str, Any]:
-        """As in JSON."""
+        """As in JSON: without entries where nothing is behind an answer but measurements."""
+        if not self.confidences and not self.about:
+            return {}
         validated = {name: dict(confidence.validated) for name, confidence in self.confidences.items()}
         return {
             "validated": validated if len(validated) > 1 else next(iter(validated.values()), {}),

@@ -9,7 +9,7 @@ from dash.development.base_component import Component
 from ladder_sim.explorer.controls import extra
 from ladder_sim.explorer.headline import card, warnings
 from ladder_sim.explorer.serving import ServingResult
-from ladder_sim.serving.requests.promise import METRICS
+from ladder_sim.serving.requests.slo import METRICS
 from ladder_sim.units import format_seconds
 
 

@@ -11,7 +11,7 @@ from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.documents.analysis import advice_document, sensitivity_document
+from ladder_sim.report.documents.analysis import sensitivity_document
 from ladder_sim.report.figures.page import figure_page
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
@@ -81,7 +81,7 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "prediction.json": lambda queries, query: queries.answer(query).predictions.report.document().to_json(),
     "curve.csv": lambda queries, query: _csv_of(*queries.curve_grid(query)),
     "map.csv": lambda queries, query: _csv_of(*queries.map_grid(query)),
-    "pareto.csv": lambda queries, query: advice_document(queries.advice(query)).to_csv(),
+    "pareto.csv": lambda queries, query: queries.advice(query).to_csv(),
     "sensitivity.csv": lambda queries, query: sensitivity_document(queries.sensitivity(query), STEP).to_csv(),
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),

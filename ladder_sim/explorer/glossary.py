@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ladder_sim.display.labels import LEGEND
-from ladder_sim.graph.families import FAMILIES
+from ladder_sim.graph.variants import FAMILIES
 
 GLOSSARY: Mapping[str, str] = {
     **{family.pattern: family.sentence for family in FAMILIES.values()},

@@ -25,7 +25,7 @@ from ladder_sim.explorer.controls import (
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.guide import AIMS, guide
 from ladder_sim.explorer.native import Choices, Select
-from ladder_sim.explorer.state import PHASES, PROMISE, State
+from ladder_sim.explorer.state import PHASES, SLO_BOUNDS, State
 from ladder_sim.explorer.style import EMPTY
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
@@ -232,7 +232,7 @@ def _in_background(name: str) -> html.Section:
 def _serving() -> html.Section:
     """Requests that arrive: their rate, what is promised, and what each variant needs for it."""
     title = "Serving under load"
-    promised = [text_row(name, f"{name[:4].upper()} of 95 % at most", usual) for name, usual in PROMISE.items()]
+    promised = [text_row(name, f"{name[:4].upper()} of 95 % at most", usual) for name, usual in SLO_BOUNDS.items()]
     snippets = html.Details(
         [
             html.Summary("Command line and Python"),

@@ -1,26 +1,18 @@
 """The view of all plans on the page's GPUs: which serves its requests best."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
+from ladder_sim.analysis.advice import Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import written
 from ladder_sim.explorer.state import State
-from ladder_sim.report.documents.analysis import advice_document
+from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport
+from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.analysis import pareto_figure
-from ladder_sim.report.tables.analysis import (
-    Cells,
-    advice_label,
-    advice_search,
-    advice_verdict,
-    best_cells,
-    front_cells,
-    loser_cells,
-    objective_title,
-    plan_cells,
-)
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 from ladder_sim.specs.legal_plans import DEGREES
 
@@ -66,14 +58,19 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
         profile=state.how(allowlist)["profile"],
         **keywords_of(point),
     )
-    plans = plan_cells(advice)
+    report = AdviceReport(advice)
+    places = report.places(PLANS_SHOWN)
     return Panel(
-        verdict=f"Best by {objective_title(advice)}: {advice_verdict(advice)}.",
-        figure=pareto_figure(advice, advice_label(advice), compact=True).to_plotly_json(),
-        tables=(_table(plans),),
-        note=f"{plans.title}: {advice_label(advice)}; {advice_search(advice)}. A plan is a link to this page with it.",
-        details=tuple(_table(cells(advice)) for cells in (best_cells, front_cells, loser_cells)),
-        document=advice_document(advice),
+        verdict=report.verdict,
+        figure=pareto_figure(advice, report.label, compact=True).to_plotly_json(),
+        tables=(_table(report.plans(places, "best plans"), [place.option for place in places]),),
+        note=f"Best plans: {report.label}; {report.search}. A plan is a link to this page with it.",
+        details=(
+            _table(report.best(), list(advice.best_by_variant.values())),
+            _table(report.front(), advice.front),
+            _table(report.losers()),
+        ),
+        document=report.values(),
         cautions=tuple(page_notes(advice.notes).warnings),
     )
 
@@ -99,11 +96,7 @@ def command(state: State, allowlist: Allowlist) -> str:
     )
 
 
-def _table(cells: Cells) -> Table:
-    rows = [list(row) for row in cells.rows]
-    return Table(
-        title=cells.title,
-        columns=cells.columns,
-        groups={"": rows},
-        changes=[asdict(option.plan) for option in cells.options],
-    )
+def _table(shown: WholeTable, options: Sequence[Option] = ()) -> Table:
+    """A table whose rows are about options, if any."""
+    changes = [asdict(option.plan) for option in options]
+    return Table(title=shown.title, columns=tuple(shown.columns), groups={"": shown.rows}, changes=changes)

@@ -1,4 +1,4 @@
-"""The view of requests that arrive: what each variant needs to keep a promise, and what happens as the rate grows.
+"""The view of requests that arrive: what each variant needs to meet an SLO, and what happens as the rate grows.
 
 It takes seconds, so a `Worker` computes it, piece by piece: every piece is reported when it is there.
 """
@@ -13,9 +13,9 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.state import PROMISE, State
+from ladder_sim.explorer.state import SLO_BOUNDS, State
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
-from ladder_sim.serving import Capacity, Fleet, Lengths, Need, Outcome, Promise, Request, Service, Traffic
+from ladder_sim.serving import SLO, Capacity, Fleet, Lengths, Need, Outcome, Request, Service, Traffic
 from ladder_sim.serving.engine.replica import SimulatedReplica
 from ladder_sim.serving.sizing.best_plan import Best
 from ladder_sim.serving.sizing.fleet import SEEDS, bounded_times, with_intervals
@@ -69,7 +69,7 @@ class _CachedService(Service):
         *,
         replicas: int | None = None,
         slower: float = 1.0,
-        promise: Promise | None = None,
+        slo: SLO | None = None,
         **how: Any,
     ) -> Outcome:
         """As `Service.run`, without what only times between tokens and preemptions need: megabytes of each."""
@@ -80,7 +80,7 @@ class _CachedService(Service):
                 replica.gaps_s.clear()
                 if isinstance(replica, SimulatedReplica):
                     del replica.scheduler
-        return replace(self._outcomes[key], promise=promise)
+        return replace(self._outcomes[key], slo=slo)
 
 
 class ServingView:
@@ -113,16 +113,16 @@ class _Answer:
     def __init__(self, view: ServingView, state: State, tell: Callable[[ServingResult], object]) -> None:
         self._tell = tell
         scenario = self._scenario = state.scenario(view.allowlist)
-        self._traffic, self._promise = traffic_of(state, scenario), state.promise
+        self._traffic, self._slo = traffic_of(state, scenario), state.slo
         self._price, self._profile = state.price, state.how(view.allowlist)["profile"]
         lengths = f"prompt {self._traffic.prompt} + {self._traffic.gen}"
-        self._asked = f"{self._traffic.rate:g} requests/s, {lengths}; promised: {self._promise}"
+        self._asked = f"{self._traffic.rate:g} requests/s, {lengths}; promised: {self._slo}"
         self._shown = state.names(scenario)
         # what most ask about comes first
         self._variants = sorted(self._shown, key=lambda name: name not in ("standard", "ladder"))
         self._service = view.service(state, scenario, self._traffic)
         self._searches = {
-            name: Search(self._service, name, self._traffic, self._promise, seeds=SEEDS, watch=self._say)
+            name: Search(self._service, name, self._traffic, self._slo, seeds=SEEDS, watch=self._say)
             for name in self._variants
         }
         self._needs: dict[str, Need] = {}
@@ -174,7 +174,7 @@ class _Answer:
             variants=variants,
             scenario=self._scenario,
             load=self._traffic,
-            promise=self._promise,
+            slo=self._slo,
             seeds=SEEDS,
             usd_per_gpu_hour=self._price,
         )
@@ -182,7 +182,7 @@ class _Answer:
     def _point(self, name: str, rate: float) -> None:
         """Of a curve."""
         traffic = replace(self._traffic, rate=rate)
-        outcome = self._service.run(name, traffic, replicas=1, promise=self._promise)
+        outcome = self._service.run(name, traffic, replicas=1, slo=self._slo)
         self._curves.setdefault(name, {})[rate] = outcome
 
     def _rates(self) -> list[float]:
@@ -198,7 +198,7 @@ class _Answer:
         document = self._sure().report.values()
         rows = {row["variant"]: row for row in document.rows}
         for name, times in self._times.items():
-            for bound in PROMISE:
+            for bound in SLO_BOUNDS:
                 interval = times.get(bound)
                 ends = (interval.low, interval.high) if interval else (None, None)
                 rows[name] = {**rows[name], f"{bound}_s_low": ends[0], f"{bound}_s_high": ends[1]}
@@ -245,7 +245,7 @@ class _Answer:
         curves = self._shown_curves()
         figures = {
             "goodput": goodput_figure(subtitle, curves, self._needs),
-            "latency": latency_figure(subtitle, curves, self._promise),
+            "latency": latency_figure(subtitle, curves, self._slo),
         }
         return {name: figure.to_plotly_json() for name, figure in figures.items()}
 

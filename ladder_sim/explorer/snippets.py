@@ -12,7 +12,7 @@ from ladder_sim.sweeps.axes import resolve
 
 # how a command predicts what does not fit
 IGNORE_MEMORY = "ignore_memory=true"
-# arguments that arrivals, the promise and the search for replicas replace, and the settings of the same
+# arguments that arrivals, the SLO and the search for replicas replace, and the settings of the same
 _REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
 _OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
 
@@ -49,7 +49,7 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
         allowlist,
         *_OF_REQUESTS,
         **{name: getattr(traffic, name) for name in ("prompt", "gen", "rate", "requests")},
-        slo=state.promise,
+        slo=state.slo,
         variant=",".join(state.names(scenario)),
         price=state.price,
     )
@@ -107,7 +107,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
     degrees = [f"{name}={getattr(scenario.plan, name)}" for name in ("tp", "pp", *experts)]
     load = [f"{name}={getattr(traffic, name)}" for name in ("prompt", "gen", "requests")]
     inputs = ["scenario", json.dumps(list(state.names(scenario))), *degrees, *(["sp=True"] if scenario.plan.sp else [])]
-    inputs += [f"rate={traffic.rate:g}", *load, f'slo="{state.promise}"']
+    inputs += [f"rate={traffic.rate:g}", *load, f'slo="{state.slo}"']
     if state.profile is not None:
         inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
     lines = ["from ladder_sim import Scenario, capacity"]

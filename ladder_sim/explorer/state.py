@@ -13,15 +13,14 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.graph.variants import canonical, canonical_names
 from ladder_sim.prediction import default_variants
-from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.engine_options import EngineOption
-from ladder_sim.specs.fields import field_kinds
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import choice
+from ladder_sim.specs.values import choice, field_kinds
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
@@ -33,8 +32,8 @@ MAX_VARIANTS, MAX_PINS = 6, 2
 PHASES = ("decode", "prefill")
 # of requests per second
 MAX_RATE = 100_000.0
-# promises by the name of their field, where a link has no other
-PROMISE = {"ttft_p95": "500ms", "tpot_p95": "30ms"}
+# SLOs by the name of their field, where a link has no other
+SLO_BOUNDS = {"ttft_p95": "500ms", "tpot_p95": "30ms"}
 # characters that a model's name on a page has not: titles read some of them as tags
 _NOT_IN_NAMES = re.compile(r"[^\w.+ (),@=:\[\]-]")
 
@@ -82,7 +81,7 @@ class State:
     rate: float | None = None
     """Requests per second that arrive; None: nothing is served under load."""
     ttft_p95: str = ""
-    """What is promised of the time to first token of 95 % of them, as typed; empty: `PROMISE`."""
+    """What is promised of the time to first token of 95 % of them, as typed; empty: `SLO_BOUNDS`."""
     tpot_p95: str = ""
     """The same of the time per output token."""
     pins: tuple[str, ...] = ()
@@ -131,9 +130,9 @@ class State:
         return Scenario(**self._resolved(allowlist), overrides=self.settings)
 
     @property
-    def promise(self) -> Promise:
+    def slo(self) -> SLO:
         """What is promised to requests under load."""
-        return Promise.parse(",".join(f"{name}={getattr(self, name) or usual}" for name, usual in PROMISE.items()))
+        return SLO.parse(",".join(f"{name}={getattr(self, name) or usual}" for name, usual in SLO_BOUNDS.items()))
 
     def under_load(self) -> Self:
         """What requests under load depend on: neither other views, nor how many requests the others hold in flight."""

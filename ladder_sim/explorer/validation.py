@@ -7,7 +7,7 @@ from ladder_sim.display.labels import errors_label, interval_text, load_label, s
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table
 from ladder_sim.explorer.state import State
-from ladder_sim.report.documents.validation import nearest_document
+from ladder_sim.report.errors import nearest_document
 from ladder_sim.report.figures.validation import nearest_figure
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_seconds

@@ -6,8 +6,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import IGNORE_MEMORY, written
 from ladder_sim.explorer.state import State
-from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
-from ladder_sim.report.figures.versus import versus_figure
+from ladder_sim.report.versus import TIED, VersusReport, bound_text
 from ladder_sim.specs.arguments import DEFAULTS
 
 
@@ -25,13 +24,20 @@ def question(state: State) -> State:
 def panel(state: State, allowlist: Allowlist) -> Panel:
     """What each option gains, as of `ladder-sim versus`."""
     result = versus(state.scenario(allowlist), **state.how(allowlist))
-    document = versus_document(result)
+    report = VersusReport(result)
+    document, gains = report.values(), report.gains()
     left_out = [f"left out: {name}: {reason}" for name, reason in document.content["left_out"].items()]
     return Panel(
         verdict=document.content["verdict"],
-        figure=versus_figure(result).to_plotly_json(),
-        tables=(Table(title="Gains", columns=("", "gain (90 %)", "prefill", "decode"), groups=gain_cells(document)),),
-        note=f"{TIED} Not told apart from the first of its group: the 90 % interval of their ratio holds 1.",
+        figure=report.figure().to_plotly_json(),
+        tables=(
+            Table(
+                title="Gains",
+                columns=tuple(gains["limit"].columns),
+                groups={group: each.rows for group, each in gains.items()},
+            ),
+        ),
+        note=f"{TIED}; {bound_text(result)}.",
         details=_needs(document),
         document=document,
         cautions=(*page_notes(result.notes).warnings, *left_out),

@@ -2,8 +2,8 @@
 
 from typing import Literal, NamedTuple
 
-from ladder_sim.graph.families import Part
 from ladder_sim.graph.ops import Portion
+from ladder_sim.graph.variants import Part
 
 # ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first, "add_others"
 # adds a sum without the rank's own part, which the residual has; "sum_parts" adds up what ranks sent of each token

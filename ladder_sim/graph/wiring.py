@@ -3,7 +3,7 @@
 A wiring is a sequence of blocks. What a block computes is `kernels.py`'s business; here only the residual stream
 counts. A block first *joins* the outputs of earlier blocks into the residual, then reads it. Blocking variants join the
 block just before; ladder joins the one before that, so that an all-reduce overlaps a whole block. Others read a rank's
-own part of an output ahead of its sum. Families of variants (`families.py`) say how late each block reads and what its
+own part of an output ahead of its sum. Families of variants (`variants.py`) say how late each block reads and what its
 sum has; what joins where follows from that.
 """
 
@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from ladder_sim.graph.families import FAMILIES, Part, Place, Rule
-from ladder_sim.graph.variants import Variant, parse
+from ladder_sim.graph.variants import FAMILIES, Part, Place, Rule, Variant, parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

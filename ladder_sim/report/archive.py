@@ -1,14 +1,19 @@
-"""An archive of measured runs: one table, one figure, one document."""
+"""The answer of `validate` for an archive of measured runs: predictions made before them, and those of today."""
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, cut, fields_of, table_of
 from ladder_sim.report.console import table
+from ladder_sim.report.errors import percent
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
+from ladder_sim.report.report import Report
 from ladder_sim.units import format_seconds
 from ladder_sim.validation.archive import FIGURES, Archive, Row
 
@@ -21,13 +26,94 @@ COLUMNS = (
     *(f"{label}{what}" for label in FIGURES.values() for what in (" (95 %)", ", predicted", ", error")),
 )
 NOT_MEASURED = "-"
+# rows of the table, and characters of a run's name
+_SHOWN, _NAME = 6, 30
 
 
-def archive_report(archive: Archive) -> RenderableType:
-    """Return the table, the sentence, and what was not measured."""
-    rows = [tuple(_cells(row)) for row in archive.measured]
-    lines = [archive.sentence, *missing(archive), *archive.failures]
-    return Group(*([table(COLUMNS, rows)] if rows else []), *map(Text, lines))
+def _figure_of(what: str, name: str) -> Callable[[Row], float | None]:
+    """Get a measured, predicted or today's figure of a row."""
+    return lambda row: getattr(row, what).get(name)
+
+
+# in JSON and CSV
+VALUES: Sequence[Column[Row]] = (
+    Column("run", lambda each: each.run),
+    Column("variant", lambda each: each.variant),
+    *(
+        Column(f"{name}.{what}", _figure_of(what, name))
+        for name in FIGURES
+        for what in ("measured", "predicted", "now")
+    ),
+)
+
+
+def _columns(name: str) -> list[Column[Row]]:
+    """Columns of a figure in a table."""
+    return [
+        Column(name, _figure_of("predicted", name), FIGURES[name]),
+        Column(name, _figure_of("measured", name), "measured"),
+        Column("", lambda each: None if (error := each.error(name)) is None else percent(error, sign="+"), "error"),
+    ]
+
+
+# in a table
+SHOWN: Sequence[Column[Row]] = (
+    Column("", lambda each: cut(f"{each.run}, {each.variant}", _NAME), "run"),
+    *(column for name in ("tpot_s", "speedup") for column in _columns(name)),
+)
+
+
+class ArchiveReport(Report[Archive]):
+    """How an archive looks."""
+
+    figures: ClassVar = {"figures": lambda self: archive_figure(self.answer)}
+
+    def _brief(self) -> Brief:
+        archive, measured = self.answer, self.answer.measured
+        left_out = [*missing(archive), *(f"{text[0].upper()}{text[1:]}." for text in archive.failures)]
+        if len(measured) > _SHOWN:
+            left_out.insert(0, f"{len(measured) - _SHOWN} of {len(measured)} measured rows: --explain has all.")
+        today = _errors(archive, now=True)
+        return Brief(
+            sentence=_sentence(archive),
+            asked=_asked(archive),
+            table=table_of(SHOWN, measured[:_SHOWN]) if measured else None,
+            remarks=[
+                *([Remark("today", f"Predictions of this version are off by {today} (mean).")] if today else []),
+                *(Remark("left out", text) for text in left_out),
+            ],
+        )
+
+    def details(self) -> RenderableType:
+        archive = self.answer
+        rows = [tuple(_cells(row)) for row in archive.measured]
+        lines = [archive.sentence, *missing(archive), *archive.failures]
+        return Group(*([table(COLUMNS, rows)] if rows else []), *map(Text, lines))
+
+    def values(self) -> Document:
+        archive = self.answer
+        head = {name: getattr(archive, name) for name in ("name", "version", "commit", "cluster", "gpu", "rehearsal")}
+        more = {"sentence": archive.sentence, "failures": list(archive.failures)}
+        return Document.of_rows({**head, **more}, [fields_of(VALUES, row) for row in archive.rows])
+
+
+def _sentence(archive: Archive) -> str:
+    errors = _errors(archive)
+    if not errors:
+        return "Nothing was measured, so that no prediction can be compared."
+    return f"Predictions from before the runs are off by {errors} (mean)."
+
+
+def _asked(archive: Archive) -> str:
+    kind = f"rehearsal, no evidence ({archive.rehearsal})" if archive.rehearsal else f"evidence of {archive.gpu}"
+    rows = f"{len(archive.measured)} of {len(archive.rows)} rows measured"
+    return f"{archive.name}: {kind}, {rows}; predicted by ladder-sim {archive.version}"
+
+
+def _errors(archive: Archive, *, now: bool = False) -> str:
+    """Mean errors of all figures that have one, as text."""
+    errors = {name: archive.errors(name, now=now) for name in ("tpot_s", "ttft_s", "speedup")}
+    return ", ".join(f"{percent(fmean(each))} in {FIGURES[name]}" for name, each in errors.items() if each)
 
 
 def markdown(archive: Archive) -> str:
@@ -43,24 +129,6 @@ def missing(archive: Archive) -> list[str]:
     done = {row.run for row in archive.measured}
     left = [name for name in runs if name not in done]
     return [f"Not measured: {', '.join(left)}."] if left else []
-
-
-def archive_document(archive: Archive) -> Document:
-    """Return the rows in plain values, those that were not measured too."""
-    rows: list[dict[str, Any]] = [
-        {
-            "run": row.run,
-            "variant": row.variant,
-            **{
-                f"{name}.{what}": values.get(name)
-                for name in FIGURES
-                for what, values in (("measured", row.measured), ("predicted", row.predicted), ("now", row.now))
-            },
-        }
-        for row in archive.rows
-    ]
-    head = {name: getattr(archive, name) for name in ("name", "version", "commit", "cluster", "gpu", "rehearsal")}
-    return Document.of_rows({**head, "sentence": archive.sentence, "failures": list(archive.failures)}, rows)
 
 
 def archive_figure(archive: Archive) -> "go.Figure":

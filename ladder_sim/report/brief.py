@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.text import Text
 
 from ladder_sim.report.console import WholeTable
+from ladder_sim.specs.scenario_warnings import is_decisive
 
 # lines of an answer, and columns of a line
 LINES, WIDTH = 14, 100
@@ -44,8 +45,10 @@ class Brief:
     """A row a variant, plan or cluster."""
     remarks: Sequence[Remark] = ()
     """The most important first: those without room are left out."""
-    cautions: Sequence[str] = field(default=())
-    """Warnings, which follow the remarks."""
+    offers: Sequence[Remark] = ()
+    """What else the reader could do, and what it costs."""
+    cautions: Sequence[str] = ()
+    """Warnings: those without which the figures mislead stand before the offers, the others at the end."""
     more: str = ""
     """What --explain has besides them, e.g. "12 more plans"."""
 
@@ -54,19 +57,30 @@ class Brief:
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
-        wanted = [*self.remarks, *(Remark("caution", as_sentence(text)) for text in self.cautions)]
-        rest = [Remark("more", f"--explain has {self.more}")] if self.more else []
-        if sum(_remark_height(console, each) for each in [*wanted, *rest]) <= room:
-            return [*wanted, *rest]
-        kept: list[Remark] = []
+        wanted = [
+            *self.remarks,
+            *(_caution(text) for text in self.cautions if is_decisive(text)),
+            *self.offers,
+            *(_caution(text) for text in self.cautions if not is_decisive(text)),
+        ]
+        own = [Remark("more", f"--explain has {self.more}")] if self.more else []
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+            return [*wanted, *own]
         # a line says what has no room
-        room -= 1
+        rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
+        room -= _remark_height(console, rest)
+        kept: list[Remark] = []
         for each in wanted:
-            fits = next((part for part in (each, each.first) if _remark_height(console, part) <= room), None)
-            if fits:
-                kept.append(fits)
-                room -= _remark_height(console, fits)
-        return [*kept, Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")]
+            height = _remark_height(console, each.first)
+            if height <= room:
+                kept.append(each.first)
+                room -= height
+        for each in wanted:
+            longer = _remark_height(console, each) - _remark_height(console, each.first)
+            if each.first in kept and longer <= room:
+                kept[kept.index(each.first)] = each
+                room -= longer
+        return [*kept, rest]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -86,7 +100,7 @@ class Rest:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = self.brief.shown(console)
-        rest = [remark for remark in self.brief.remarks if remark not in shown]
+        rest = [remark for remark in (*self.brief.remarks, *self.brief.offers) if remark not in shown]
         for remark in rest:
             yield from _lines(console, options, remark)
         if rest:
@@ -111,6 +125,5 @@ def _remark_height(console: Console, remark: Remark) -> int:
     return _height(console, remark.text, WIDTH - _MARGIN)
 
 
-def as_sentence(text: str) -> str:
-    """The text with a full stop at its end."""
-    return text + ("" if text.endswith(".") else ".")
+def _caution(text: str) -> Remark:
+    return Remark("caution", text + ("" if text.endswith(".") else "."))

@@ -1,4 +1,4 @@
-"""The answer of `capacity`: GPUs that keep a promise, the rate of one replica, and what became of each plan."""
+"""The answer of `capacity`: GPUs that meet an SLO, the rate of one replica, and what became of each plan."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import gpus_label, placed_text, stack_label, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
-from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, interval_text, number_text, table_of
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.report import Report
@@ -25,7 +25,7 @@ from ladder_sim.report.requests import (
     load_fields,
     load_label,
     notes_of,
-    promise_label,
+    slo_label,
     times_text,
     tokens_label,
     with_label,
@@ -104,7 +104,7 @@ _SPARE = ("replicas", "TTFT p95", "TPOT p95")
 
 
 class CapacityReport(Report[Capacity]):
-    """How the GPUs that keep a promise look."""
+    """How the GPUs that meet an SLO look."""
 
     figures: ClassVar = {"capacity": lambda self: capacity_figure(self.answer)}
 
@@ -129,16 +129,16 @@ class CapacityReport(Report[Capacity]):
         return Brief(
             sentence=_verdict(need),
             asked=_asked(need),
-            table=table_of(SHOWN, shown, left=2, wrapped=_WRAPPED, spare=_SPARE),
+            table=table_of(SHOWN, shown, left=2, wrapped=_WRAPPED, width=WIDTH, spare=_SPARE),
             remarks=list(_remarks(need)),
-            cautions=[text for text in self.notes.cautions if text != need.interval_note],
+            cautions=[text for text in self.notes.warnings if text != need.interval_note],
             more=" and ".join(left),
         )
 
     def details(self) -> RenderableType:
         need = self.answer
         where = f"replicas on at most {gpus_label(need.scenario)}, {stack_label(need.scenario)}"
-        label = f"{where}{drafted_label(need.speculation)}; {load_label(need.load)}; promised: {need.promise}"
+        label = f"{where}{drafted_label(need.speculation)}; {load_label(need.load)}; promised: {need.slo}"
         columns = [SHOWN[0], SHOWN[1], _SAVED, _GAIN, *([_PRICE] if need.usd_per_gpu_hour is not None else [])]
         plans = list(map(Text, _plans(need)))
         return Group(
@@ -161,7 +161,7 @@ class CapacityReport(Report[Capacity]):
             for name, each in need.items()
             for tried in each.tried
         ]
-        about: dict[str, Any] = {"seeds": need.seeds, "promise": str(need.promise), "plans": plans}
+        about: dict[str, Any] = {"seeds": need.seeds, "promise": str(need.slo), "plans": plans}
         if need.speculation:
             about["speculation"] = asdict(need.speculation)
         return Document.of_rows({**load_fields(need), **about}, rows)
@@ -174,7 +174,7 @@ def _sizes(sizes: Sizes) -> str | None:
 
 
 def _time(row: Row, column: Column[Row]) -> float | None:
-    """With the replicas that keep the promise, if any do and a request has it."""
+    """With the replicas that meet the SLO, if any do and a request has it."""
     seconds = column.get(row)
     return seconds if row.fleet.need.replicas and not math.isnan(seconds) else None
 
@@ -238,7 +238,7 @@ def _asked(need: Capacity) -> str:
     each, name = scenario.cluster.gpus_per_node, scenario.cluster.gpu.name
     nodes = f"{scenario.nodes} x {each} {name} a replica" if scenario.nodes > 1 else f"{each} x {name} a node"
     where = placed_text(scenario, where=f"at most {nodes}" if scenario.nodes > 1 else nodes)
-    return f"{where}{drafted_label(need.speculation)}; {tokens_label(need.load)}; SLO {promise_label(need.promise)}"
+    return f"{where}{drafted_label(need.speculation)}; {tokens_label(need.load)}; SLO {slo_label(need.slo)}"
 
 
 def _remarks(need: Capacity) -> Iterator[Remark]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.confidence.interval import Interval
-from ladder_sim.report.brief import WIDTH
-from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.console import GAP, WholeTable, table
 from ladder_sim.units import step_for, unit_of
 
 Row = TypeVar("Row")
@@ -33,6 +32,8 @@ class Column(Generic[Row]):
     """Whether tables show the ends of an interval, or write "~" where it is wide."""
     share: bool = False
     """Whether tables show it in percent."""
+    decimals: int | None = None
+    """In tables; None: three digits."""
 
     def cells(self, rows: Sequence[Row]) -> tuple[str, list[str]]:
         """Its heading with the unit, and the text of each row: numbers in one unit, that of the largest."""
@@ -53,7 +54,7 @@ class Column(Generic[Row]):
         if not isinstance(value, Interval):
             return number_text(value / scale) if isinstance(value, float) else str(value)
         if self.ends:
-            return interval_text(value, scale)
+            return interval_text(value, scale, self.decimals)
         rough = value.log_width > ROUGH
         return f"~{_rounded(value.value / scale, 2)}" if rough else number_text(value.value / scale)
 
@@ -79,22 +80,21 @@ def table_of(
     *,
     left: int = 1,
     wrapped: Collection[str] | None = None,
-    spare: Sequence[str] = (),
     title: str = "",
+    width: int = 0,
+    spare: Sequence[str] = (),
 ) -> WholeTable:
     """The rows as a table, by the columns that have a heading; the first `left` columns are text.
 
-    Those with headings in `wrapped` take several lines where there is no room, as in `console.table`; those in `spare`
-    are left out, the first of them first, where all of them take more than `WIDTH`.
+    Those with headings in `wrapped` take several lines where there is no room, as in `console.table`. With a width,
+    columns that have no room are left out: those with headings in `spare`, the first of them first, then the last ones.
     """
     parts = {column.heading: column.cells(rows) for column in columns if column.heading}
-    for each in (*spare, ""):
-        cells = list(zip(*(cells for _, cells in parts.values()), strict=True))
-        whole = table([heading for heading, _ in parts.values()], cells, left=left, wrapped=wrapped, title=title)
-        if whole.width <= WIDTH:
-            break
-        parts.pop(each, None)
-    return whole
+    while width and sum(max(map(len, [heading, *cells])) + GAP for heading, cells in parts.values()) - GAP > width:
+        parts.pop(next((each for each in spare if each in parts), list(parts)[-1]))
+    headings = [heading for heading, _ in parts.values()]
+    cells = list(zip(*(each for _, each in parts.values()), strict=True))
+    return table(headings, cells, left=left, wrapped=wrapped, title=title)
 
 
 def number_text(value: float) -> str:
@@ -108,7 +108,18 @@ def number_text(value: float) -> str:
     return f"{value:.{_decimals(value)}f}"
 
 
-def interval_text(interval: Interval, scale: float = 1.0) -> str:
+def cut(text: str, width: int) -> str:
+    """A name that fits a column: C++ templates and paths run to hundreds of characters.
+
+    Examples
+    --------
+    >>> cut("void gemm<float>", 9)
+    'void g...'
+    """
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def interval_text(interval: Interval, scale: float = 1.0, decimals: int | None = None) -> str:
     """A value and the ends of its interval, all with the decimals of the value; 1 alone where nothing can be off.
 
     Examples
@@ -120,7 +131,7 @@ def interval_text(interval: Interval, scale: float = 1.0) -> str:
     """
     if interval.low == interval.value == interval.high:
         return f"{interval.value / scale:g}"
-    decimals = _decimals(interval.value / scale)
+    decimals = _decimals(interval.value / scale) if decimals is None else decimals
     value, low, high = (f"{each / scale:.{decimals}f}" for each in (interval.value, interval.low, interval.high))
     return f"{value} ({low}-{high})" if interval.known else f"{value} (not known)"
 

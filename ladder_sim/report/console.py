@@ -17,7 +17,7 @@ from ladder_sim.errors import printable
 # columns of a file or a pipe: enough that no line is broken
 PLAIN_WIDTH = 240
 # columns between two of a table
-_GAP = 2
+GAP = 2
 # least width of a column of text that takes several lines
 _TEXT_WIDTH = 20
 # text in the page's own colour; a line is scrolled to, not broken
@@ -73,11 +73,6 @@ class WholeTable:
     wrapped: Collection[str]
     title: str
 
-    @property
-    def width(self) -> int:
-        """Columns of a terminal on which no cell takes several lines."""
-        return _total(self._widths(index)[1] for index in range(len(self.columns)))
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = [self._widths(index) for index in range(len(self.columns))]
         keys = list(range(self.keys))
@@ -118,7 +113,7 @@ class WholeTable:
 def _total(widths: Iterable[int]) -> int:
     """Width of a table of columns."""
     widths = list(widths)
-    return sum(widths) + _GAP * (len(widths) - 1)
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def _shared(room: int, widths: Sequence[tuple[int, int]]) -> list[int]:

@@ -1,22 +1,23 @@
 """The answer of `predict`: what each variant takes, where its time goes, and what it is based on."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ladder_sim.confidence import Interval
+from ladder_sim.best_standard import STANDARD, in_fp8
+from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import LEGEND, asked_text, evidence_text, gain_text, kind_label, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant
-from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, interval_text, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
@@ -29,7 +30,8 @@ from ladder_sim.units import format_rate, format_seconds
 _SHOWN_SHARE = 5e-4
 
 
-def _interval_of(prediction: Prediction, name: str, value: float) -> Interval:
+def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
+    """A figure with the relative interval of "rate" or "ttft"."""
     return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
 
 
@@ -47,15 +49,44 @@ VALUES: Sequence[Column[Prediction]] = (
     Column("memory_bytes_per_gpu", lambda each: each.memory.total_bytes),
     Column("fits", lambda each: each.memory.fits),
 )
+
+
+class _Row(NamedTuple):
+    """A row of the table: a variant, or standard on a plan that was not asked about."""
+
+    name: str
+    speedup: Interval
+    tpot_s: Interval | None
+    ttft_s: Interval
+    tokens_per_s: Interval
+    exposed: float
+    """Share of the request."""
+
+    @classmethod
+    def of(cls, name: str, confidence: Confidence, variant: str, speedup: Interval) -> Self:
+        """One of the predictions that a confidence is of."""
+        request, widths = confidence.request(variant), confidence.widths[variant]
+        workload = confidence.scenario.workload
+        request_s, ttft_s, steps = float(request.request_s), float(request.ttft_s), workload.gen - 1
+        return cls(
+            name,
+            speedup,
+            # step times have one error, that of the throughput
+            Interval.around(float(request.decode_s) / steps, widths.rate) if steps else None,
+            Interval.around(ttft_s, widths.ttft),
+            Interval.around(workload.in_flight * workload.gen / request_s, widths.rate),
+            request.breakdown.exposed_comm_s / request_s,
+        )
+
+
 # in a table
-SHOWN: Sequence[Column[Prediction]] = (
-    Column("variant", lambda each: wiring_label(each.variant), "variant"),
-    Column("speedup", lambda each: each.speedup, "speedup"),
-    # step times have one error, that of the throughput
-    Column("tpot_s", lambda each: None if each.tpot_s is None else _interval_of(each, "rate", each.tpot_s), "TPOT"),
-    Column("ttft_s", lambda each: _interval_of(each, "ttft", each.ttft_s), "TTFT", ends=False),
-    Column("tokens_per_s", lambda each: each.tokens_per_s, "tok/s"),
-    Column("", lambda each: each.breakdown.exposed_comm_s / each.request_s, "exposed", share=True),
+SHOWN: Sequence[Column[_Row]] = (
+    Column("variant", lambda row: row.name, "variant"),
+    Column("speedup", lambda row: row.speedup, "speedup", decimals=2),
+    Column("tpot_s", lambda row: row.tpot_s, "TPOT"),
+    Column("ttft_s", lambda row: row.ttft_s, "TTFT", ends=False),
+    Column("tokens_per_s", lambda row: row.tokens_per_s, "tok/s"),
+    Column("", lambda row: row.exposed, "exposed", share=True),
 )
 
 
@@ -84,9 +115,13 @@ class PredictionReport(Report[Predictions]):
         return Brief(
             sentence=_verdict(predictions),
             asked=asked_text(confidence.scenario),
-            table=table_of(SHOWN, list(predictions.values())),
-            remarks=[Remark("why", _reason(predictions)), Remark("evidence", evidence_text(confidence))],
-            cautions=self.notes.cautions,
+            table=table_of(SHOWN, list(_rows(predictions)), width=WIDTH),
+            remarks=[
+                Remark("why", _reason(predictions)),
+                Remark("evidence", evidence_text(confidence)),
+            ],
+            offers=[Remark("instead", text) for text in _instead(predictions)],
+            cautions=self.notes.warnings,
         )
 
     def details(self) -> RenderableType:
@@ -121,22 +156,47 @@ class PredictionReport(Report[Predictions]):
 
 def _fastest(predictions: Mapping[str, Prediction]) -> Prediction | None:
     """The wiring that gains most, of those that can be run."""
-    rewired = [each for name, each in predictions.items() if name not in ("standard", NO_COMMUNICATION)]
+    rewired = [each for name, each in predictions.items() if name not in (STANDARD, NO_COMMUNICATION)]
     return max(rewired, key=lambda each: each.request_speedup, default=None)
+
+
+def _rows(predictions: Predictions) -> Iterator[_Row]:
+    """The variants, and under standard the plan on which it is fastest, if that is another one."""
+    confidence, best = predictions.confidence, predictions.best_standard
+    for name, prediction in predictions.items():
+        yield _Row.of(wiring_label(name), confidence, name, prediction.speedup)
+        if name == STANDARD and best:
+            yield _Row.of(f"  on {best.scenario.plan}", best.confidence, STANDARD, best.faster)
 
 
 def _verdict(predictions: Predictions) -> str:
     """What the best wiring gains, with its interval and its price, in a sentence."""
-    best = _fastest(predictions)
-    if best is None:
+    fastest, confidence, best = _fastest(predictions), predictions.confidence, predictions.best_standard
+    if fastest is None:
         first = next(iter(predictions.values()))
-        rate, token = interval_text(first.tokens_per_s), ""
-        if first.tpot_s is not None:
-            token = f", {interval_text(_interval_of(first, 'rate', first.tpot_s), 1e-3)} ms a token"
-        return f"{wiring_label(first.variant, sentence=True)} makes {rate} tok/s{token} here."
-    own = own_variant(predictions.confidence.scenario.model) == best.variant
+        row = _Row.of(first.variant, confidence, first.variant, first.speedup)
+        token = f", {interval_text(row.tpot_s, 1e-3)} ms a token" if row.tpot_s else ""
+        return (
+            f"{wiring_label(first.variant, sentence=True)} makes {interval_text(row.tokens_per_s)} tok/s{token} here."
+        )
+    own = own_variant(confidence.scenario.model) == fastest.variant
     price = "the model is trained so" if own else "it needs retraining"
-    return f"{wiring_label(best.variant, sentence=True)} {gain_text(best.speedup)} than standard here; {price}."
+    over = "standard here"
+    if best:
+        gain = best.gain(fastest.speedup).value
+        run = "which you would run" if best.surely_faster else "perhaps the faster plan"
+        over += f", and {gain:.2f}x than standard on {best.scenario.plan}, {run}"
+    return f"{wiring_label(fastest.variant, sentence=True)} {gain_text(fastest.speedup)} than {over}; {price}."
+
+
+def _instead(predictions: Predictions) -> Iterator[str]:
+    """Weights in fp8, where they make standard faster."""
+    if STANDARD not in predictions or (found := in_fp8(predictions.confidence)) is None:
+        return
+    asked, there = predictions.confidence.scenario, found.scenario
+    fewer = asked.nodes - there.nodes
+    fits = f"fits {there.nodes} node{'s' if there.nodes > 1 else ''}: " if fewer else "is faster: "
+    yield f"--dtype fp8 {fits}standard makes {interval_text(found.tokens_per_s)} tok/s there, without retraining."
 
 
 def _reason(predictions: Predictions) -> str:
@@ -144,17 +204,18 @@ def _reason(predictions: Predictions) -> str:
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
-        return f"There is no communication; {_limit(first)}."
+        return f"There is no communication; {limit_text(first)}."
     said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
     if best is None or best is first:
-        return f"{said}; {_limit(first)}."
+        return f"{said}; {limit_text(first)}."
     if not best.breakdown.comm_s:
-        return f"{said}; {best.variant} has none, and {_limit(best)}."
+        return f"{said}; {best.variant} has none. Then {limit_text(best)}."
     hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
-    return f"{said}; {hides}, then {_limit(best)}."
+    return f"{said}; {hides}. Then {limit_text(best)}."
 
 
-def _limit(prediction: Prediction) -> str:
+def limit_text(prediction: Prediction) -> str:
+    """What limits a prediction most."""
     limit = prediction.limited_by
     return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
 

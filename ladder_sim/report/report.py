@@ -29,9 +29,9 @@ class Report(ABC, Generic[A]):
         self.answer = answer
 
     @property
-    @abstractmethod
     def notes(self) -> Notes:
-        """What the reader should know: the runs behind it, and warnings."""
+        """What the reader should know: the runs behind it, and warnings; by default nothing."""
+        return Notes(confidences={})
 
     @cached_property
     def brief(self) -> Brief:
@@ -68,7 +68,9 @@ class Report(ABC, Generic[A]):
         """Its lines, and with `explain` all that is behind them."""
         if not explain:
             return self.brief
-        return Group(self.brief, Text(), Rest(self.brief), self.details(), Text(), paragraphs(self.notes))
+        notes = self.notes
+        end = [Text(), paragraphs(notes)] if notes.confidences or notes.about else []
+        return Group(self.brief, Text(), Rest(self.brief), self.details(), *end)
 
     def text(self, *, explain: bool = False) -> str:
         """The same without colour."""

@@ -1,4 +1,4 @@
-"""What `serve` and `capacity` say alike: which requests arrive, how they are served, and what is promised."""
+"""What `serve` and `capacity` say alike: which requests arrive, how they are served, and what is bounded."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from ladder_sim.display.labels import evidence_text
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import interval_text
-from ladder_sim.serving import Capacity, Promise, Request, Served, Service, Trace, Traffic
+from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
 from ladder_sim.serving.confidence import steps_note
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.sizing.search import ENDLESS
@@ -53,10 +53,10 @@ def drafted_label(speculation: Speculation | None) -> str:
     return f", {speculation.drafts} drafted, accepted {rates}"
 
 
-def promise_label(promise: Promise) -> str:
-    """The bounds of a promise, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
+def slo_label(slo: SLO) -> str:
+    """The bounds of an SLO, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
     bounds = []
-    for each in promise.bounds:
+    for each in slo.bounds:
         size, unit = step_for(each.seconds, "s")
         bounds.append(f"{bound_label(each.name)} {each.seconds / size:.4g} {unit}")
     return ", ".join(bounds)

@@ -1,4 +1,4 @@
-"""The answer of `serve`: times of requests under load, what each wiring gains, and whether a promise is kept."""
+"""The answer of `serve`: times of requests under load, what each wiring gains, and whether an SLO is kept."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, placed_text, stack_label, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
-from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import ROUGH, Column, fields_of, interval_text, number_text, table_of
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.report.report import Report
@@ -25,8 +25,8 @@ from ladder_sim.report.requests import (
     load_label,
     manner_label,
     notes_of,
-    promise_label,
     seconds_text,
+    slo_label,
     times_text,
     tokens_label,
 )
@@ -118,11 +118,11 @@ class ServeReport(Report[Served]):
         others.sort(key=lambda name: _rank(served[name]))
         names = {first, *others[: _SHOWN - 1]}
         left = len(served) - len(names)
-        cautions = [text for text in self.notes.cautions if text != served.interval_note]
+        cautions = [text for text in self.notes.warnings if text != served.interval_note]
         return Brief(
             sentence=_verdict(served),
             asked=_asked(served),
-            table=table_of(SHOWN, list(_lines(served, names)), spare=_SPARE),
+            table=table_of(SHOWN, list(_lines(served, names)), width=WIDTH, spare=_SPARE),
             remarks=list(_remarks(served)),
             cautions=[*cautions, *_rough(served)],
             more=f"{left} more wiring{'s' * (left > 1)}" if left else "",
@@ -131,7 +131,7 @@ class ServeReport(Report[Served]):
     def details(self) -> RenderableType:
         served, rows = self.answer, self._rows
         first = served[served.first]
-        rates = [*_RATES, *(_PROMISED if served.promise else ())]
+        rates = [*_RATES, *(_PROMISED if served.slo else ())]
         rates += [_PRICE] if _PRICE.name in first.figures else []
         gained = [row for row in rows if row.served.gains]
         where = f"{served.scenario.model.name}, {hardware_label(served.scenario)}, {stack_label(served.scenario)}"
@@ -156,8 +156,8 @@ class ServeReport(Report[Served]):
             about["engine"] = service.engine
         if service.prefill:
             about["prefill"] = {"replicas": service.prefill.plan.dp, "tp": service.prefill.plan.tp}
-        promise = str(served.promise) if served.promise else None
-        head = {**load_fields(served), "seeds": served.seeds, "promise": promise, **about}
+        slo = str(served.slo) if served.slo else None
+        head = {**load_fields(served), "seeds": served.seeds, "promise": slo, **about}
         columns = _columns(served)
         return Document.of_rows(head, [fields_of(columns, row) for row in self._rows])
 
@@ -231,12 +231,12 @@ def _asked(served: Served) -> str:
     lengths = tokens_label(served.load) + (" tokens" if isinstance(served.load, Traffic) else "")
     count = len(served[served.first].outcome.answers)
     requests = f"{count} request{'s' * (count > 1)}" + (f" x {served.seeds} seeds" if served.seeds > 1 else "")
-    slo = f"; SLO {promise_label(served.promise)}" if served.promise else ""
+    slo = f"; SLO {slo_label(served.slo)}" if served.slo else ""
     return f"{where}{manner_label(served.service)}; {lengths}; {requests}{slo}"
 
 
 def _verdict(served: Served) -> str:
-    """When the first token comes; or whether a promise is kept, or the load carried."""
+    """When the first token comes; or whether an SLO is kept, or the load carried."""
     names, load = _compared(served), served.load
     when = "With these requests"
     if isinstance(load, Traffic):
@@ -244,7 +244,9 @@ def _verdict(served: Served) -> str:
         when += "," * bool(load.rate and load.concurrency)
     elif isinstance(load, Trace):
         when = f"With the requests of {load.path.name}"
-    if served.promise or not all(served[name].stable for name in names):
+    if served.slo or not all(served[name].stable for name in names):
+        if len(names) > 1 and not any(served[name].stable for name in names):
+            return f"{when} neither {names[0]} nor {names[1]} keeps up: their queues grow without end."
         first, *rest = [f"{wiring_label(name)} {_state(served[name])}" for name in names]
         rest = [each.replace("the SLO", "it") for each in rest] if "the SLO" in first else rest
         return f"{when} {'; '.join([first, *rest])}."
@@ -258,7 +260,7 @@ def _state(served: ServedVariant) -> str:
     """What becomes of the load with a variant, as the end of a sentence."""
     if not served.stable:
         return "does not keep up: its queue grows without end"
-    if served.promise is None:
+    if served.slo is None:
         return f"brings the first token within {seconds_text(served.ttft_p95_s)} at p95"
     said = "keeps the SLO" if served.kept else "breaks the SLO"
     named = served.broken or served.unsure
@@ -292,7 +294,7 @@ def _load(served: Served) -> str:
         )
     again = first["preemptions"].value
     preempted = "no request" if not again else f"{number_text(again)} requests"
-    return f"{said}; KV cache {100 * first['kv_occupancy'].value:.0f} % full, {preempted} preempted."
+    return f"{said}. KV cache {100 * first['kv_occupancy'].value:.0f} % full, {preempted} preempted."
 
 
 def _reason(served: Served) -> str:
@@ -300,21 +302,21 @@ def _reason(served: Served) -> str:
     names, load, first = _compared(served), served.load, served[served.first].outcome
     crowds = {name: number_text(served[name].outcome.in_flight) for name in names}
     waiting, count = first.queued[1], len(first.answers)
-    queue = f"; {waiting} of {count} wait for room when the last one comes" if waiting > 1 else ""
+    queue = f" When the last comes, {waiting} of {count} wait for room." if waiting > 1 else ""
     if len(names) == 1:
-        return f"On average {crowds[names[0]]} requests are in flight{queue}."
+        return f"On average {crowds[names[0]]} requests are in flight.{queue}"
     if isinstance(load, Traffic) and not load.rate:
         gain = times_text(served[names[1]].gains["requests_per_s"])
-        return f"Clients send the next request when they have an answer: {names[1]} answers {gain} as many."
+        return f"Clients wait for answers before they send: {names[1]} answers {gain} as many."
     crowd = f"{crowds[names[1]]} requests in flight where {names[0]} has {crowds[names[0]]}"
-    return f"On average {names[1]} has {crowd}{queue}."
+    return f"On average {names[1]} has {crowd}.{queue}"
 
 
 def _rough(served: Served) -> Iterator[str]:
     times = [each.ttft_p95_s for each in served.values()]
     if not all(each.known and each.log_width <= ROUGH for each in times):
         rate = isinstance(served.load, Traffic) and served.load.rate
-        finds = "; `capacity` finds the rate that breaks one" if rate and not served.promise else ""
+        finds = "; `capacity` finds the rate that breaks one" if rate and not served.slo else ""
         yield f"TTFT is rough: use it to compare wirings, not to sign an SLO{finds}"
 
 

@@ -1,9 +1,9 @@
-"""Serving under load, request by request: arrivals, schedulers, replicas, and what they promise.
+"""Serving under load, request by request: arrivals, schedulers, replicas, and SLOs.
 
 ``steps``
     how long a step of an engine takes
 ``requests``
-    requests, drawn or recorded, and what is promised of their times
+    requests, drawn or recorded, and SLOs: bounds on their times
 ``engine``
     what one replica runs in each step
 ``replicas``
@@ -11,7 +11,7 @@
 ``service``, ``confidence``, ``intervals``
     what serves a load; how sure its times are; what becomes of the load, with intervals
 ``sizing``
-    the fewest replicas, and GPUs, that keep a promise
+    the fewest replicas, and GPUs, that meet an SLO
 ``asked``, ``serve``, ``capacity``
     `ladder_sim.serve` and `ladder_sim.capacity`, and what they take
 """
@@ -21,8 +21,8 @@ from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.intervals import Served, ServedVariant
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.requests.lengths import Lengths
-from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
@@ -32,13 +32,13 @@ from ladder_sim.serving.steps.mix import StepLimits
 from ladder_sim.serving.steps.times import StepTimes
 
 __all__ = [
+    "SLO",
     "Capacity",
     "Fleet",
     "Lengths",
     "MeasuredSteps",
     "Need",
     "Outcome",
-    "Promise",
     "Request",
     "Served",
     "ServedVariant",

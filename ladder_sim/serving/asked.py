@@ -12,8 +12,7 @@ from ladder_sim.serving.replicas.simulation import Router
 from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.specs.arguments import DEFAULTS, REQUESTS, keywords_of
-from ladder_sim.specs.asked import point_asked
-from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario import Scenario, point_asked
 
 # tokens of a prompt and of an answer, where neither the keywords nor the scenario say it
 PROMPT, GEN = 1024, 256

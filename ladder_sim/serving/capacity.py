@@ -1,4 +1,4 @@
-"""The public function `capacity`: the fewest GPUs that keep a promise, and its answer."""
+"""The public function `capacity`: the fewest GPUs that meet an SLO, and its answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from ladder_sim.serving.asked import LoadFields, arguments_asked, check_prefill,
 from ladder_sim.serving.confidence import interval_note
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.engine.speculation import Speculation
-from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.fleet import SEEDS, Fleet, smallest_fleets
@@ -21,7 +21,7 @@ from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Overrides
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
 
@@ -38,7 +38,7 @@ class CapacityFields(LoadFields, SystemFields, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Capacity(Answer, Mapping[str, Fleet]):
-    """What each variant needs to keep a promise, by canonical name, in the order asked for."""
+    """What each variant needs to meet an SLO, by canonical name, in the order asked for."""
 
     shown_by = "capacity.CapacityReport"
 
@@ -48,7 +48,7 @@ class Capacity(Answer, Mapping[str, Fleet]):
     """Model, GPUs and engine; its plan and requests do not count."""
     load: Traffic
     """Requests to serve."""
-    promise: Promise
+    slo: SLO
     """Bounds to keep."""
     seeds: int
     """Loads simulated at each point of the search."""
@@ -97,7 +97,7 @@ def capacity(
     scenario: Scenario | None = None,
     variants: str | Sequence[str] = DEFAULT_VARIANTS,
     *,
-    slo: str | Mapping[str, float | str] | Promise,
+    slo: str | Mapping[str, float | str] | SLO,
     tp: int | str | Sequence[int] | None = None,
     pp: int | str | Sequence[int] | None = None,
     ep: int | str | Sequence[int] | None = None,
@@ -112,7 +112,7 @@ def capacity(
     watch: Callable[[int, int], object] = lambda done, total: None,
     **fields: Unpack[CapacityFields],
 ) -> Capacity:
-    """Find the plan with the fewest GPUs that keeps a promise at a request rate, and the rate each replica sustains.
+    """Find the plan with the fewest GPUs that meets an SLO at a request rate, and the rate each replica sustains.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def capacity(
     variants
         Residual wirings; savings are over the first one.
     slo
-        Bounds on times: ``{"ttft_p95_s": 0.5}``, ``"ttft_p95=500ms,tpot_p95=30ms"``, or `Promise`.
+        Bounds on times: ``{"ttft_p95_s": 0.5}``, ``"ttft_p95=500ms,tpot_p95=30ms"``, or `SLO`.
     tp, pp, ep, attention_dp, sp
         Degrees of a replica's plan to try: one, several, or a range as text. By default those that the scenario was
         given, and of the others all that are legal.
@@ -168,7 +168,7 @@ def capacity(
     if (dp := arguments.pop("dp", 1)) != 1:
         raise UsageError(f"dp {dp} changes nothing here: the search finds the number of replicas", hint="leave it out")
     base = _base(arguments)
-    traffic, promise = traffic_asked(scenario, fields), Promise.read(slo)
+    traffic, slo = traffic_asked(scenario, fields), SLO.read(slo)
     prefill_tps: Sequence[int] = ()
     if prefill_tp is not None:
         check_prefill("prefill_tp", fields)
@@ -179,7 +179,7 @@ def capacity(
     fleets = smallest_fleets(
         base,
         traffic,
-        promise,
+        slo,
         variants,
         plans=_plans(base, degrees, measured=how["steps"] is not None),
         prefill_tps=prefill_tps,
@@ -194,7 +194,7 @@ def capacity(
         variants=fleets,
         scenario=base,
         load=traffic,
-        promise=promise,
+        slo=slo,
         seeds=count,
         speculation=how["changed"].get("speculation"),
         steps=how["steps"],

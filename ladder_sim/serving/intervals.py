@@ -17,14 +17,14 @@ import numpy as np
 
 from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.widths import Widths
+from ladder_sim.confidence.confidence import Widths
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serving.confidence import confidence_of, in_step_note, interval_note, widths_of
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.replicas.outcome import Outcome
-from ladder_sim.serving.requests.promise import METRICS, Bound, Promise
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.slo import METRICS, SLO, Bound
 from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
@@ -57,7 +57,7 @@ class ServedVariant:
     """With no seed the queue grows without end."""
     stable_slower: bool
     """Nor with slower steps."""
-    promise: Promise | None = field(repr=False)
+    slo: SLO | None = field(repr=False)
     """To be kept."""
 
     def __getattr__(self, name: str) -> Interval:
@@ -69,8 +69,8 @@ class ServedVariant:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """Bounds of the promise that are not kept."""
-        return self.promise.broken([interval.value for _, interval in self.bounded]) if self.promise else ()
+        """Bounds of the SLO that are not kept."""
+        return self.slo.broken([interval.value for _, interval in self.bounded]) if self.slo else ()
 
     @property
     def unsure(self) -> tuple[str, ...]:
@@ -79,8 +79,8 @@ class ServedVariant:
 
     @property
     def kept(self) -> bool | None:
-        """Whether the promise is kept; None: there is none."""
-        return not self.broken if self.promise else None
+        """Whether the SLO is kept; None: there is none."""
+        return not self.broken if self.slo else None
 
     @property
     def overload(self) -> str:
@@ -93,8 +93,8 @@ class ServedVariant:
 
     @property
     def bounded(self) -> list[tuple[Bound, Interval]]:
-        """Each bound of the promise, and what it bounds."""
-        return [(bound, self.figures[f"{bound.name}_s"]) for bound in self.promise.bounds] if self.promise else []
+        """Each bound of the SLO, and what it bounds."""
+        return [(bound, self.figures[f"{bound.name}_s"]) for bound in self.slo.bounds] if self.slo else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -111,7 +111,7 @@ class Served(Answer, Mapping[str, ServedVariant]):
     """The requests; random ones are those of the first seed."""
     seeds: int
     """Loads simulated for each variant."""
-    promise: Promise | None
+    slo: SLO | None
     """Bounds on times of requests, if there are any."""
     confidence: Confidence
     """How sure predictions are of the steady load that comes closest."""
@@ -167,7 +167,7 @@ def under_load(
     *,
     seeds: int | None = None,
     concurrency: int = 0,
-    promise: Promise | None = None,
+    slo: SLO | None = None,
     usd_per_gpu_hour: float | None = None,
     record: bool = False,
     watch: Callable[[int, int], object] = lambda answered, total: None,
@@ -183,8 +183,8 @@ def under_load(
     concurrency
         Most requests in flight: the client holds others back; 0: it holds none back. With requests that come at the
         same time, so many are in flight at all times.
-    variants, seeds, promise, usd_per_gpu_hour, record, watch
-        As in `ladder_sim.serve`, where `promise` is called ``slo``.
+    variants, seeds, slo, usd_per_gpu_hour, record, watch
+        As in `ladder_sim.serve`.
     """
     loads = _loads(load, seeds)
     names = canonical_names(variants)
@@ -198,7 +198,7 @@ def under_load(
             name,
             load,
             concurrency=concurrency,
-            promise=promise,
+            slo=slo,
             watch=lambda number: watch(before + number, runs * service.requests),
             **more,
         )
@@ -236,7 +236,7 @@ def under_load(
             widths=widths,
             stable=all(each.stable for each in (outcome, *more)),
             stable_slower=bool(slow["stable"]),
-            promise=promise,
+            slo=slo,
         )
     # of what predictions of requests in flight do not know there is none
     known = not (service.steps or service.prefill or service.speculation)
@@ -245,7 +245,7 @@ def under_load(
         service=service,
         load=load,
         seeds=len(loads),
-        promise=promise,
+        slo=slo,
         confidence=confidence,
         in_step=in_step_note(service.scenario, load, concurrency, names[0], profile=service.profile) if known else "",
     )
@@ -268,7 +268,7 @@ def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Requ
 
 
 def _figures(outcome: Outcome) -> dict[str, float]:
-    """Its fields that are numbers; of one that has no promise, without goodput."""
+    """Its fields that are numbers; of one that has no SLO, without goodput."""
     return {
         name: float(value)
         for name, value in outcome.fields().items()

@@ -14,16 +14,15 @@ from ladder_sim.serving.asked import (
     traffic_asked,
 )
 from ladder_sim.serving.intervals import Served, under_load
-from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traces import Trace
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
 from ladder_sim.specs.arguments import PlacedFields
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Overrides
-from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.values import whole
+from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.price import check_price
 
 
@@ -41,7 +40,7 @@ def serve(
     *,
     trace: str | Path | Sequence[Request] | None = None,
     speed: float | None = None,
-    slo: str | Mapping[str, float | str] | Promise | None = None,
+    slo: str | Mapping[str, float | str] | SLO | None = None,
     seeds: int | None = None,
     prefill_replicas: int = 0,
     prefill_tp: int | None = None,
@@ -77,7 +76,7 @@ def serve(
     speed
         How many times as fast as recorded the file is played.
     slo
-        Bounds on times: ``{"ttft_p95_s": 0.5}``, ``"ttft_p95=500ms,tpot_p95=30ms"``, or `Promise`.
+        Bounds on times: ``{"ttft_p95_s": 0.5}``, ``"ttft_p95=500ms,tpot_p95=30ms"``, or `SLO`.
     seeds
         Number of random loads, for intervals: 5 by default; 1: a single run, with the error of step times alone.
     router
@@ -120,7 +119,7 @@ def serve(
     arguments = arguments_asked(scenario, fields)
     placed = _placed(arguments)
     prefill = _prefill(arguments, placed, prefill_replicas, prefill_tp, fields)
-    promise = None if slo is None else Promise.read(slo)
+    slo = None if slo is None else SLO.read(slo)
     price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
     load: Traffic | Trace | Sequence[Request]
     if trace is None:
@@ -136,7 +135,7 @@ def serve(
         variants,
         seeds=seeds,
         concurrency=load.concurrency if isinstance(load, Traffic) else 0,
-        promise=promise,
+        slo=slo,
         usd_per_gpu_hour=price,
         record=record,
         watch=watch,

@@ -8,8 +8,7 @@ from typing import Self, TypeVar, get_args
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.des.spans import overlap_s
-from ladder_sim.des.timeline import Timeline
+from ladder_sim.des.timeline import Timeline, overlap_s
 from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
@@ -109,16 +108,17 @@ class Breakdown:
         sources_s: dict[tuple[str, str], float] = defaultdict(float)
         comm_s = hidden_s = slowed_s = 0.0
         ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
-        launches = len(end) - len(schedule.ops)
+        layout, tasks = schedule.layout, list(timeline.program.tasks)
+        launches = len(end) - len(layout.names)
         # end of the last task so far of each stream, if it is on the critical path
         ended: dict[int, float] = {}
-        for index, op in enumerate(schedule.ops[:launches]):
+        for index, layer in enumerate(layout.layers[:launches]):
             if index in critical:
-                limits_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
-        for index, (op, like) in enumerate(zip(schedule.ops, schedule.layout.same_as, strict=True), launches):
-            times, span_s = repeats.get(op.layer, 1), end[index] - start[index]
-            task, estimate = timeline.program.tasks[index], estimates[like]
-            busy_s[op.kind] += times * span_s
+                limits_s["launches"] += repeats.get(layer, 1) * (end[index] - start[index])
+        ops = zip(layout.kinds, layout.layers, layout.same_as, tasks[launches:], strict=True)
+        for index, (kind, layer, like, task) in enumerate(ops, launches):
+            times, span_s, estimate = repeats.get(layer, 1), end[index] - start[index], estimates[like]
+            busy_s[kind] += times * span_s
             if task.stream == COMM:
                 comm_s += times * span_s
                 hidden_s += times * overlap_s((start[index], end[index]), compute)
@@ -129,8 +129,8 @@ class Breakdown:
                 before_s = [end[before] for before in task.after if before in critical]
                 noticed_s = ready[index] - max([*before_s, ended.get(task.stream, 0.0)])
                 limits_s["waits"] += times * (start[index] - ready[index] + noticed_s)
-                errors_s[_ERROR_KINDS.get(op.kind, op.kind)] += times * estimate.error * span_s
-                sources_s[estimate.source, op.kind] += times * span_s
+                errors_s[_ERROR_KINDS.get(kind, kind)] += times * estimate.error * span_s
+                sources_s[estimate.source, kind] += times * span_s
             ended[task.stream] = end[index] if index in critical else 0.0
         return cls(
             busy_s=dict(busy_s),

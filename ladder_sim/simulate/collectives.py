@@ -5,8 +5,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ladder_sim.des.spans import overlap_s
-from ladder_sim.des.timeline import Timeline
+from ladder_sim.des.timeline import Timeline, overlap_s
 from ladder_sim.graph.ops import Op
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 

@@ -6,11 +6,10 @@ from functools import lru_cache
 from typing import Annotated, Self, get_args
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import shape_from_hf
 from ladder_sim.specs.hf_reader import MAXIMA
 from ladder_sim.specs.layers import BlockNorms, Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
-from ladder_sim.specs.values import choice, nonempty, whole
+from ladder_sim.specs.values import Limits, check_fields, choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
 

@@ -8,9 +8,8 @@ from numbers import Real
 from typing import Literal, TypeVar, get_args, get_origin
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.specs.fields import settable_fields
 from ladder_sim.specs.former import RENAMED
-from ladder_sim.specs.values import choice, flag
+from ladder_sim.specs.values import choice, flag, settable_fields
 from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
 
 _Spec = TypeVar("_Spec")

@@ -1,20 +1,24 @@
-"""What is simulated: a model on a cluster, with a stack and a workload."""
+"""What is simulated: a model on a cluster, with a stack and a workload; or the keywords of a function that make it."""
 
 import dataclasses
+import inspect
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from operator import attrgetter
-from typing import Any, Self, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields
+from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields, keywords_of
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.plan import MAX_RANKS, Plan
-from ladder_sim.specs.plan_checks import (
+from ladder_sim.specs.plan import (
+    MAX_RANKS,
+    Plan,
     check_experts,
     check_groups,
     check_nodes,
@@ -24,10 +28,9 @@ from ladder_sim.specs.plan_checks import (
     tp_degrees,
 )
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
-from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import AllReduceRule, StackSpec
 from ladder_sim.specs.techniques import Techniques
-from ladder_sim.specs.values import flag, nonempty, whole
+from ladder_sim.specs.values import flag, nonempty, typed, whole
 from ladder_sim.specs.workload import FORMATS, KvDType, Workload
 
 # arguments that the specs check
@@ -359,3 +362,72 @@ def _kv_dtype(parts: Parts) -> KvDType:
         return model.kv_cache_dtype
     narrow = FORMATS[workload.dtype].tensor_cores != "bf16"
     return "fp8" if parts.stack.fp8_kv_cache and narrow else "bf16"
+
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def scenario_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> Scenario:
+    """Return the scenario, or the one that the keywords make.
+
+    Raises
+    ------
+    UnknownNameError
+        A keyword is no argument of a scenario.
+    UsageError
+        Both were given, or the keywords make none.
+    """
+    _check(scenario, fields)
+    return Scenario(**fields) if scenario is None else scenario
+
+
+def point_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments and settings that were given, in one dict, as a point of a grid has them.
+
+    Raises
+    ------
+    UnknownNameError
+        A keyword is no argument of a scenario.
+    UsageError
+        A scenario and keywords were given.
+    """
+    _check(scenario, fields)
+    given = dict(fields if scenario is None else scenario.given)
+    given.pop("variant", None)
+    return given | (given.pop("overrides", None) or {})
+
+
+def formerly_a_dict(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Take a dict in the place of a scenario, as until version 0.2, with a warning: its items are keywords now."""
+
+    @wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if not args or not isinstance(args[0], Mapping):
+            return function(*args, **kwargs)
+        name = function.__name__
+        warnings.warn(
+            f'{name}({{"model": ...}}, ...) is {name}(Scenario(model=...), ...) now, or {name}(..., model=...)',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        rest, keywords = args[1:], keywords_of(args[0])
+        if "axes" in inspect.signature(function).parameters:
+            rest, keywords = args, {}
+        return function(None, *rest, **{**keywords, **kwargs})  # type: ignore[arg-type]
+
+    return call
+
+
+def _check(scenario: Scenario | None, fields: Mapping[str, Any]) -> None:
+    known = (*ARGUMENTS, "overrides")
+    for name in fields:
+        # settings have their section's name before a dot
+        if name not in known and "." not in name:
+            raise UnknownNameError("argument", name, known)
+    if scenario is not None and fields:
+        first = next(iter(fields))
+        raise UsageError(
+            f"a scenario and {', '.join(fields)}: must be one of them",
+            hint=f"scenario.replace({first}={fields[first]!r}) changes a scenario",
+        )

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Self
 
 from ladder_sim.specs import catalog
-from ladder_sim.specs.allreduce_floor import floor_of_hops
+from ladder_sim.specs.cluster import floor_of_hops
 from ladder_sim.specs.imbalance import USUAL
-from ladder_sim.specs.plan_checks import named_degrees
+from ladder_sim.specs.plan import named_degrees
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import unused
 from ladder_sim.specs.workload import FORMATS
@@ -33,6 +33,11 @@ class Caution(str):
     def names(self, label: str) -> bool:
         """Whether it names the part of an answer that has a label."""
         return label in (self.name, f"{self.kind} {self.name}")
+
+
+def is_decisive(text: str) -> bool:
+    """Whether figures mislead without a warning."""
+    return isinstance(text, Caution) and text.kind == DECISIVE
 
 
 def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:

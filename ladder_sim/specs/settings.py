@@ -9,11 +9,11 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.engine_options import EngineOption, names_of, option_names
-from ladder_sim.specs.fields import Limits, field_kinds, limits_of, meanings, settable_fields
 from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
+from ladder_sim.specs.values import Limits, field_kinds, limits_of, meanings, settable_fields
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import base_unit, quoted, short_name, typed_unit, unit_of
 

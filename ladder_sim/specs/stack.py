@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self, cast, get_args
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.fields import Bytes, Limits, Seconds, check_fields
-from ladder_sim.specs.values import choice, nonempty, real, whole
+from ladder_sim.specs.values import Bytes, Limits, Seconds, check_fields, choice, nonempty, real, whole
 from ladder_sim.units import format_bytes, parse_quantity, quoted
 
 AttentionKernel = Literal["flash", "math"]

@@ -1,9 +1,30 @@
-"""Rules that one value must keep, and what to do instead of a name that no catalog holds."""
+"""Rules that values must keep: one by one, and by their types as fields of a spec or arguments of a public function."""
 
+import ast
+import dataclasses
+import inspect
+import itertools
+import os
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from functools import cache, partial, wraps
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from ladder_sim.errors import SpecError, UnknownNameError, nearest
+from ladder_sim.errors import SpecError, UnknownNameError, UsageError, nearest
 from ladder_sim.units import quoted, unit_of
 
 _OTHER_WEIGHTS = "weights of this format are not simulated, and no other format stands in for them"
@@ -110,3 +131,206 @@ def same_size(name: str, names: tuple[str, ...]) -> str:
     equal = [each for each in names if size and each.endswith(f"-{size[0]}")]
     mistyped = equal == [nearest(name, names)]
     return f"models of {size[0]}: {', '.join(equal)}" if size and equal and not mistyped else ""
+
+
+class Limits(NamedTuple):
+    """What a number may be; annotates a field."""
+
+    minimum: int
+    maximum: float
+    above: bool = False
+    """The minimum itself is not allowed."""
+    hint: str = ""
+    """The way out of an error."""
+
+
+# in SI units: a thousand times the rate of one device, the memory of one device, one operation
+Rate = Annotated[float, Limits(0, 1e18, above=True)]
+Bytes = Annotated[float, Limits(0, 1e15)]
+Seconds = Annotated[float, Limits(0, 10.0)]
+
+
+def check_fields(spec: Any, where: str = "") -> None:
+    """Require of a spec that numbers are within their `Limits`, flags are flags and choices are choices."""
+    for name, check in _checks(spec.__class__):
+        check(getattr(spec, name), f"{where}: {name}" if where else name)
+
+
+@cache
+def _checks(spec: type) -> Sequence[tuple[str, Callable[[Any, str], object]]]:
+    """Fields with a rule, and the rule for their values."""
+    return [(name, check) for name, kind in field_kinds(spec).items() if (check := _check_of(kind))]
+
+
+def _check_of(kind: Any) -> Callable[[Any, str], object] | None:
+    limits = limits_of(kind)
+    if kind is bool:
+        return flag
+    if get_origin(kind) is Literal:
+        return partial(choice, names=get_args(kind))
+    if limits is None:
+        return None
+    number = get_args(kind)[0]
+    check = (
+        partial(whole, minimum=limits.minimum, maximum=int(limits.maximum), hint=limits.hint)
+        if number in (int, int | None)
+        else partial(real, maximum=limits.maximum, zero=not limits.above, hint=limits.hint)
+    )
+    if NoneType not in get_args(number):
+        return check
+    return lambda value, what: None if value is None else check(value, what)
+
+
+@cache
+def field_kinds(spec: type) -> Mapping[str, Any]:
+    """Return the types of a spec's fields by name, `Limits` included."""
+    hints = get_type_hints(spec, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(spec)}
+
+
+def settable_fields(spec: type) -> dict[str, object]:
+    """Return the types of the fields that one value can set, by name: numbers, flags, choices and text."""
+    kinds = {name: get_args(kind)[0] if limits_of(kind) else kind for name, kind in field_kinds(spec).items()}
+    return {n: kind for n, kind in kinds.items() if kind in (int, float, bool, str) or get_origin(kind) is Literal}
+
+
+def limits_of(kind: Any) -> Limits | None:
+    """Return what the numbers of a field may be, by its type; None if it holds no number."""
+    limits: Limits | None = get_args(kind)[1] if get_origin(kind) is Annotated else None
+    return limits
+
+
+@cache
+def meanings(spec: type) -> Mapping[str, str]:
+    """Return what the fields of a spec mean, by name: the docstrings under them, as plain text.
+
+    Examples
+    --------
+    >>> from ladder_sim.specs.workload import Workload
+    >>> meanings(Workload)["batch"]
+    'Requests that start together, in a static batch.'
+    """
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(spec))).body
+    texts = {}
+    for field, text in itertools.pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                texts[name] = " ".join(meaning.replace("`", "").split())
+    return texts
+
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+_WORDS: Mapping[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    NoneType: "None",
+    Mapping: "a dict",
+    Sequence: "a list",
+}
+
+
+def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
+    """Check a function's arguments before a call. Numpy's numbers become Python's, and paths become text.
+
+    Arguments in `unless` the function checks itself, by narrower rules.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> @typed()
+    ... def doubled(number: int) -> int:
+    ...     return 2 * number
+    >>> doubled(np.int64(8))
+    16
+    >>> doubled("8")
+    Traceback (most recent call last):
+    ...
+    ladder_sim.errors.UsageError: number is '8': must be a whole number
+      hint: give a whole number, not str
+    """
+
+    def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        signature = inspect.signature(function)
+        keywords = next((each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), "")
+        # when they are first needed: they name classes that are imported late
+        hints = cache(lambda: _hints(function, keywords))
+
+        @wraps(function)
+        def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            # what takes any keyword checks them itself
+            if keywords not in hints():
+                _check_names(function, kwargs, {*signature.parameters, *hints()} - {"self", keywords, "return"})
+            bound = signature.bind(*args, **kwargs)
+            for given in (bound.arguments, bound.arguments.get(keywords, {})):
+                for name, value in given.items():
+                    if name in hints():
+                        given[name] = checked(value, hints()[name], "" if name in unless else name)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    return decorate
+
+
+def _hints(function: Callable[..., object], keywords: str) -> dict[str, Any]:
+    """Types by parameter; of ``**keywords: Unpack[...]`` those of its keys."""
+    hints = get_type_hints(function)
+    if get_origin(hints.get(keywords)) is Unpack:
+        (of_keys,) = get_args(hints.pop(keywords))
+        hints |= get_type_hints(of_keys)
+    return hints
+
+
+def _check_names(function: Callable[..., object], given: Iterable[str], known: Set[str]) -> None:
+    """Raise TypeError with the nearest name for a keyword that a function does not have."""
+    for name in given:
+        if name not in known:
+            called = function.__qualname__.removesuffix(".__init__")
+            near = nearest(name, known)
+            meant = f"; did you mean '{near}'?" if near else f"; it has {', '.join(sorted(known))}"
+            raise TypeError(f"{called}() has no argument '{name}'{meant}")
+
+
+def checked(value: Any, hint: Any, name: str) -> Any:
+    """Return a value as its type: numbers of numpy as Python's, and paths as text; with a name, it must fit.
+
+    Raises
+    ------
+    UsageError
+        It does not fit.
+    """
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if str in kinds and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif getattr(value, "ndim", None) == 0:
+        # a scalar of numpy
+        value = value.item()
+    if name and not any(_fits(value, kind) for kind in kinds):
+        rule = " or ".join(dict.fromkeys(_words(kind) for kind in kinds))
+        raise UsageError(f"{name} is {quoted(value)}: must be {rule}", hint=f"give {rule}, not {type(value).__name__}")
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if kind is Any or isinstance(kind, TypeVar):
+        return True
+    if origin is Literal:
+        # which one, the function checks
+        return isinstance(value, str)
+    if origin is Sequence and isinstance(value, Sequence):
+        return all(_fits(each, get_args(kind)[0]) for each in value)
+    if origin is Callable or getattr(kind, "_is_protocol", False):
+        return callable(value)
+    if isinstance(value, bool) and kind in (int, float):
+        return False
+    return isinstance(value, (int, float) if kind is float else origin or kind)
+
+
+def _words(kind: Any) -> str:
+    kind = str if get_origin(kind) is Literal else get_origin(kind) or kind
+    return _WORDS.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

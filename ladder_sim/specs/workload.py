@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.imbalance import USUAL, ExpertLoads
+from ladder_sim.specs.values import Limits, check_fields
 
 DType = Literal["bf16", "fp16", "fp8", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 KvDType = Literal["bf16", "fp8"]

@@ -13,7 +13,7 @@ from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
-from ladder_sim.specs.signatures import checked
+from ladder_sim.specs.values import checked
 from ladder_sim.sweeps.ranges import expand, split
 from ladder_sim.units import missing_unit, typed_unit, unit_of
 

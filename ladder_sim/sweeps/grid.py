@@ -18,8 +18,7 @@ from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.engine_options import EngineOption
-from ladder_sim.specs.plan import Plan
-from ladder_sim.specs.plan_checks import check_context
+from ladder_sim.specs.plan import Plan, check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.unused import unused
 from ladder_sim.specs.values import whole

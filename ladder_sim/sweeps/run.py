@@ -10,10 +10,8 @@ from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.asked import formerly_a_dict, point_asked
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.values import whole
+from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
+from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import pstdev
 from typing import NamedTuple, Self
 
-from ladder_sim.des.spans import Spans, length_s, subtract, union
+from ladder_sim.des.timeline import Spans, length_s, subtract, union
 from ladder_sim.traces.graph import EARLIER, KERNEL_WAIT_S, SCOPE_SEPARATOR, TraceGraph
 from ladder_sim.traces.replay import to_timeline
 

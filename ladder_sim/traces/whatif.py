@@ -4,8 +4,8 @@ Each function returns a graph with other durations or fewer ops. Simulate it to 
 """
 
 import fnmatch
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
@@ -14,6 +14,41 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import HOST_KINDS, REDUCES, SCOPE_SEPARATOR, TraceGraph, TraceOp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Changes to a recorded run."""
+
+    scale: Mapping[str, float] = field(default_factory=dict)
+    """Factor of the time of ops, by kind, name or module as in `scale`."""
+    no_launch_gaps: bool = False
+    """Whether CPUs launch in no time, as a CUDA graph does."""
+    interconnect: str | None = None
+    """Cluster of the catalog on which all-reduces are priced; None: they keep their times."""
+    nodes: int = 1
+    """Number of nodes of that cluster."""
+    tp: int | None = None
+    """Ranks on that cluster; None: all its GPUs."""
+    allreduce: str | None = None
+    """All-reduce algorithm there; None: the default one."""
+    message_bytes: float = 0.0
+    """Size of all-reduces that the trace does not know; 0: an error if there are any."""
+    drop_gaps: bool = False
+    """Whether gaps between kernels of one launch are left out."""
+
+    def apply(self, graph: TraceGraph, recorded: TraceGraph) -> TraceGraph:
+        """Return the graph with all changes; `recorded`, which is the graph with its gaps, if there are none."""
+        graph = graph if self.drop_gaps else recorded
+        for what, factor in self.scale.items():
+            graph = scale(graph, what, factor)
+        if self.interconnect is not None:
+            scenario = Scenario(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
+            graph = with_all_reduce_times(graph, all_reduce_seconds(scenario), self.message_bytes)
+        return without_launch_gaps(graph) if self.no_launch_gaps else graph
+
+
+UNCHANGED = Changes()
 
 
 def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder_sim.answer import Answer
 from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.serving.requests.results import read_results
@@ -66,9 +67,11 @@ class Row:
         return predicted / measured - 1.0 if predicted and measured else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Archive(Answer):
     """One archive."""
+
+    shown_by = "archive.ArchiveReport"
 
     name: str
     """File or folder."""

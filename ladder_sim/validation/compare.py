@@ -1,19 +1,21 @@
 """Each measurement compared with its prediction."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Literal, overload
 
+from ladder_sim.answer import Answer
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
+from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.values import typed
 from ladder_sim.validation.dataset import (
     DEFAULT_DATASET,
     FIT_TPS,
@@ -94,8 +96,72 @@ class Comparison:
     """Why something is missing, or a caveat."""
 
 
-# comparisons of one data set by level of evidence, the strongest last
-ComparisonsByLevel = Mapping[Level, Sequence[Comparison]]
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class Validation(Answer, Mapping[Level, Sequence[Comparison]]):
+    """Comparisons of one data set by level of evidence, the strongest last."""
+
+    shown_by = "validation.ValidationReport"
+
+    data: Dataset
+    """Measured runs."""
+    levels: Mapping[Level, tuple[Comparison, ...]]
+    """A comparison of each run, in the order of the data set, by level."""
+
+    def __getitem__(self, level: Level) -> tuple[Comparison, ...]:
+        return self.levels[level]
+
+    def __iter__(self) -> Iterator[Level]:
+        return iter(self.levels)
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    @property
+    def level(self) -> Level:
+        """The strongest level."""
+        return list(self.levels)[-1]
+
+    @property
+    def rows(self) -> tuple[Comparison, ...]:
+        """Comparisons at the strongest level."""
+        return self.levels[self.level]
+
+    @property
+    def unseen(self) -> "Unseen":
+        """Comparisons at the strongest level that no fit behind the predictions has used."""
+        return Unseen(rows=unseen(self.rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """Comparisons that no fit behind the predictions has used."""
+
+    rows: tuple[Comparison, ...]
+    """In the order of the data set."""
+
+    def quantities(self, figure: str, *, p2p: bool) -> list[Quantity]:
+        """Return the comparisons of a figure, such as "ladder.speedup" or "standard.tokens_per_s", by kind of links."""
+        variant, _, name = figure.rpartition(".")
+        members = [row for row in self.rows if row.measurement.variant == variant]
+        quantities = [getattr(row, name) for row in members if row.measurement.configuration.p2p == p2p]
+        return [quantity for quantity in quantities if quantity is not None]
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What was compared: the speedups, ladder's first, then the throughputs in the same order."""
+        variants = dict.fromkeys(row.measurement.variant for row in self.rows)
+        ordered = sorted(variants, key=lambda name: (name != "ladder", name == NO_COMMUNICATION, name == "standard"))
+        names = [f"{variant}.{name}" for name in ("speedup", "tokens_per_s") for variant in ordered]
+        return tuple(name for name in names if any(self.quantities(name, p2p=p2p) for p2p in (True, False)))
+
+    @property
+    def mean_error(self) -> Mapping[str, float]:
+        """Mean absolute error of each figure, a fraction, over links with P2P; without, where there are no others."""
+        return {
+            name: errors.mean_error
+            for name in self.figures
+            if (errors := error_stats(self.quantities(name, p2p=True) or self.quantities(name, p2p=False)))
+        }
 
 
 def evidence(level: Level) -> str:
@@ -147,7 +213,7 @@ def validate(
     level: Level | Literal["all"] = ALL_LEVELS,
     *,
     profile: str | CalibrationProfile | None = None,
-) -> ComparisonsByLevel: ...
+) -> Validation: ...
 @overload
 def validate(
     dataset: MeasuredRuns, *, profile: str | CalibrationProfile, held_back: Sequence[str] = ()
@@ -159,7 +225,7 @@ def validate(
     *,
     profile: str | CalibrationProfile | None = None,
     held_back: Sequence[str] = (),
-) -> ComparisonsByLevel | RunCheck:
+) -> Validation | RunCheck:
     """Compare measured runs of static batches with predictions.
 
     Parameters
@@ -176,9 +242,9 @@ def validate(
 
     Returns
     -------
-    dict, or RunCheck of requests on this machine
-        By level, a comparison of each run, in the order of the data set. With a profile there is one level,
-        ``"profile"``.
+    Validation, or RunCheck of requests on this machine
+        By level, a comparison of each run, in the order of the data set, and `unseen` of the strongest level. With a
+        profile there is one level, ``"profile"``.
 
     Raises
     ------
@@ -187,10 +253,9 @@ def validate(
 
     Examples
     --------
-    >>> runs = validate(level="protocol-b")["protocol-b"]
-    >>> ladder = [run.speedup for run in unseen(runs) if run.measurement.variant == "ladder"]
-    >>> len(runs), f"{error_stats(ladder).mean_error:.1%}"
-    (70, '3.3%')
+    >>> compared = validate("ladder-70b", level="protocol-b")
+    >>> len(compared.rows), f"{compared.unseen.mean_error['ladder.speedup']:.1%}"
+    (70, '1.7%')
     """
     if not isinstance(dataset, str | Dataset):
         if not isinstance(dataset, MeasuredRuns):
@@ -202,11 +267,12 @@ def validate(
     if level not in (*LEVELS, ALL_LEVELS):
         raise UnknownNameError("level", level, (*LEVELS, ALL_LEVELS))
     if profile is None:
-        return {name: _compare(data, name, None) for name in LEVELS if level in (name, ALL_LEVELS)}
+        chosen = [name for name in LEVELS if level in (name, ALL_LEVELS)]
+        return Validation(data=data, levels={name: _compare(data, name, None) for name in chosen})
     if level != ALL_LEVELS:
         raise UsageError("a profile and a level exclude each other", hint="leave one of them out")
     own = load_profile(profile) if isinstance(profile, str) else profile
-    return {OWN_PROFILE: _compare(data, OWN_PROFILE, own)}
+    return Validation(data=data, levels={OWN_PROFILE: _compare(data, OWN_PROFILE, own)})
 
 
 def _compare(data: Dataset, level: Level, profile: CalibrationProfile | None) -> tuple[Comparison, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serving.intervals import under_load
@@ -37,14 +38,32 @@ class LoadComparison:
     """Why it is not predicted."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class LoadValidation(Answer, Sequence[LoadComparison]):
+    """Measured loads of one file and their simulations, in the order of the file."""
+
+    shown_by = "loads.LoadsReport"
+
+    name: str
+    """File that the loads are from."""
+    rows: tuple[LoadComparison, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 def compare_loads(
     results: Sequence[Result],
     given: Mapping[str, Any],
     overrides: Mapping[str, Any],
     *,
+    name: str = "",
     profile: str | None = None,
     watch: Callable[[int], object] = lambda done: None,
-) -> tuple[LoadComparison, ...]:
+) -> LoadValidation:
     """Simulate measured loads, standard wiring.
 
     Parameters
@@ -53,6 +72,8 @@ def compare_loads(
         As `ladder_sim.serving.requests.results.read_results` returns them.
     given, overrides
         Arguments of `Scenario`; where there is none, what the file says counts.
+    name
+        File that the loads are from.
     profile
         As in `ladder_sim.predict`.
     watch
@@ -74,7 +95,7 @@ def compare_loads(
         watch(number)
     if len(faults) == len(results):
         raise faults[0]
-    return tuple(compared)
+    return LoadValidation(name=name, rows=tuple(compared))
 
 
 def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorStats]:

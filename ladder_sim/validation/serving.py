@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder_sim.answer import Answer
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import CalibrationProfile
@@ -31,10 +32,27 @@ class ServingComparison:
     """Why it is not predicted, or a caveat."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class ServingValidation(Answer, Sequence[ServingComparison]):
+    """Servings of one table and their predictions, in the order of the table."""
+
+    shown_by = "servings.ServingsReport"
+
+    name: str
+    """Table that the servings are from."""
+    rows: tuple[ServingComparison, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 def compare_servings(
-    servings: Sequence[Serving], *, profile: str | CalibrationProfile | None = None
-) -> tuple[ServingComparison, ...]:
-    """Predict every serving, in the order given; `profile` is as in `ladder_sim.predict`."""
+    servings: Sequence[Serving], *, name: str = "", profile: str | CalibrationProfile | None = None
+) -> ServingValidation:
+    """Predict every serving of a table of that name, in the order given; `profile` is as in `ladder_sim.predict`."""
     groups: dict[Setup, list[Serving]] = {}
     for row in servings:
         if not row.left_out:
@@ -48,7 +66,7 @@ def compare_servings(
         line = first.setdefault(replace(row, line=0), row.line)
         if line != row.line and not compared[row].note:
             compared[row] = replace(compared[row], note=f"{REPEATS} line {line}, and counts again")
-    return tuple(compared[row] for row in servings)
+    return ServingValidation(name=name, rows=tuple(compared[row] for row in servings))
 
 
 def summarize_servings(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from ladder_sim.specs.fields import field_kinds, meanings
+from ladder_sim.specs.values import field_kinds, meanings
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
 from ladder_sim_runtime.checkpoint.convert import convert

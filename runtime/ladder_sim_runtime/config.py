@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wiring
 from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
 from ladder_sim.specs.hf_types import LATENT_TYPES
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity
 from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
 

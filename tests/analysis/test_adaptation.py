@@ -79,5 +79,7 @@ def test_versus_prints_it() -> None:
         "--technique",
         "fused-norm",
     )
-    printed = " ".join(run("versus", *flags).out.split())
-    assert "adapting the model to ladder costs 101 (88-135) GPU-hours, for 3.00 B tokens" in printed
+    price = "101 (88-135) GPU-hours to train, paid back after 4.20 B (1.75 B-never) served tokens"
+    assert price in " ".join(run("versus", *flags).out.split())
+    explained = " ".join(run("versus", *flags, "--explain").out.split())
+    assert "adapting the model to ladder, with 3.00 B tokens, as published of hybrid-ladder:16" in explained

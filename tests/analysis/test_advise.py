@@ -12,7 +12,6 @@ from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import InfeasibleError, LadderSimError, MemoryFitError, UnknownNameError, UsageError
-from ladder_sim.report.documents.analysis import advice_document
 from ladder_sim.specs import catalog
 from ladder_sim.specs import legal_plans as plans
 from ladder_sim.specs.legal_plans import legal_plans
@@ -303,7 +302,7 @@ def test_advice_says_what_must_be_trained_and_what_was_not_tried() -> None:
 
 def test_a_document_has_every_plan_with_its_reason() -> None:
     advice = advise(max_tpot_s=0.03, gpus=8, **{"model": "70b", **SERVED})
-    rows = advice_document(advice).rows
+    rows = advice.to_dict()["rows"]
     assert len(rows) == len(advice.options) + len(advice.beyond) + len(advice.unfit)
     for row in rows:
         plan = {name: row[name] for name in ("tp", "pp", "ep", "attention_dp", "dp", "sp")}

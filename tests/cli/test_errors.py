@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ladder_sim.cli.main import GONE, app
+from ladder_sim.cli.commands import program
+from ladder_sim.cli.main import GONE
 from ladder_sim.costs.profile_file import SCHEMA
 from ladder_sim.errors import UsageError, install_command
 from ladder_sim.prediction import predict
@@ -506,7 +506,7 @@ def _commands(group: Any, names: tuple[str, ...] = ()) -> dict[tuple[str, ...], 
     return {names: flags for names, flags in options.items() if not _OTHER_COMMANDS.intersection(names)}
 
 
-COMMANDS = _commands(typer.main.get_command(app))
+COMMANDS = _commands(program())
 
 
 @st.composite

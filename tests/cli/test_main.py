@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from ladder_sim import __version__
+from ladder_sim.cli.commands import COMMANDS as EVERY
+from ladder_sim.cli.commands import load
 from ladder_sim.cli.knobs import knobs_of
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_text
 from ladder_sim.errors import install_command
-from ladder_sim.graph.families import FAMILIES
+from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settable
@@ -120,12 +122,21 @@ def test_a_flag_given_twice_counts_as_given_last() -> None:
 
 
 def test_help_imports_no_simulator() -> None:
+    """The program's own help imports no command either: it lists the first sentence of the help of each."""
     code = (
-        "import sys; from ladder_sim.cli.main import main; main(['predict', '--help']); "
-        "heavy = {'scipy', 'networkx', 'simpy', 'pandas'} & set(sys.modules); print(heavy, file=sys.stderr)"
+        "import sys; from ladder_sim.cli.main import main; main(['--help']); "
+        "commands = {name for name in sys.modules if name.startswith(('ladder_sim.cli.', 'ladder_sim.specs'))}; "
+        f"[main([name, '--help']) for name in {list(EVERY)}]; "
+        "heavy = {'numpy', 'scipy', 'networkx', 'simpy', 'plotly', 'pandas'} & set(sys.modules); "
+        "print(sorted(commands), heavy, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, check=True)
-    assert done.stderr == "set()\n"
+    assert done.stderr == "['ladder_sim.cli.commands', 'ladder_sim.cli.main'] set()\n"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_list_of_commands_says_what_their_help_says_first(name: str) -> None:
+    assert EVERY[name].summary == load(name).help.split("\n\n")[0].replace("\n", " ")
 
 
 @pytest.mark.parametrize("what", ["models", "clusters", "stacks", "variants", "techniques", "profiles", "settings"])

@@ -13,7 +13,10 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "batching", "scenario", "variants", "collectives", "provenance", "validated", "warnings"]
+TOP = [
+    *("schema_version", "batching", "scenario", "variants", "best_standard", "collectives", "provenance"),
+    *("validated", "warnings"),
+]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",
@@ -198,7 +201,7 @@ def test_every_answer_says_what_was_compared_and_warns(command: tuple[str, ...])
     scenario = (*command, "--model", "405b", "--nodes", "2", "--tp", "16")
     if command[0] == "sweep":
         scenario = tuple(text for text in scenario if text not in ("--nodes", "2"))
-    printed = run(*scenario).out
+    printed = run(*scenario, *(() if command[0] == "sweep" else ("--explain",))).out
     lines = printed[printed.index("Predictions were compared with runs of gpt-fast on H100") :].splitlines()
     # of another engine nothing was measured
     lines = [line for line in lines if not line.startswith("Nothing like this was measured: no static batch of ")]
@@ -242,7 +245,7 @@ def test_the_default_table() -> None:
         sentence,
     )
     assert asked == (
-        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast; static batch of 1, 1024 + 512 tokens"
+        "llama-3.1-405b bf16, TP 16 on 2 x 8 H100 SXM5 80GB, gpt-fast (--stack); static batch 1, 1024 + 512"
     )
     assert not blank
     assert re.split(r"\s{2,}", columns) == [
@@ -257,7 +260,12 @@ def test_the_default_table() -> None:
         assert re.search(r"\d %$", row)
     assert found["standard"] == 1
     assert 1 < found["ladder"] < found["(no communication)"]
-    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == ["why", "evidence", "caution"]
+    assert [line.split()[0] for line in rows[4:] if not line.startswith(" ")] == [
+        "why",
+        "evidence",
+        "instead",
+        "caution",
+    ]
     more = run("predict", "--model", "405b", "--nodes", "2", "--explain").out
     assert more.startswith(ran.out)
     assert re.search(

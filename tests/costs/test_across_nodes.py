@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
+from ladder_sim.costs.collectives.across_nodes import NVLS_TREE, TREE_LL128, across_nodes_s
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.collectives.formulas import NVLS_TREE, TREE_LL128, across_nodes_s
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
-from ladder_sim.specs.allreduce_floor import TREE_LL
+from ladder_sim.specs.cluster import TREE_LL
 from tests.conftest import DATA, REPO
 from tests.support.networks import BANDWIDTH, LATENCY, MESSAGE, SIZES, scenario, times
 

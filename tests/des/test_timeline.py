@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.des.engine import run
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
-from ladder_sim.des.spans import Spans, length_s, overlap_s, subtract, union
-from ladder_sim.des.timeline import Timeline
+from ladder_sim.des.timeline import Spans, Timeline, length_s, overlap_s, subtract, union
 from tests.support.strategies import programs
 
 RTOL = 1e-9

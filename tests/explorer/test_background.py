@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from ladder_sim.display.labels import wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS, answer
@@ -52,7 +53,7 @@ def test_options_are_shown_with_intervals_and_needs() -> None:
     versus = panel("versus", VERSUS)
     gains, needs = shown(tables(versus)), shown(details(versus))
     for row in versus.document.rows:
-        assert row["option"] in gains
+        assert wiring_label(row["option"]) in gains
         if row["option"] != "standard":
             assert f"{row['gain']:.2f} ({row['gain_low']:.2f}-{row['gain_high']:.2f})" in gains
     for content in ("techniques", "wirings"):
@@ -65,8 +66,9 @@ def test_options_are_shown_with_intervals_and_needs() -> None:
 
 def test_every_plan_is_a_link_to_the_page_with_it() -> None:
     plans = panel("plans", PLANS)
-    assert plans.verdict.startswith("Best by tok/s: ladder, ")
-    assert "with the weights of the model: standard, " in plans.verdict
+    assert plans.verdict.startswith("Serve with TP 4: ")
+    assert " with your weights, " in plans.verdict
+    assert plans.verdict.endswith(" if retrained as ladder.")
     assert "$/Mtoken" in shown(details(plans))
     assert "upper-bound" not in shown(tables(plans))
     (table,) = plans.tables

@@ -22,7 +22,6 @@ from ladder_sim.report.prediction import prediction_fields
 from ladder_sim.specs.scenario_warnings import Caution
 from ladder_sim.sweeps.run import sweep
 from tests.support.commands import run
-from tests.support.predict_one import predict_one
 
 COMMAND = "predict --model 405b --nodes 2"
 SCENARIO = Scenario(model="405b", nodes=2)
@@ -31,13 +30,13 @@ SCENARIO = Scenario(model="405b", nodes=2)
 def test_a_single_name_gives_its_prediction_and_says_what_will() -> None:
     """Regression: the letters of a name were taken for names."""
     with pytest.warns(DeprecationWarning, match=re.escape('ask predict(..., ["ladder"])')):
-        ladder = predict_one(SCENARIO, " Ladder ")
+        ladder = predict(SCENARIO, " Ladder ")
     assert isinstance(ladder, Prediction)
     assert prediction_fields(ladder) == prediction_fields(predict(SCENARIO, ["ladder"])["ladder"])
     assert sweep(None, {"model": "8b"}, "ladder").variants == ("ladder",)
     assert list(sensitivity(SCENARIO, "ladder")[0].responses) == ["ladder"]
     with pytest.raises(UnknownNameError, match="'ladde'"):
-        predict_one(SCENARIO, "ladde")
+        predict(SCENARIO, "ladde")
 
 
 @pytest.mark.parametrize("several", [["ladder", "standard"], ("ladder", "standard"), ["ladder", "standard", "Ladder"]])

@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-import typer.main
 
 import ladder_sim_calibration.__main__
 import ladder_sim_runtime.commands
+from ladder_sim.cli.commands import program
 from ladder_sim.cli.knobs import knobs_of
-from ladder_sim.cli.main import app
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import find_setting
 from tests.conftest import REPO
@@ -99,8 +98,8 @@ def options() -> dict[str, set[str]]:
                 for member, each in action.choices.items():
                     of_parser(f"{name} {member}", each)
 
-    main = typer.main.get_command(app)
-    for name, command in main.commands.items():  # type: ignore[attr-defined]
+    main = program()
+    for name, command in main.commands.items():
         members = {name: command, **{f"{name} {each}": sub for each, sub in getattr(command, "commands", {}).items()}}
         known |= {words: {option for each in sub.params for option in each.opts} for words, sub in members.items()}
     of_parser("calibrate", ladder_sim_calibration.__main__.argument_parser())
@@ -121,10 +120,10 @@ _MENTIONED = re.compile(r"(?:`|^    (?:\$ )?)(ladder-sim )?([a-z][^`\n|;&#]*)", 
 def test_a_page_promises_no_option_that_does_not_exist(page: str) -> None:
     """Of commands that are named in sentences, too: the table of files promised `capacity --trace`."""
     known = options()
-    for program, mention in _MENTIONED.findall((REPO / page).read_text("utf-8").replace("\\\n", " ")):
+    for prefix, mention in _MENTIONED.findall((REPO / page).read_text("utf-8").replace("\\\n", " ")):
         words = mention.split()
         command = next((" ".join(words[:count]) for count in (3, 2, 1) if " ".join(words[:count]) in known), "")
-        assert command or not program, f"{page}: no command {mention}"
+        assert command or not prefix, f"{page}: no command {mention}"
         if command:
             promised = {word.split("=")[0].rstrip(".,:") for word in words if re.match(r"--[a-z]", word)}
             assert promised <= known[command], f"{page}: {mention}"

@@ -21,7 +21,7 @@ PROJECT = {*PACKAGES, "tools"}
 # Everywhere in ladder_sim: the base dependencies (typer is built on click).
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
 # Inside functions only: the optional extras.
-SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
+SIMULATOR_LAZY = {"pandas", "dash", "pyarrow", "dask", "distributed", "kaleido"}
 # Anywhere in the explorer: dash and its server.
 EXPLORER = {"dash", "flask", "werkzeug"}
 
@@ -32,7 +32,7 @@ RUNTIME_LAZY = {"safetensors", "tokenizers"}
 SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
 # the shape of a model in a config.json, and the wirings, which predictions have as well
-RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.graph.families", "ladder_sim.graph.variants")
+RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.graph.variants")
 
 # calibration: what fits and shows profiles and reads nccl-tests runs without torch and sees only the cost side of
 # ladder_sim.

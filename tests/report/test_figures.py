@@ -19,7 +19,7 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.analysis.versus import versus
 from ladder_sim.analysis.winners import Winners, winners
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
-from ladder_sim.graph.families import FAMILIES
+from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure

@@ -17,10 +17,8 @@ from ladder_sim import Scenario, serve
 from ladder_sim import capacity as search_plans
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.report.console import to_text
 from ladder_sim.report.figures.serve import capacity_figure
-from ladder_sim.report.tables.serve import capacity_report
-from ladder_sim.serving import Capacity, Lengths, Promise, Service, Traffic
+from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
 from ladder_sim.serving.replicas.pools import Sizes
 from ladder_sim.serving.sizing.search import Case, Need, Search
 from tests.conftest import REPO
@@ -30,13 +28,13 @@ from tests.support.replicas import SERVER, capacity, keywords
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 SCENARIO = Scenario(model="8b", tp=2, stack="vllm", concurrency=8)
 TRAFFIC = Traffic(rate=300.0, **LOAD)
-PROMISE = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
+SLO_BOUNDS = SLO.parse("ttft_p95=300ms,tpot_p95=8ms")
 FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "40", "--prompt", "400", "--gen", "40")
 
 
-def fleets(promise: Promise = PROMISE, **given: Any) -> Capacity:
+def fleets(slo: SLO = SLO_BOUNDS, **given: Any) -> Capacity:
     load = keywords(given.pop("traffic", TRAFFIC))
-    return search_plans(SCENARIO, slo=promise, **load, **{"seeds": 2, "pp": 1, **given})
+    return search_plans(SCENARIO, slo=slo, **load, **{"seeds": 2, "pp": 1, **given})
 
 
 def few_requests(**given: Any) -> Capacity:
@@ -53,7 +51,7 @@ def searched() -> Capacity:
 def test_no_plan_needs_fewer_gpus_than_the_best(searched: Capacity) -> None:
     """Guards the pruning: each plan on its own, with its own search."""
     for tp in (1, 2, 4):
-        alone = capacity(Scenario(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE)
+        alone = capacity(Scenario(model="8b", tp=tp, stack="vllm"), TRAFFIC, SLO_BOUNDS)
         for name, each in searched.items():
             assert each.gpus.value <= alone[name].gpus
             if each.plans == f"TP {tp}":
@@ -74,7 +72,7 @@ def test_ends_of_intervals_hold_the_answer(searched: Capacity) -> None:
 
 def test_every_plan_is_accounted_for(searched: Capacity) -> None:
     plans = {"TP 1", "TP 2", "TP 4"}
-    text = to_text(capacity_report(searched))
+    text = searched.explain()
     for each in searched.values():
         assert {tried.plans for tried in each.tried} == plans
         assert all(bool(tried.gpus) != bool(tried.reason) for tried in each.tried)
@@ -96,14 +94,14 @@ def test_the_figure_has_gpus_and_every_bound_against_the_rate(searched: Capacity
     assert [bar.y for bar in bars] == [("standard",), ("ladder",)]
     assert [bar.x[0] for bar in bars] == [each.gpus.value for each in searched.values()]
     curves = [each for each in drawn.data if each.type == "scatter"]
-    assert len(curves) == 2 * len(PROMISE.bounds)
-    limits_ms = [1e3 * bound.seconds for bound in PROMISE.bounds]
+    assert len(curves) == 2 * len(SLO_BOUNDS.bounds)
+    limits_ms = [1e3 * bound.seconds for bound in SLO_BOUNDS.bounds]
     assert [shape.y0 for shape in drawn.layout.shapes] == limits_ms
     for each in searched.values():
         rates, values = list(each.curve), list(each.curve.values())
         assert rates[0] < each.rate_limit.value < rates[-1]
-        assert all(value <= bound.seconds for value, bound in zip(values[0], PROMISE.bounds, strict=True))
-        assert any(value > bound.seconds for value, bound in zip(values[-1], PROMISE.bounds, strict=True))
+        assert all(value <= bound.seconds for value, bound in zip(values[0], SLO_BOUNDS.bounds, strict=True))
+        assert any(value > bound.seconds for value, bound in zip(values[-1], SLO_BOUNDS.bounds, strict=True))
 
 
 def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
@@ -112,7 +110,7 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
     rate, long = 300.0, {**LOAD, "requests": 6000}
     service = Service.for_requests(SCENARIO, Traffic(rate=1.0, **long))
     all_four = service.run("ladder", Traffic(rate=rate, **{**long, "requests": 24_000}), replicas=4)
-    one = Search(service, "ladder", Traffic(rate=rate, **long), PROMISE)._run(rate, Sizes(4, 0))
+    one = Search(service, "ladder", Traffic(rate=rate, **long), SLO_BOUNDS)._run(rate, Sizes(4, 0))
     for metric in ("ttft", "tpot", "e2e"):
         for percentile in (50, 95):
             assert one.seconds(metric, percentile) == pytest.approx(all_four.seconds(metric, percentile), rel=0.03)
@@ -127,10 +125,10 @@ def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> N
     scenario = Scenario(model=model, tp=8, stack="vllm")
     for text in ("tpot_p95=12ms", "tpot_p95=30ms"):
         traffic = Traffic(rate=500.0, prompt=Lengths.parse("1024"), gen=Lengths.parse("64"), requests=200)
-        promise = Promise.parse(text)
-        context = Context(traffic, promise, 1, {}, Progress(1, lambda done, total: None))
+        slo = SLO.parse(text)
+        context = Context(traffic, slo, 1, {}, Progress(1, lambda done, total: None))
         for variant in ("standard", "ladder"):
-            need = capacity(scenario, traffic, promise, [variant])[variant]
+            need = capacity(scenario, traffic, slo, [variant])[variant]
             least, _ = _least_gpus(Service.for_requests(scenario, traffic), variant, context)
             assert not need.gpus or least <= need.gpus
 
@@ -157,7 +155,7 @@ def test_plans_that_break_a_promise_idle_are_not_simulated(monkeypatch: pytest.M
 
 
 def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes() -> None:
-    answer = fleets(Promise.parse("ttft_p50=1us,tpot_p95=1s"), traffic=Traffic(rate=1.0, **LOAD))
+    answer = fleets(SLO.parse("ttft_p50=1us,tpot_p95=1s"), traffic=Traffic(rate=1.0, **LOAD))
     for name, each in answer.items():
         assert (each.need.replicas, each.gpus.value, each.confidence) == (0, math.inf, None)
         (reason,) = each.reasons
@@ -171,9 +169,9 @@ def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
     """Where some run prompts only; one of equal groups stands for all."""
     one, two = (Scenario(model="8b", tp=tp, stack="vllm") for tp in (1, 2))
     load = {"prompt": Lengths.parse("uniform:100:300"), "gen": Lengths.parse("uniform:8:24"), "requests": 100}
-    traffic, promise = Traffic(rate=30.0, **load), Promise.parse("ttft_p95=300ms,tpot_p95=16ms")
+    traffic, slo = Traffic(rate=30.0, **load), SLO.parse("ttft_p95=300ms,tpot_p95=16ms")
     service = Service.for_requests(one, traffic, prefill=two, steps=SERVER)
-    search = Search(service, "standard", traffic, promise)
+    search = Search(service, "standard", traffic, slo)
     need = search.need()
     serving, prefill = need.sizes
     assert (need.gpus, need.outcome.gpus) == (serving + 2 * prefill, need.gpus // need.sizes.groups)
@@ -216,9 +214,9 @@ class Known(dict[str, Any]):
 )
 def test_replicas_that_mend_nothing_are_not_added_for_ever(seconds: Callable[[float, int], float], limit: bool) -> None:
     points = Known(seconds)
-    traffic, promise = Traffic(rate=300.0, **{**LOAD, "requests": 10}), Promise.parse("ttft_p95=1s")
+    traffic, slo = Traffic(rate=300.0, **{**LOAD, "requests": 10}), SLO.parse("ttft_p95=1s")
     service = Service.for_requests(SCENARIO, traffic, steps=SERVER)
-    search = Search(service, "standard", traffic, promise, seeds=2, points=points)
+    search = Search(service, "standard", traffic, slo, seeds=2, points=points)
     need = search.need()
     assert (need.replicas, need.breaks, need.rate_limit) == (0, ("ttft_p95",), 0.0)
     assert need.idle_s[0] > 1.0
@@ -228,9 +226,9 @@ def test_replicas_that_mend_nothing_are_not_added_for_ever(seconds: Callable[[fl
 
 def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
     load = Traffic(rate=0.01, **LOAD)
-    idle = capacity(SCENARIO, load, Promise.parse("tpot_p95=1s"), ["ladder"])["ladder"].outcome
-    promise = Promise.parse(f"tpot_p95={1.08 * idle.seconds('tpot', 95)}s")
-    each = fleets(promise, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"], seeds=1)["ladder"]
+    idle = capacity(SCENARIO, load, SLO.parse("tpot_p95=1s"), ["ladder"])["ladder"].outcome
+    slo = SLO.parse(f"tpot_p95={1.08 * idle.seconds('tpot', 95)}s")
+    each = fleets(slo, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"], seeds=1)["ladder"]
     assert math.isfinite(each.gpus.value)
     assert each.gpus.high == math.inf
     assert each.rate_limit.low == 0.0
@@ -243,11 +241,11 @@ def test_overload_ends() -> None:
     assert each.need.replicas > 1000
     crowded = Service.for_requests(SCENARIO, TRAFFIC, router="least-loaded")
     with pytest.raises(UsageError, match="at most 5000000 requests"):
-        Search(crowded, "ladder", Traffic(rate=1e6, **LOAD), PROMISE)._run(1e6, Sizes(100_000, 0))
+        Search(crowded, "ladder", Traffic(rate=1e6, **LOAD), SLO_BOUNDS)._run(1e6, Sizes(100_000, 0))
 
 
 def test_slower_steps_break_at_lower_rates() -> None:
-    search = Search(Service.for_requests(SCENARIO, TRAFFIC), "ladder", TRAFFIC, PROMISE)
+    search = Search(Service.for_requests(SCENARIO, TRAFFIC), "ladder", TRAFFIC, SLO_BOUNDS)
     limits = [search.limit(Case(slower=slower))[0] for slower in (0.8, 1.0, 1.25)]
     assert limits[0] > 1.05 * limits[1] > 1.1 * limits[2]
 
@@ -367,7 +365,7 @@ def test_bad_flags_are_named(flags: tuple[str, ...], shown: str) -> None:
 
 def test_what_is_served_and_a_capacity_agree() -> None:
     """At the limit of a replica, its percentiles are at the bound."""
-    need = capacity(SCENARIO, TRAFFIC, PROMISE, ["ladder"])["ladder"]
-    at = serve(SCENARIO, "ladder", rate=need.rate_limit, seeds=1, slo=PROMISE, **LOAD)["ladder"]
+    need = capacity(SCENARIO, TRAFFIC, SLO_BOUNDS, ["ladder"])["ladder"]
+    at = serve(SCENARIO, "ladder", rate=need.rate_limit, seeds=1, slo=SLO_BOUNDS, **LOAD)["ladder"]
     assert at.kept
     assert at.unsure

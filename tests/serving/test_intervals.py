@@ -11,7 +11,7 @@ import pytest
 
 from ladder_sim import Scenario, predict, serve
 from ladder_sim.confidence import Interval
-from ladder_sim.serving import Lengths, Promise, Served, Service, Traffic
+from ladder_sim.serving import SLO, Lengths, Served, Service, Traffic
 from ladder_sim.serving.intervals import further_seed
 from ladder_sim.serving.steps.mix import Mix
 from ladder_sim.units import format_seconds
@@ -84,7 +84,7 @@ def test_one_seed_has_the_steps_error_only() -> None:
     each = answer.variants["ladder"]
     assert answer.seeds == 1
     assert each.figures["tpot_p50_s"].log_width == pytest.approx(each.widths.rate, rel=0.6)
-    assert not any("seeds" in text for text in answer.cautions)
+    assert "seeds" not in answer.interval_note
 
 
 def test_requests_of_one_length_in_flight_are_said_to_stay_in_step() -> None:
@@ -113,8 +113,8 @@ def test_a_promise_inside_an_interval_is_unsure() -> None:
         (0.5 * (value.value + value.low), False, ("tpot_p95",)),
         (0.5 * value.low, False, ()),
     ):
-        promise = Promise.parse(f"tpot_p95={limit_s}s")
-        answer = served(seeds=2, slo=promise)["standard"]
+        slo = SLO.parse(f"tpot_p95={limit_s}s")
+        answer = served(seeds=2, slo=slo)["standard"]
         assert (answer.kept, answer.unsure) == (kept, unsure)
         assert answer.broken == (() if kept else ("tpot_p95",))
 

@@ -16,8 +16,8 @@ from ladder_sim import capacity as search_plans
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serving import (
+    SLO,
     Lengths,
-    Promise,
     Request,
     Service,
     StepTimes,
@@ -218,12 +218,12 @@ def test_capacity_is_where_the_promise_breaks() -> None:
     # of fewer, one request decides a percentile, which then goes up and down with the rate
     load = {**LOAD, "requests": 1000}
     traffic = Traffic(rate=150.0, **load)
-    promise = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
-    needs = capacity(scenario(), traffic, promise)
+    slo = SLO.parse("ttft_p95=300ms,tpot_p95=8ms")
+    needs = capacity(scenario(), traffic, slo)
     for name, need in needs.items():
         assert need.replicas >= 2
         for rate, kept in ((need.rate_limit, True), (1.03 * need.rate_limit, False)):
-            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], promise=promise)[name]
+            outcome = outcomes(scenario(), Traffic(rate=rate, **load), [name], slo=slo)[name]
             assert (bool(outcome.kept) and outcome.stable) == kept
     assert needs["ladder"].rate_limit > needs["standard"].rate_limit
     assert needs["ladder"].gpus <= needs["standard"].gpus
@@ -231,11 +231,11 @@ def test_capacity_is_where_the_promise_breaks() -> None:
 
 def test_the_limit_of_a_replica_does_not_depend_on_the_rate_to_serve() -> None:
     """Guards its bisection: what was simulated for one rate serves another."""
-    promise, service = Promise.parse("tpot_p95=8ms"), Service.for_requests(scenario(), Traffic(rate=1.0, **LOAD))
+    slo, service = SLO.parse("tpot_p95=8ms"), Service.for_requests(scenario(), Traffic(rate=1.0, **LOAD))
     simulated: list[str] = []
     limits = set()
     for rate in (4.0, 150.0, 900.0):
-        search = Search(service, "ladder", Traffic(rate=rate, **LOAD), promise, watch=simulated.append)
+        search = Search(service, "ladder", Traffic(rate=rate, **LOAD), slo, watch=simulated.append)
         limits.add(search.need().rate_limit)
     assert len(limits) == 1
     # of the bisection, not of the way to it
@@ -243,7 +243,7 @@ def test_the_limit_of_a_replica_does_not_depend_on_the_rate_to_serve() -> None:
 
 
 def test_a_promise_that_nothing_keeps_is_named() -> None:
-    need = capacity(scenario(), Traffic(rate=1.0, **LOAD), Promise.parse("ttft_p50=1us,tpot_p95=1s"))["ladder"]
+    need = capacity(scenario(), Traffic(rate=1.0, **LOAD), SLO.parse("ttft_p50=1us,tpot_p95=1s"))["ladder"]
     assert (need.rate_limit, need.replicas, need.breaks) == (0.0, 0, ("ttft_p50",))
 
 
@@ -252,14 +252,14 @@ ONE_TOKEN = Traffic(rate=4.0, requests=20, prompt=Lengths.parse("256"), gen=Leng
 
 def test_a_promise_on_times_that_no_request_has_is_kept() -> None:
     """Answers of one token have no times between tokens."""
-    promise = Promise.parse("tpot_p99=20ms,itl_p95=1us,ttft_p95=1s")
-    served = serve(scenario(), ["standard"], seeds=1, slo=promise, **keywords(ONE_TOKEN))
+    slo = SLO.parse("tpot_p99=20ms,itl_p95=1us,ttft_p95=1s")
+    served = serve(scenario(), ["standard"], seeds=1, slo=slo, **keywords(ONE_TOKEN))
     assert served["standard"].kept is True
-    fleets = search_plans(scenario(), ["standard"], slo=promise, pp=1, seeds=2, **keywords(ONE_TOKEN))
+    fleets = search_plans(scenario(), ["standard"], slo=slo, pp=1, seeds=2, **keywords(ONE_TOKEN))
     assert fleets["standard"].gpus.value == 2
     for answer in (served, fleets):
         assert "no request has a second token: tpot_p99, itl_p95 cannot be broken" in answer.cautions
-    need = capacity(scenario(), ONE_TOKEN, Promise.parse("tpot_p95=1us,ttft_p95=1us"), ["standard"])["standard"]
+    need = capacity(scenario(), ONE_TOKEN, SLO.parse("tpot_p95=1us,ttft_p95=1us"), ["standard"])["standard"]
     assert need.breaks == ("ttft_p95",)
 
 
@@ -319,8 +319,8 @@ def test_traffic_of_other_types_is_refused(wrong: dict[str, Any], shown: str) ->
 
 
 def test_the_figure_shows_every_request_and_what_a_replica_does() -> None:
-    promise = Promise.parse("ttft_p95=500ms,e2e_p50=9s")
-    served = serve(scenario(), rate=20.0, seeds=1, slo=promise, record=True, **LOAD)
+    slo = SLO.parse("ttft_p95=500ms,e2e_p50=9s")
+    served = serve(scenario(), rate=20.0, seeds=1, slo=slo, record=True, **LOAD)
     drawn = load_figure(served)
     panels = {axis: [line for line in drawn.data if line.xaxis == axis] for axis in ("x", "x2", "x3", "x4", "x5")}
     assert [line.name for line in panels["x"]] == ["standard", "ladder"]
@@ -339,9 +339,9 @@ def test_the_figure_shows_every_request_and_what_a_replica_does() -> None:
 
 def test_the_figure_has_the_tpot_of_requests_that_have_one() -> None:
     requests = [Request(arrival_s=0.1 * number, prompt=256, gen=1 + 15 * (number % 2)) for number in range(20)]
-    promise = Promise.parse("tpot_p95=9s")
+    slo = SLO.parse("tpot_p95=9s")
     times = {
-        share: load_figure(serve(scenario(), "standard", slo=promise, record=True, trace=some)).data[1].x
+        share: load_figure(serve(scenario(), "standard", slo=slo, record=True, trace=some)).data[1].x
         for share, some in (("half", requests), ("none", requests[::2]))
     }
     assert min(times["half"]) > 0.0
@@ -391,13 +391,14 @@ def test_the_page_has_every_key_of_a_row(tmp_path: Path) -> None:
 )
 def test_promises_that_are_none_are_refused(text: str, shown: str) -> None:
     with pytest.raises(UsageError, match=shown):
-        Promise.parse(text)
+        SLO.parse(text)
 
 
 def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
-    assert "20 requests/s, prompt 1024 + 256; 60 requests x 5 seeds, 2 GPUs" in text
-    assert "promise kept" in text
+    assert text.startswith("At 20 requests/s standard ")
+    assert "1024 + 256 tokens; 60 requests x 5 seeds; SLO TTFT p95 500 ms" in " ".join(text.split())
+    assert "A million new tokens cost $" in text
     answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99", "--seeds", "2").out)
     assert answer["load"]["gen"] == "uniform:1:99"
     assert [row["variant"] for row in answer["rows"]] == ["standard", "ladder"]
@@ -409,7 +410,7 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     assert float(rows[1]["tpot_p50_s"]) < float(rows[0]["tpot_p50_s"])
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,374,44\n")
-    assert "trace trace.csv (times in dates); 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
+    assert "trace trace.csv (times in dates); 1 request" in run("serve", *FLAGS, "--trace", str(trace)).out
     seeds = run("serve", *FLAGS, "--trace", str(trace), "--seeds", "3")
     assert (seeds.code, "these requests are not random" in seeds.err) == (2, True)
 

@@ -2,9 +2,7 @@
 
 from dataclasses import fields
 
-import typer.main
-
-from ladder_sim.cli.main import app
+from ladder_sim.cli.commands import program
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration
@@ -20,7 +18,7 @@ def test_a_scenario_holds_every_argument() -> None:
 
 
 def test_every_argument_is_a_flag_or_set_and_an_axis() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = program().commands
     given = {name for name, argument in ARGUMENTS.items() if argument.has_flag}
     for command, keys in (("predict", {ARGUMENTS[name].key for name in given}), ("sweep", given)):
         flags = {option.name for option in commands[command].params}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import simpy
 
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serving import Outcome, Promise, Service, Traffic
+from ladder_sim.serving import SLO, Outcome, Service, Traffic
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
@@ -126,7 +126,7 @@ def outcomes(
     scenario: Scenario, requests: Iterable[Request], variants: str | Sequence[str] = DEFAULT_VARIANTS, **given: Any
 ) -> dict[str, Outcome]:
     """What becomes of requests, with steps as predicted; `given` are fields of a service, concurrency and promise."""
-    how = {name: given.pop(name) for name in ("concurrency", "promise") if name in given}
+    how = {name: given.pop(name) for name in ("concurrency", "slo") if name in given}
     service = Service.for_requests(scenario, requests, **given)
     return {name: service.run(name, requests, **how) for name in canonical_names(variants)}
 
@@ -137,8 +137,8 @@ def keywords(traffic: Traffic) -> dict[str, Any]:
 
 
 def capacity(
-    scenario: Scenario, traffic: Traffic, promise: Promise, variants: Sequence[str] = ("standard", "ladder")
+    scenario: Scenario, traffic: Traffic, slo: SLO, variants: Sequence[str] = ("standard", "ladder")
 ) -> dict[str, Need]:
     """The fewest replicas on the plan of a scenario, with steps as predicted."""
     service = Service.for_requests(scenario, traffic)
-    return {name: Search(service, name, traffic, promise).need() for name in variants}
+    return {name: Search(service, name, traffic, slo).need() for name in variants}

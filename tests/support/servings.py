@@ -16,7 +16,13 @@ from pathlib import Path
 from benchmarks.evidence import SERVINGS
 from ladder_sim.confidence.interval import Interval
 from ladder_sim.validation.compare import ErrorStats, Quantity
-from ladder_sim.validation.serving import ServingComparison, compare_servings, summarize_servings, summary
+from ladder_sim.validation.serving import (
+    ServingComparison,
+    ServingValidation,
+    compare_servings,
+    summarize_servings,
+    summary,
+)
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import REPO, SHIPPED
 from tools.profiles.serving_fit import fit_serving
@@ -77,7 +83,7 @@ def shown() -> list[dict[str, str]]:
 
 
 @cache
-def compared(file: Path) -> tuple[ServingComparison, ...]:
+def compared(file: Path) -> ServingValidation:
     """A table's rows with their predictions."""
     return compare_servings(read_servings(file.read_bytes(), file.name))
 

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ladder_sim.costs import profile_file
-from ladder_sim.costs.collectives.algorithms import OWN
-from ladder_sim.costs.collectives.measured import bracketed
+from ladder_sim.costs.collectives.algorithms import OWN, bracketed
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command

@@ -103,7 +103,7 @@ def test_a_failed_self_check_stops_the_answer(tmp_path: Path) -> None:
     done = commands.run("trace", "predict", path, "--no-launch-gaps")
     assert done.code == 1
     assert "ladder" not in done.out
-    assert "error -43.10%" in done.out
+    assert "the replay of this step is off by -43.1 %, more than 10 %" in done.out
     assert "over --max-error 10 %\n  hint: a dependency is missing" in done.err
     document = json.loads(commands.run("trace", "predict", path, "--json").out)
     assert document["check"] == {"max_error": 0.1, "passed": False}
@@ -118,7 +118,7 @@ def test_a_failed_self_check_stops_the_answer(tmp_path: Path) -> None:
 
 
 def test_an_error_larger_than_the_gain_is_marked(tmp_path: Path) -> None:
-    marked = "the replay's error is larger than what any wiring saves: the gain cannot be told"
+    marked = "less than the replay's error"
     for wait_us, reduce_us, expected in ((80.0, 5.0, True), (80.0, REDUCE_US, False), (0.0, 5.0, False)):
         path = late(wait_us, reduce_us=reduce_us).write(tmp_path / "rank0.json")
         done = commands.run("trace", "predict", str(path))
@@ -138,8 +138,8 @@ def test_megatron_under_pytorch_2_2() -> None:
     assert abs(step.error) < 0.001
     assert launch_share(choose_step(graph, None)) > 0.9
     text = commands.run("trace", "predict", str(MEGATRON)).out
-    assert text.startswith("The CPU that launches is the limit, 99% of the critical path: hiding communication buys")
-    assert "at most 1.00x until it launches faster" in text
+    limit = "The CPU that launches is the limit (99 % of the critical path): other wirings gain at most 1.00x."
+    assert text.splitlines()[0] == limit
     assert not commands.run("trace", "predict", str(MEGATRON), "--no-launch-gaps").out.startswith("The CPU")
 
 
@@ -173,5 +173,5 @@ def test_one_rank_of_two_names_both_meanings(tmp_path: Path) -> None:
     assert fast["upper-bound"].speedup > 1.3 * both["upper-bound"].speedup
     text = commands.run("trace", "predict", str(paths[0])).out
     assert "waits stay" in text
-    assert "'waits stay' keeps what a collective took beyond the shortest like it" in text
+    assert "'if waits stay' as work" in " ".join(text.split())
     assert "waits stay" not in commands.run("trace", "predict", *map(str, paths)).out

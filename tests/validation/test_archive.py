@@ -89,7 +89,7 @@ def test_an_archive_is_compared_with_what_was_predicted_before_and_with_today(tm
     )
     times = "TTFT 10.0% (at most 20.0%), TPOT 10.0% (at most 20.0%), speedup 0.0% (at most 0.0%)"
     assert archive.sentence == f"{sentence}{times}; today's by {times}."
-    said = run("validate", str(path))
+    said = run("validate", str(path), "--explain")
     assert said.code == 0
     assert archive.sentence in " ".join(said.out.split())
     assert "Not measured: second, served." in said.out

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,7 @@ import pytest
 from ladder_sim.closed_loop.checks import checks_of
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.report.console import to_text
-from ladder_sim.report.documents.validation import servings_document
 from ladder_sim.report.figures.validation import servings_figure
-from ladder_sim.report.tables.validation import servings_report
 from ladder_sim.specs import catalog
 from ladder_sim.validation.compare import Quantity, error_stats
 from ladder_sim.validation.serving import compare_servings, gate, summarize_servings, summary
@@ -339,9 +337,9 @@ def test_rows_that_are_not_predicted_are_counted_with_the_reason() -> None:
     compared = servings.compared(servings.SAMPLE)
     # they are no fault of the predictions
     gate(compared, 0.14)
-    document = servings_document("t.csv", compared).content
+    document = compared.to_dict()
     assert document["summary"]["tpot"]["n"] + sum(document["not_predicted"].values()) == len(document["rows"])
-    printed = to_text(servings_report("t.csv", compared))
+    printed = compared.explain()
     for note, count in document["not_predicted"].items():
         assert note in printed
         assert count == 1 or f"{count} rows, lines" in printed
@@ -430,7 +428,7 @@ def test_the_command_reads_either_kind_of_table() -> None:
     assert len(document["rows"]) == document["summary"]["tpot"]["n"] == 34
     assert set(document["summary"]["ttft"]) >= {"n", "mean_abs_error", "median_abs_error", "bias", "inside_90"}
     assert {"line", "stack", "tp", "concurrency", "tpot_s_predicted", "note"} <= set(document["rows"][0])
-    printed = run("validate", str(SAMPLE)).out
+    printed = run("validate", str(SAMPLE), "--explain").out
     assert "trtllm, fp8 on h100-sxm" in printed
     assert "rows whose TPOT is off by more than 20%" in printed
     assert run("validate", str(SAMPLE), "--max-error", "0.1").code == 1
@@ -441,9 +439,9 @@ def test_rows_that_are_there_twice_say_so() -> None:
     again = table(ROW, {**ROW, "concurrency": "16.0"}, ROW)
     compared = compare_servings(read_servings(again, "t.csv"))
     assert [each.note for each in compared] == ["", "", "the same row as line 2, and counts again"]
-    shown = to_text(servings_report("t.csv", compared))
+    shown = compared.explain()
     assert "rows that repeat an earlier one exactly, and count again: 1" in shown
-    assert "repeat" not in to_text(servings_report("t.csv", compared[:2]))
+    assert "repeat" not in replace(compared, rows=compared[:2]).explain()
 
 
 def test_a_table_of_which_nothing_is_predicted_is_refused(tmp_path: Path) -> None:
@@ -461,5 +459,5 @@ def test_a_table_of_which_nothing_is_predicted_is_refused(tmp_path: Path) -> Non
 
 def test_the_figure_has_a_point_for_each_serving() -> None:
     compared = compare_servings(read_servings(SAMPLE.read_bytes(), SAMPLE.name))
-    drawn = servings_figure(SAMPLE.name, compared)
+    drawn = servings_figure(compared)
     assert sum(len(trace.x) for trace in drawn.data if trace.mode == "markers") == len(compared)

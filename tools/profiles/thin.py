@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.measured import MAX_GAP
+from ladder_sim.costs.collectives.algorithms import MAX_GAP
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.des.shared import Floats
 

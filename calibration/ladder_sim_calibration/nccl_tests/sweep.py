@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ladder_sim.costs.collectives.algorithms import MeasuredCollective, extended
 from ladder_sim.costs.collectives.fabrics import SCHEMA
-from ladder_sim.costs.collectives.measured import MeasuredCollective, extended
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
 from ladder_sim.des.shared import Floats

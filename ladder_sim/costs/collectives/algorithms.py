@@ -1,5 +1,7 @@
 """Collectives inside a node, one row for each algorithm: how long it takes, what it needs, where it was measured.
 
+A measured curve is read as a ratio to the formula of its row, by which it carries over to other ranks and links.
+
 All take a latency floor plus wire time; an algorithm that has several kernels takes the least of them. Rates are of a
 link's bandwidth per GPU and direction; floors of NCCL's all-reduce on the 8 GPUs of a full node, by which they carry
 over to other links.
@@ -14,20 +16,39 @@ artifact, figure_4.csv (MIT); vllm-project/vllm#24111; local-inference-lab/rtx6k
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.formulas import LATENCY_EXPONENT, floor_growth
+from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Floats, Number
+from ladder_sim.specs.cluster import FULL_NODE, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
+# (message bytes, ranks, allreduce_floor_s of a full node, bandwidth_Bps) -> seconds
+Formula = Callable[[Floats, float, Number, Number], Floats]
+
+# NCCL's floor grows as ranks^0.67: 6.2, 9.5, 15.6 us at 2, 4, 8 H100s; across two nodes 15.7, 24.8, 40 us at 2, 4, 8
+# GPUs per node (nccl-tests logs dgx_h100_2x2, 2x4, 2x8)
+LATENCY_EXPONENT = 0.67
 # us of NCCL's all-reduce on 8 H100s below 16 KB, GB/s of their links, and the floor on 8 GPUs that `gb200-nvl72` states
 _H100_US, _H100_GBps, _GB200_US, _GB200_GBps = 15.6, 450.0, 27.0, 900.0
 # GB/s of the links of an RTX PRO 6000, and its floor
 _PCIE5_US, _PCIE5_GBps = 24.6, 63.0
+
+
+@cache
+def floor_growth(ranks: float, exponent: float) -> float:
+    """Latency floor of a group as a multiple of a full node's.
+
+    Beyond a full node, every doubling adds as much as from 4 to 8.
+    """
+    if ranks > FULL_NODE:
+        return 1.0 + math.log2(ranks / FULL_NODE) * float(1.0 - 0.5**exponent)
+    return float((ranks / FULL_NODE) ** exponent)
 
 
 # bytes that each GPU sends for a byte of the message, by ranks
@@ -309,3 +330,116 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
         symmetric=True,
     ),
 }
+
+
+# two measured sizes further apart than this do not bracket what lies between: shipped curves are thinned to what
+# interpolation needs, which leaves gaps of up to 64 where a latency floor is flat
+MAX_GAP = 64.0
+
+
+def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
+    """True where `message` lies between two measured sizes no further than `MAX_GAP` apart."""
+    sizes = curve.size_bytes
+    right = np.minimum(np.maximum(np.searchsorted(sizes, message, side="left"), 1), len(sizes) - 1)
+    inside = (message >= sizes[0]) & (message <= sizes[-1])
+    bracket: NDArray[np.bool_] = inside & (sizes[right] <= MAX_GAP * sizes[right - 1])
+    return bracket
+
+
+def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
+    """True where `message` lies between two measured sizes further apart than that."""
+    inside = (message >= curve.size_bytes[0]) & (message <= curve.size_bytes[-1])
+    bridge: NDArray[np.bool_] = inside & ~bracketed(curve, message)
+    return bridge
+
+
+def extended(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Join two curves: the first where it was measured, the second below half and above twice its sizes.
+
+    Both are logarithms of sizes and of times over the formula's; in between one goes over into the other. Between sizes
+    that are further apart than `MAX_GAP` the first was not measured either.
+
+    Examples
+    --------
+    >>> sizes, ratios = extended((np.log([8.0, 16.0]), np.ones(2)), (np.log([1.0, 12.0, 64.0]), np.zeros(3)))
+    >>> np.exp(sizes).round(6).tolist(), ratios.tolist()
+    ([1.0, 4.0, 8.0, 16.0, 32.0, 64.0], [0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    """
+    octave = math.log(2.0)
+    gaps = np.flatnonzero(np.diff(own[0]) > math.log(MAX_GAP) + 1e-9)
+    firsts, lasts = own[0][np.append(0, gaps + 1)] - octave, own[0][np.append(gaps, len(own[0]) - 1)] + octave
+    part = np.searchsorted(firsts, other[0], side="right") - 1
+    outside = (part < 0) | (other[0] > lasts[part])
+    kept = np.concatenate([other[0][outside], firsts, lasts])
+    sizes, ratios = np.concatenate([own[0], kept]), np.concatenate([own[1], np.interp(kept, *other)])
+    order = np.argsort(sizes)
+    return sizes[order], ratios[order]
+
+
+# no slots: the logarithms are computed once and kept
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredCollective:
+    """One algorithm's curves over rank counts, read against its formula on the link that was measured."""
+
+    formula: Formula
+    """Its ideal."""
+    curves: Mapping[int, Curve]
+    """By ranks."""
+    tier: LinkTier
+    """The measured link."""
+
+    def ratio(self, message: Floats, ranks: int) -> tuple[Floats, NDArray[np.bool_]]:
+        """Measured over formula, and whether these ranks and this size were measured.
+
+        Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
+        """
+        measured = ranks in self.curves
+        in_range = bracketed(self.curves[ranks], message) if measured else np.zeros(message.shape, bool)
+        return self.factor(message, ranks), in_range
+
+    def factor(self, message: Floats, ranks: int) -> Floats:
+        """Measured over formula alone."""
+        low = max((n for n in self.curves if n <= ranks), default=min(self.curves))
+        high = min((n for n in self.curves if n >= ranks), default=max(self.curves))
+        log_size = np.log(np.maximum(message, 1.0))
+        log_ratio = np.interp(log_size, *self._log_ratios[low])
+        if low != high:
+            share = math.log(ranks / low) / math.log(high / low)
+            log_ratio = (1.0 - share) * log_ratio + share * np.interp(log_size, *self._log_ratios[high])
+        ratio: Floats = np.exp(log_ratio)
+        return ratio
+
+    @cached_property
+    def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
+        """Of each curve: logarithms of its sizes, and of its times over the formula's."""
+        return {
+            ranks: (
+                np.log(curve.size_bytes),
+                np.log(
+                    curve.seconds
+                    / self.formula(curve.size_bytes, ranks, self.tier.allreduce_floor_s, self.tier.bandwidth_Bps)
+                ),
+            )
+            for ranks, curve in self.curves.items()
+        }
+
+
+def measured_collectives(
+    collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]], tier: LinkTier
+) -> dict[tuple[str, str], MeasuredCollective]:
+    """Curves of a profile (`CalibrationProfile.collectives`) by kind and algorithm, of those that have a formula."""
+    curves = {
+        (kind, algorithm): by_ranks
+        for kind, algorithms in collectives.items()
+        for algorithm, by_ranks in algorithms.items()
+        if by_ranks
+    }
+    if ("all_reduce", "nccl") in curves:
+        # on all GPUs of a switch NCCL itself takes NVLS for large messages
+        by_ranks = curves["all_reduce", "nccl"]
+        curves["all_reduce", "nvls"] = {max(by_ranks): by_ranks[max(by_ranks)]}
+    return {
+        key: MeasuredCollective(formula=formula, curves=curves[key], tier=tier)
+        for key, formula in ALGORITHMS.items()
+        if key in curves
+    }

@@ -7,9 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ladder_sim.costs.collectives.across_nodes import AcrossNodes
-from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
-from ladder_sim.costs.collectives.formulas import INTER_EFFICIENCY, Formula, host_ring_s
+from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
 from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, of_each, unmeasured
 from ladder_sim.costs.contention import COPY_TRAFFIC
 from ladder_sim.costs.estimate import Source

@@ -78,7 +78,8 @@ def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def rewritten(layout: Layout, rewrites: tuple[str, ...]) -> Layout:
-    """A layout after some rewrites."""
-    for name in rewrites:
-        layout = REWRITES[family_of(name)].apply(layout, parameter_of(name))
-    return layout
+    """A layout after some rewrites; those that others begin with are made once."""
+    if not rewrites:
+        return layout
+    *before, last = rewrites
+    return REWRITES[family_of(last)].apply(rewritten(layout, tuple(before)), parameter_of(last))

@@ -51,7 +51,7 @@ def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
         fused |= dict.fromkeys((at, add, norm), place)
     kept = [(at, placed.get(at, step)) for at, step in enumerate(steps) if at in placed or at not in fused]
     return layout_of(
-        layout, [(at, step._replace(after=tuple(fused.get(key, key) for key in step.after))) for at, step in kept]
+        layout, [(at, step.needing(tuple([fused.get(key, key) for key in step.after]))) for at, step in kept]
     )
 
 
@@ -65,7 +65,7 @@ def _without_norms(layout: Layout, steps: list[Step], readers: Mapping[int, list
             instead |= {} if norm is None else dict.fromkeys((at, norm), step.after[-1])
     kept = [(at, step) for at, step in enumerate(steps) if at not in instead]
     return layout_of(
-        layout, [(at, step._replace(after=tuple(instead.get(key, key) for key in step.after))) for at, step in kept]
+        layout, [(at, step.needing(tuple([instead.get(key, key) for key in step.after]))) for at, step in kept]
     )
 
 

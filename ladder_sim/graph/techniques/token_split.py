@@ -9,13 +9,14 @@ References
 TokenWeave, arXiv 2505.11329; dual-batch overlap (vLLM 0.32.0, v1/worker/ubatch_utils.py); NanoFlow, arXiv 2408.12757.
 """
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase, Portion
-from ladder_sim.graph.roles import PortionOf, ResidualOp
+from ladder_sim.graph.roles import PortionOf, ResidualOp, Role
 from ladder_sim.graph.shapes import Count
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 
@@ -43,22 +44,24 @@ def rewrite(layout: Layout, parts: int) -> Layout:
     def key(at: int, part: int) -> int:
         return at * parts + (part if first <= at < last else 0)
 
+    @cache
+    def portion_of(role: Role, part: int) -> PortionOf:
+        return PortionOf(role, Portion(part, parts))
+
     def split(at: int, part: int) -> tuple[int, Step]:
         step = steps[at]
         needed = tuple(key(before, part) for before in step.after)
         if step.kind == "attention" and part:
             needed += tuple(key(before, part - 1) for before in step.after)
         name = f"{step.name}[{part + 1}]"
-        role = PortionOf(step.role, Portion(part, parts))
-        return key(at, part), step._replace(name=name, role=role, after=needed)
+        return key(at, part), Step(name, step.kind, step.layer, portion_of(step.role, part), needed)
 
     ordered = [
-        (key(at, 0), step._replace(after=tuple(key(need, 0) for need in step.after)))
-        for at, step in enumerate(steps[:first])
+        (key(at, 0), step.needing(tuple(key(need, 0) for need in step.after))) for at, step in enumerate(steps[:first])
     ]
     for start, end in pairwise([*turns, last]):
         ordered += [split(at, part) for part in range(parts) for at in range(start, end)]
     for at, step in enumerate(steps[last:], last):
         needed = tuple(dict.fromkeys(key(before, part) for before in step.after for part in range(parts)))
-        ordered.append((key(at, 0), step._replace(after=needed)))
+        ordered.append((key(at, 0), step.needing(needed)))
     return layout_of(layout, ordered)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from ladder_sim.display.document import Document
 
 if TYPE_CHECKING:
-    from ladder_sim.specs.fields import Limits
     from ladder_sim.specs.scenario import Scenario
+    from ladder_sim.specs.values import Limits
 
 
 def settings_document(scenario: Scenario) -> Document:

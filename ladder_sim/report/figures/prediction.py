@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ladder_sim.des.spans import subtract, union
+from ladder_sim.des.timeline import subtract, union
 from ladder_sim.display.labels import kind_label, scenario_label
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import Prediction

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.report.figures.style import GRID_COLOUR, NOW_MARKER, figure, variant_colour
-from ladder_sim.serving import Need, Outcome, Promise
+from ladder_sim.serving import SLO, Need, Outcome
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -17,14 +17,14 @@ Curves = Mapping[str, Mapping[float, Outcome]]
 
 
 def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> "go.Figure":
-    """Requests that keep their bounds, of those that come to one replica; dotted where the promise is broken.
+    """Requests that keep their bounds, of those that come to one replica; dotted where the SLO is broken.
 
     Parameters
     ----------
     subtitle
         What is served, and what is promised.
     curves
-        All with a promise.
+        All with an SLO.
     needs
         Of each variant, which show as what one of its replicas does.
     """
@@ -76,14 +76,14 @@ def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> 
     return figure("Goodput of one replica", subtitle, data=data, layout=axes)
 
 
-def latency_figure(subtitle: str, curves: Curves, promise: Promise) -> "go.Figure":
-    """Percentiles of times along the rate of requests to one replica, a panel for each bound of the promise.
+def latency_figure(subtitle: str, curves: Curves, slo: SLO) -> "go.Figure":
+    """Percentiles of times along the rate of requests to one replica, a panel for each bound of the SLO.
 
     A thick line is the percentile that is promised, a thin one the median.
     """
-    count = len(promise.bounds)
+    count = len(slo.bounds)
     data, shapes, axes = [], [], {}
-    for row, bound in enumerate(promise.bounds):
+    for row, bound in enumerate(slo.bounds):
         number = str(row + 1) if row else ""
         top = 1.0 - row / count
         axes[f"yaxis{number}"] = {

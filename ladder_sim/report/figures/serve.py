@@ -12,8 +12,8 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, error_bars, figure, variant_colour
 from ladder_sim.report.requests import load_label, manner_label
-from ladder_sim.serving import Capacity, Outcome, Promise, Served
-from ladder_sim.serving.requests.promise import Metric
+from ladder_sim.serving import SLO, Capacity, Outcome, Served
+from ladder_sim.serving.requests.slo import Metric
 from ladder_sim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def load_figure(served: Served) -> "go.Figure":
     _line(panels, 5, edges[:-1], arrivals / np.diff(edges), "arrivals", TEXT_COLOUR)
     for row in (4, 5):
         panels.update_xaxes(matches="x3", row=row)
-    _promised(panels, served.promise)
+    _promised(panels, served.slo)
     return panels
 
 
@@ -107,9 +107,9 @@ def _line(
     )
 
 
-def _promised(panels: "go.Figure", promise: Promise | None) -> None:
+def _promised(panels: "go.Figure", slo: SLO | None) -> None:
     """A line at each bound on a time that is shown."""
-    for bound in promise.bounds if promise else ():
+    for bound in slo.bounds if slo else ():
         if bound.metric in _TIMES:
             row = list(_TIMES).index(bound.metric) + 1
             text = f"{bound.name.partition('_')[2]} \N{LESS-THAN OR EQUAL TO} {format_seconds(bound.seconds)}"
@@ -134,7 +134,7 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
     """GPUs of each variant, and what each bound bounds against the rate."""
     import plotly.graph_objects as go
 
-    bounds = capacity.promise.bounds
+    bounds = capacity.slo.bounds
     axes = [("GPUs that keep the promise", ""), *(("", f"{bound.name} (ms)") for bound in bounds)]
     axes[-1] = ("requests/s per GPU", axes[-1][1])
     scenario = capacity.scenario

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ladder_sim.report.columns import cut
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure
-from ladder_sim.report.tables.traces import short
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
 from ladder_sim.traces.summary import exposed_spans
 
@@ -30,6 +30,8 @@ _GROUPS = {
     **dict.fromkeys(COLLECTIVES, _COMM),
     **dict.fromkeys(HOST_KINDS, _HOST),
 }
+# characters of a kernel's name: C++ templates run to hundreds
+SHOWN_NAME = 60
 # height of a stream, and of title, axis and legend together
 ROW_PX, MARGIN_PX = 36, 190
 # bars of a run that a browser draws without delay
@@ -54,7 +56,7 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
             if op.end_s > op.start_s:
                 lane = graph.lanes[op.lane]
                 bars[_GROUPS.get(op.kind, _SMALL)].append(
-                    (prefixes[lane.rank] + lane.name, op.start_s, op.end_s, short(op.name))
+                    (prefixes[lane.rank] + lane.name, op.start_s, op.end_s, cut(op.name, SHOWN_NAME))
                 )
         communicating = graph.communication_lanes()
         for rank, prefix in prefixes.items():

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from ladder_sim.display.labels import scenario_label
 from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
-from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, error_stats, unseen
-from ladder_sim.validation.dataset import Dataset
-from ladder_sim.validation.load import LoadComparison
+from ladder_sim.validation.compare import Comparison, Quantity, Validation, error_stats, unseen
+from ladder_sim.validation.load import LoadValidation
 from ladder_sim.validation.nearest import Likeness
-from ladder_sim.validation.serving import ServingComparison, summary
+from ladder_sim.validation.serving import ServingValidation, summary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,13 +18,13 @@ _PALE_COLOUR = "#BFBFBF"
 _Row = tuple[Comparison, Quantity]
 
 
-def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
+def error_figure(compared: Validation) -> "go.Figure":
     """Speedups at the strongest level, predicted over measured, and how far apart; hollow: rows seen by the fit."""
     import plotly.graph_objects as go
 
-    level, strongest = list(comparisons.items())[-1]
-    rows = sorted(((row, row.speedup) for row in strongest if row.speedup), key=_order)
-    drawn = figure(f"Speedup over standard, predicted and measured: {data.name}", _summary(level, strongest))
+    rows = sorted(((row, row.speedup) for row in compared.rows if row.speedup), key=_order)
+    title = f"Speedup over standard, predicted and measured: {compared.data.name}"
+    drawn = figure(title, _summary(compared.level, compared.rows))
     drawn.update_layout(
         width=1240,
         height=640,
@@ -57,16 +56,16 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
     return drawn
 
 
-def servings_figure(name: str, comparisons: Sequence[ServingComparison]) -> "go.Figure":
+def servings_figure(comparisons: ServingValidation) -> "go.Figure":
     """Time per token of servings, predicted over measured."""
     errors, _ = summary(comparisons)
     subtitle = f"{errors.rows} servings: error {errors.mean_error:.1%} on average" if errors else "nothing to compare"
     points = [(each.serving.setup.stack, str(each.serving), each.tpot) for each in comparisons if each.tpot]
-    title = f"Time per token with requests in flight, predicted and measured: {name}"
+    title = f"Time per token with requests in flight, predicted and measured: {comparisons.name}"
     return _parity_figure(title, subtitle, "TPOT", points)
 
 
-def loads_figure(name: str, comparisons: Sequence[LoadComparison]) -> "go.Figure":
+def loads_figure(comparisons: LoadValidation) -> "go.Figure":
     """Times of requests under load, predicted over measured."""
     points = [
         (figure.partition("_")[0].upper(), f"load {number}, {figure.removesuffix('_s')}", quantity)
@@ -74,7 +73,7 @@ def loads_figure(name: str, comparisons: Sequence[LoadComparison]) -> "go.Figure
         for figure, quantity in each.figures.items()
         if "per_s" not in figure
     ]
-    title = f"Times of requests under load, predicted and measured: {name}"
+    title = f"Times of requests under load, predicted and measured: {comparisons.name}"
     return _parity_figure(title, f"{len(comparisons)} loads", "time", points)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -37,16 +37,23 @@ def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> Renderab
 
 def adaptation_sentence(cost: Adaptation) -> str:
     """GPU-hours, the tokens they are for, and when the wiring has paid for them."""
-    hours, after = _span(cost.gpu_hours, "{:,.0f}".format), _span(cost.break_even_tokens, format_count)
     of_paper = f", as published of {cost.published_tokens}" if cost.published_tokens else ""
-    return (
-        f"adapting the model to {cost.serving.variant} costs {hours} GPU-hours, for {format_count(cost.tokens)} "
-        f"tokens{of_paper}; it has paid after {after} tokens served"
-    )
+    trained = f"adapting the model to {cost.serving.variant}, with {format_count(cost.tokens)} tokens{of_paper}"
+    return f"{trained}: {price_text(cost)}"
 
 
-def _span(span: Interval, write: Callable[[float], str]) -> str:
-    return interval_text(span, lambda end: write(end) if math.isfinite(end) else "never")
+def price_text(cost: Adaptation) -> str:
+    """GPU-hours, and after how many served tokens they are paid back."""
+    hours = interval_text(cost.gpu_hours, "{:,.0f}".format)
+    return f"{hours} GPU-hours to train, {_paid_back(cost.break_even_tokens)}"
+
+
+def _paid_back(tokens: Interval) -> str:
+    if math.isfinite(tokens.value):
+        after = interval_text(tokens, lambda end: format_count(end) if math.isfinite(end) else "never")
+        return f"paid back after {after} served tokens"
+    least = f", at best after {format_count(tokens.low)} served tokens" if math.isfinite(tokens.low) else ""
+    return f"never paid back{least}"
 
 
 def _cells(rows: Sequence[Measured]) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from ladder_sim.costs.memory import kv_tokens
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.plan_checks import check_context
+from ladder_sim.specs.plan import check_context
 from ladder_sim.specs.scenario import Scenario
 
 # by engine; what is not here is as in `SchedulerSpec`

@@ -1,4 +1,4 @@
-"""What became of the requests of a simulation: percentiles, rates, and whether a promise was kept."""
+"""What became of the requests of a simulation: percentiles, rates, and whether an SLO was kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from ladder_sim.des.shared import Floats
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.replica import Replica
-from ladder_sim.serving.requests.promise import METRICS, PERCENTILES, Bound, Metric, Promise
+from ladder_sim.serving.requests.slo import METRICS, PERCENTILES, SLO, Bound, Metric
 
 # the queue grows without end if, when the last request arrives, it is so many times as long as half-way, and holds such
 # a share of all requests
@@ -35,7 +35,7 @@ class Outcome:
     """How many of them decode."""
     queued: tuple[int, int]
     """Requests that waited for admission when half of them had arrived, and when all had."""
-    promise: Promise | None = None
+    slo: SLO | None = None
     """To be kept."""
 
     @cached_property
@@ -86,33 +86,33 @@ class Outcome:
 
     @property
     def kept(self) -> bool | None:
-        """Whether the promise is kept; None: there is none."""
-        return not self.broken if self.promise else None
+        """Whether the SLO is kept; None: there is none."""
+        return not self.broken if self.slo else None
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The bounds of the promise that are not kept."""
-        return self.promise.broken(self.bounded_s) if self.promise else ()
+        """The bounds of the SLO that are not kept."""
+        return self.slo.broken(self.bounded_s) if self.slo else ()
 
     @property
     def _bounds(self) -> Sequence[Bound]:
-        return self.promise.bounds if self.promise else ()
+        return self.slo.bounds if self.slo else ()
 
     @property
     def bounded_s(self) -> list[float]:
-        """What each bound of the promise bounds."""
+        """What each bound of the SLO bounds."""
         return [self.seconds(bound.metric, bound.percentile) for bound in self._bounds]
 
     @property
     def first_s(self) -> list[float]:
-        """Time to first token in what each bound of the promise bounds: all of TTFT, a part of E2E, else none."""
+        """Time to first token in what each bound of the SLO bounds: all of TTFT, a part of E2E, else none."""
         return [
             self.seconds("ttft", bound.percentile) if bound.metric in ("ttft", "e2e") else 0.0 for bound in self._bounds
         ]
 
     @property
     def caution(self) -> str:
-        """Which bounds of the promise bound nothing, as a sentence; mostly empty."""
+        """Which bounds of the SLO bound nothing, as a sentence; mostly empty."""
         names = [bound.name for bound, value_s in zip(self._bounds, self.bounded_s, strict=True) if isnan(value_s)]
         if not names:
             return ""
@@ -120,7 +120,7 @@ class Outcome:
 
     @property
     def good_share(self) -> float:
-        """Share of requests that keep every bound of the promise on single requests."""
+        """Share of requests that keep every bound of the SLO on single requests."""
         good = np.ones(len(self.answers), bool)
         times = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "request_s"}
         for bound in self._bounds:
@@ -130,8 +130,8 @@ class Outcome:
 
     @property
     def goodput(self) -> float | None:
-        """The same as requests per second; None: there is no promise."""
-        return self.good_share * len(self.answers) / self.duration_s if self.promise else None
+        """The same as requests per second; None: there is no SLO."""
+        return self.good_share * len(self.answers) / self.duration_s if self.slo else None
 
     @property
     def in_flight(self) -> float:

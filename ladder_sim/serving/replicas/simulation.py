@@ -13,8 +13,8 @@ from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.replicas.pools import Pool, Prefill
-from ladder_sim.serving.requests.promise import Promise
 from ladder_sim.serving.requests.request import Request, in_order
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.values import whole
 from ladder_sim.specs.workload import MAX_TOKENS
 
@@ -60,7 +60,7 @@ def simulate(
     prefill: Prefill | None = None,
     router: Router = "round-robin",
     concurrency: int = 0,
-    promise: Promise | None = None,
+    slo: SLO | None = None,
     watch: Callable[[int], object] = lambda answered: None,
     record: bool = False,
 ) -> Outcome:
@@ -79,8 +79,8 @@ def simulate(
     concurrency
         Most requests in flight: the client holds others back, and each arrives when one is answered; 0: all arrive in
         time.
-    promise
-        To be kept.
+    slo
+        Bounds on times of requests.
     watch
         Is given the number of requests answered so far.
     record
@@ -108,7 +108,7 @@ def simulate(
         replicas=system.replicas,
         serving=pool.replicas,
         queued=system.queued(),
-        promise=promise,
+        slo=slo,
     )
 
 

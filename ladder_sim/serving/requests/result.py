@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.serving.requests.promise import METRICS, PERCENTILES
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.requests.slo import METRICS, PERCENTILES
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.units import format_rate, format_seconds
 

@@ -1,4 +1,4 @@
-"""The plan of a replica with the fewest GPUs that keep a promise, of all that there are.
+"""The plan of a replica with the fewest GPUs that meet an SLO, of all that there are.
 
 Plans come in the order of GPUs that they need at least, by the closed form of requests in flight, and are searched only
 if they may do with fewer than the best so far, which one simulation says.
@@ -14,7 +14,7 @@ import numpy as np
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.serving.sizing.search import Need, Points, Search
@@ -40,7 +40,7 @@ class Tried:
     plans: str
     """Of its replicas, as in `ladder_sim.serving.Service`."""
     gpus: int
-    """That keep the promise; 0: it was not simulated, or no number does."""
+    """That meet the SLO; 0: it was not simulated, or no number does."""
     reason: str
     """Why; empty: there are GPUs."""
 
@@ -66,7 +66,7 @@ class Context(NamedTuple):
     """What searches of all variants share."""
 
     traffic: Traffic
-    promise: Promise
+    slo: SLO
     seeds: int
     points: Points
     progress: Progress
@@ -76,7 +76,7 @@ class Context(NamedTuple):
             service,
             variant,
             self.traffic,
-            self.promise,
+            self.slo,
             seeds=self.seeds,
             points=self.points,
             watch=lambda text: self.progress.point(),
@@ -87,7 +87,7 @@ class Best(NamedTuple):
     """What a search over plans ends with."""
 
     need: Need
-    """Of the best plan; where none keeps the promise, of the one that comes closest."""
+    """Of the best plan; where none meets the SLO, of the one that comes closest."""
     search: Search
     """On that plan, with the group that its limit is of."""
     tried: tuple[Tried, ...]
@@ -161,7 +161,7 @@ def _service(
 
 
 def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
-    """Whether so many GPUs, or fewer, may keep the promise: as far as the closed form and one simulation say."""
+    """Whether so many GPUs, or fewer, may meet the SLO: as far as the closed form and one simulation say."""
     most = search.most(gpus)
     return most is not None and least <= search.service.gpus(most) and not search.breaks(search.traffic.rate, most)
 
@@ -170,14 +170,14 @@ def _rank(need: Need) -> tuple[float, ...]:
     """The fewest GPUs; of as many, those that carry most; of none, those that exceed their worst bound least."""
     if need.replicas:
         return 0, need.gpus, -need.rate_limit * need.sizes.groups
-    assert need.outcome.promise is not None
-    excesses = (idle_s / bound.seconds for bound, idle_s in zip(need.outcome.promise.bounds, need.idle_s, strict=True))
+    assert need.outcome.slo is not None
+    excesses = (idle_s / bound.seconds for bound, idle_s in zip(need.outcome.slo.bounds, need.idle_s, strict=True))
     # NaN, which no request has, is never above another
     return 1, max(0.0, *excesses)
 
 
 def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float, float]:
-    """GPUs without which a plan cannot carry the load, by the closed form, and its shortest step over the promise's.
+    """GPUs without which a plan cannot carry the load, by the closed form, and its shortest step over the SLO's.
 
     Infinite: no number can. Those of one replica of each kind where the closed form says nothing: steps were measured,
     or some replicas run prompts only.
@@ -193,7 +193,7 @@ def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float
     load = scenario.having(workload=workload)
     request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
     token_s = np.asarray(request.decode_s) / max(1, gen - 1)
-    bounds = context.promise.bounds
+    bounds = context.slo.bounds
     kept = token_s <= _SLACK * min((bound.seconds for bound in bounds if bound.metric == "tpot"), default=math.inf)
     # on an idle replica a first token takes a step, and an answer more
     excess = float(token_s[0]) / min((bound.seconds for bound in bounds if bound.metric != "itl"), default=math.inf)

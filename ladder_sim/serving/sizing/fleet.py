@@ -1,4 +1,4 @@
-"""The fewest GPUs that keep a promise, over the plans of a replica, with intervals; a search that can go on later.
+"""The fewest GPUs that meet an SLO, over the plans of a replica, with intervals; a search that can go on later.
 
 What the best plan needs is searched again with slower and faster steps: these are the ends of its intervals. For what a
 variant saves over the first one its steps change only by what the two do not share, and those of the first one stay as
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.widths import Widths
+from ladder_sim.confidence.confidence import Widths
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.confidence import confidence_of, widths_of
 from ladder_sim.serving.intervals import MOST_SEEDS, interval_of, of_mean
-from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.best_plan import Best, Context, Progress, Tried, best_plan
@@ -42,7 +42,7 @@ _SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2)
 # no slots: its gains are made once
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fleet:
-    """The fewest GPUs with which a variant keeps a promise."""
+    """The fewest GPUs with which a variant meets an SLO."""
 
     need: Need
     """On the best plan."""
@@ -55,25 +55,25 @@ class Fleet:
     rate_limit: Interval
     """The highest rate of one replica, or of one group."""
     saved: Interval
-    """GPUs less than the first variant's; negative: more; NaN: no number keeps the promise with one of the two."""
+    """GPUs less than the first variant's; negative: more; NaN: no number meets the SLO with one of the two."""
     gain: Interval
-    """Rate per GPU at which the promise breaks, over that of the first variant; NaN: likewise."""
+    """Rate per GPU at which the SLO breaks, over that of the first variant; NaN: likewise."""
     tried: tuple[Tried, ...]
     """The plans, those simulated first."""
     confidence: Confidence | None = field(repr=False)
-    """None: no number keeps the promise."""
+    """None: no number meets the SLO."""
     widths: Widths | None
     """Of its times of steps, likewise."""
     reasons: tuple[str, ...]
     """Why no number does, by bound; empty: one does."""
     curve: Mapping[float, Sequence[float]] = field(repr=False)
-    """What each bound of the promise bounds, in seconds, by the rate of one group; empty unless it is asked for."""
+    """What each bound of the SLO bounds, in seconds, by the rate of one group; empty unless it is asked for."""
 
 
 def smallest_fleets(
     scenario: Scenario,
     traffic: Traffic,
-    promise: Promise,
+    slo: SLO,
     variants: str | Sequence[str] = DEFAULT_VARIANTS,
     *,
     plans: Sequence[Plan] = (),
@@ -85,13 +85,13 @@ def smallest_fleets(
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
 ) -> dict[str, Fleet]:
-    """Find the fewest GPUs that keep a promise, for each variant, and how sure that is.
+    """Find the fewest GPUs that meet an SLO, for each variant, and how sure that is.
 
     Parameters
     ----------
     scenario
         Model, GPUs and stack of one replica.
-    traffic, promise
+    traffic, slo
         As in `ladder_sim.serving.sizing.search.Search`.
     plans
         Plans of one replica to choose from; by default that of the scenario.
@@ -109,10 +109,10 @@ def smallest_fleets(
     names = canonical_names(variants)
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
     progress = Progress(len(names) * (len(kinds) + 2), watch)
-    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, promise, names, seeds, how]
+    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, slo, names, seeds, how]
     fleets: dict[str, Fleet] = {}
     with _kept_points(path, fingerprint(*made_from), resume=resume) as points:
-        context = Context(traffic, promise, seeds, points, progress)
+        context = Context(traffic, slo, seeds, points, progress)
         for name in names:
             best = best_plan(context, name, scenario, kinds, how)
             first = next(iter(fleets.values()), None)
@@ -194,7 +194,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
 
 
 def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
-    """What each bound of the promise bounds with the replicas of a fleet that keeps it, by the bound's name."""
+    """What each bound of the SLO bounds with the replicas of a fleet that keeps it, by the bound's name."""
     need, widths = fleet.need, fleet.widths
     if widths is None:
         return {}
@@ -202,7 +202,7 @@ def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
     ends = [search.seconds(need.rate, need.sizes, _case(widths, sign)) for sign in (1, -1)]
     return {
         bound.name: interval_of([row[number] for row in rows], [end[number] for end in ends])
-        for number, bound in enumerate(search.promise.bounds)
+        for number, bound in enumerate(search.slo.bounds)
     }
 
 
@@ -210,7 +210,7 @@ class _End(NamedTuple):
     """What is needed where steps are slower, or faster."""
 
     gpus: float
-    """Infinite: no number keeps the promise."""
+    """Infinite: no number meets the SLO."""
     rate_limit: float
     """Of one group."""
 
@@ -251,11 +251,11 @@ def _mean(limits: Sequence[float]) -> float:
 
 
 def _none(best: Best) -> Fleet:
-    """No number of replicas keeps the promise: what an idle one of the plan that comes closest takes."""
+    """No number of replicas meets the SLO: what an idle one of the plan that comes closest takes."""
     need, search, tried = best
     service = search.service
     reasons = []
-    for bound, value_s in zip(search.promise.bounds, need.idle_s, strict=True):
+    for bound, value_s in zip(search.slo.bounds, need.idle_s, strict=True):
         if bound.name in need.breaks:
             idle = f"it is {format_seconds(value_s)} on an idle replica of {service.plans}"
             reasons.append(f"no rate keeps {bound}: {idle}")

@@ -1,4 +1,4 @@
-"""The rate at which a promise breaks, and the fewest replicas that keep it, found by bisection.
+"""The rate at which an SLO breaks, and the fewest replicas that keep it, found by bisection.
 
 Behind a router that takes replicas in turn, each of R gets every R-th request: one of them is simulated, with the times
 between requests of R together. Other routers decide by what the replicas have, and all are simulated. Where some
@@ -18,12 +18,12 @@ import numpy as np
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.replicas.outcome import Outcome
 from ladder_sim.serving.replicas.pools import Sizes
-from ladder_sim.serving.requests.promise import Promise
+from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.serving.steps.mix import Mix
 
-# of the rate at which one replica breaks the promise
+# of the rate at which one replica breaks the SLO
 PRECISION = 0.02
 # what breaks where every bound is kept
 ENDLESS = "the queue grows without end"
@@ -46,7 +46,7 @@ Points = MutableMapping[str, "tuple[list[float], list[float], bool]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one variant needs to keep a promise."""
+    """What one variant needs to meet an SLO."""
 
     variant: str
     """Canonical name."""
@@ -65,7 +65,7 @@ class Need:
     outcome: Outcome
     """Of one of these groups; if there are none, of an idle one. Of all, if their router does not take turns."""
     idle_s: Sequence[float]
-    """What each bound bounds where requests come alone, on average over seeds, if no number keeps the promise."""
+    """What each bound bounds where requests come alone, on average over seeds, if no number meets the SLO."""
 
     @property
     def replicas(self) -> int:
@@ -92,13 +92,13 @@ def check_rate(traffic: Traffic) -> None:
         raise UsageError("capacity without a rate: there is no load to carry", hint="give --rate, requests per second")
     if traffic.concurrency:
         raise UsageError(
-            f"capacity with concurrency {traffic.concurrency}: a promise is about all requests of the rate",
+            f"capacity with concurrency {traffic.concurrency}: an SLO is about all requests of the rate",
             hint="leave out --concurrency, whose client holds requests back before they count",
         )
 
 
 class Search:
-    """The limits of one variant on one plan, and the fewest replicas that keep a promise.
+    """The limits of one variant on one plan, and the fewest replicas that meet an SLO.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ class Search:
         Of one replica; canonical name.
     traffic
         Requests at a rate; other rates bring the same ones, closer together or further apart.
-    promise
-        To be kept, by a queue that does not grow without end: on average over `seeds`.
+    slo
+        Bounds to keep, by a queue that does not grow without end: on average over `seeds`.
     points
         Simulations that are known; others are added.
     watch
@@ -119,13 +119,13 @@ class Search:
         service: Service,
         variant: str,
         traffic: Traffic,
-        promise: Promise,
+        slo: SLO,
         *,
         seeds: int = 1,
         points: Points | None = None,
         watch: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self.service, self.variant, self.traffic, self.promise = service, variant, traffic, promise
+        self.service, self.variant, self.traffic, self.slo = service, variant, traffic, slo
         self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
         # what limits are of
         self.group = service.alike(1)
@@ -195,7 +195,7 @@ class Search:
     def fewest(self, limit: float, case: Case = AS_PREDICTED) -> Sizes | None:
         """The fewest replicas, near the number that a limit says: routers make arrivals more or less regular.
 
-        As predicted they keep the promise on average over all seeds, else with the first. None: no number does.
+        As predicted they meet the SLO on average over all seeds, else with the first. None: no number does.
         """
         if not self.possible(case):
             return None
@@ -228,23 +228,23 @@ class Search:
     def seconds(
         self, rate: float, sizes: Sizes | None = None, case: Case = AS_PREDICTED, *, seed: int = 0
     ) -> Sequence[float]:
-        """The times that the promise bounds, in its order, of one group or of so many replicas, with one seed."""
+        """The times that the SLO bounds, in its order, of one group or of so many replicas, with one seed."""
         return self._bounded(rate, sizes or self.group, case, (seed,))[0]
 
     def possible(self, case: Case) -> bool:
-        """Whether an idle replica keeps the promise."""
+        """Whether an idle replica meets the SLO."""
         return not self.breaks(_IDLE_RATE, self.group, case)
 
     def breaks(
         self, rate: float, sizes: Sizes, case: Case = AS_PREDICTED, seeds: Sequence[int] = (0,)
     ) -> tuple[str, ...]:
-        """What of the promise some replicas break at a rate, on average over seeds; empty: nothing."""
+        """What of the SLO some replicas break at a rate, on average over seeds; empty: nothing."""
         values_s, stable = self._bounded(rate, sizes, case, seeds)
-        return self.promise.broken(values_s) or (() if stable else (ENDLESS,))
+        return self.slo.broken(values_s) or (() if stable else (ENDLESS,))
 
     def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
-        """The times that the promise bounds, seconds, and whether the queue ends; of the first seeds that decide."""
-        bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
+        """The times that the SLO bounds, seconds, and whether the queue ends; of the first seeds that decide."""
+        bounds_s = np.array([bound.seconds for bound in self.slo.bounds])
         rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
         for seed in seeds:
             values_s, first_s, stable = self._point(rate, sizes, seed, case.slower)
@@ -264,7 +264,7 @@ class Search:
         return sizes._replace(**{kind: number})
 
     def _smallest(self, near: int, sizes: Callable[[int], Sizes], case: Case) -> int:
-        """The smallest number whose replicas keep the promise; 0: not even with many times as many as seems enough."""
+        """The smallest number whose replicas meet the SLO; 0: not even with many times as many as seems enough."""
         seeds = range(self.seeds if case == AS_PREDICTED else 1)
 
         def keeps(number: int) -> bool:
@@ -313,7 +313,7 @@ class Search:
             seed=self.traffic.seed + seed,
         )
         pools = {"replicas": simulated.serving} | ({"prefill_replicas": simulated.prefill} if simulated.prefill else {})
-        return self.service.run(self.variant, load, promise=self.promise, slower=slower, **pools)
+        return self.service.run(self.variant, load, slo=self.slo, slower=slower, **pools)
 
     @property
     def _alone(self) -> float:
@@ -335,7 +335,7 @@ class Search:
         return prompt_s, times.of_mix(Mix.of(decode=[round(prompt + gen / 2)] * decoding)) / decoding
 
     def _none(self, rate: float, sizes: Sizes, seeds: Sequence[int]) -> Need:
-        """No number keeps the promise: what it is like where requests come alone."""
+        """No number meets the SLO: what it is like where requests come alone."""
         idle_s, _ = self._bounded(rate, sizes, AS_PREDICTED, seeds)
         return Need(
             variant=self.variant,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from ladder_sim.des.spans import Span, Spans, subtract, union
+from ladder_sim.des.timeline import Span, Spans, subtract, union
 from ladder_sim.traces.graph import Lane
 from ladder_sim.traces.kineto.draft import MIN_SILENCE_S, SLACK_S, Draft
 from ladder_sim.traces.kineto.reader import CALLS, ROUNDED_S, Clock, Event, KinetoFile

@@ -4,7 +4,7 @@ A wiring is a list of blocks in issue order. Before a block reads the residual s
 all but the newest `leaves`; it may read the rank's own parts of those. Its own output is then summed over the ranks, or
 not. The decoder has one loop for all variants, and the residual stream executes these plans.
 
-What a family's blocks read and which are reduced is said once, with its equation, in `ladder_sim.graph.families`: real
+What a family's blocks read and which are reduced is said once, with its equation, in `ladder_sim.graph.variants`: real
 passes and predictions are of the same wirings.
 """
 
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.families import FAMILIES, Carried, Part, Place, Rule
-from ladder_sim.graph.variants import parse
+from ladder_sim.graph.variants import FAMILIES, Carried, Part, Place, Rule, parse
 from ladder_sim_runtime.config import ModelConfig
 
 # of an output, what is read before its sum: what the shared experts in it put out, or all that this rank has of it

@@ -20,8 +20,8 @@ from ladder_sim.serving.requests.generators.fields import (
     unit_s,
 )
 from ladder_sim.serving.requests.lengths import Lengths
-from ladder_sim.serving.requests.promise import PERCENTILES, Metric
 from ladder_sim.serving.requests.result import Result
+from ladder_sim.serving.requests.slo import PERCENTILES, Metric
 from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.units import quoted
 

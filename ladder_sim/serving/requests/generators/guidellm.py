@@ -6,8 +6,8 @@ from typing import Any
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.requests.generators.fields import JSON, count, number, or_zero, seconds, spread, stated
 from ladder_sim.serving.requests.lengths import Lengths
-from ladder_sim.serving.requests.promise import PERCENTILES, Metric
 from ladder_sim.serving.requests.result import Result
+from ladder_sim.serving.requests.slo import PERCENTILES, Metric
 from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.units import quoted
 

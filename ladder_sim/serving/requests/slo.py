@@ -1,4 +1,4 @@
-"""What is promised of the times of requests."""
+"""Service-level objectives: bounds on percentiles of times of requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _HINT = "e.g. ttft_p95=500ms,tpot_p95=30ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """One of the bounds of a promise."""
+    """One of the bounds of an SLO."""
 
     metric: Metric
     """Time to first token, time per token, time between two tokens, or from arrival to the last token."""
@@ -35,13 +35,13 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class SLO:
     """Bounds, all of which are to be kept.
 
     Examples
     --------
-    >>> promise = Promise.parse("ttft_p95=500ms, tpot_p95=30ms")
-    >>> [(bound.name, bound.seconds) for bound in promise.bounds]
+    >>> slo = SLO.parse("ttft_p95=500ms, tpot_p95=30ms")
+    >>> [(bound.name, bound.seconds) for bound in slo.bounds]
     [('ttft_p95', 0.5), ('tpot_p95', 0.03)]
     """
 
@@ -50,11 +50,11 @@ class Promise:
 
     @classmethod
     def read(cls, given: str | Mapping[str, float | str] | Self) -> Self:
-        """Return a promise as it is given: as typed, as seconds by name, or made already.
+        """Return an SLO as it is given: as typed, as seconds by name, or made already.
 
         Examples
         --------
-        >>> str(Promise.read({"ttft_p95_s": 0.5, "tpot_p95": "30ms"}))
+        >>> str(SLO.read({"ttft_p95_s": 0.5, "tpot_p95": "30ms"}))
         'ttft_p95=500ms,tpot_p95=30.0ms'
         """
         if isinstance(given, str):
@@ -65,13 +65,13 @@ class Promise:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a promise as it is typed."""
+        """Read an SLO as it is typed."""
         bounds: list[Bound] = []
         for part in text.split(","):
             name, equals, limit = part.strip().partition("=")
             metric, _, percentile = name.partition("_")
             if not equals or not percentile:
-                raise UsageError(f"promise {quoted(part.strip())}: must be METRIC_PERCENTILE=TIME", hint=_HINT)
+                raise UsageError(f"SLO {quoted(part.strip())}: must be METRIC_PERCENTILE=TIME", hint=_HINT)
             if metric not in METRICS:
                 raise UnknownNameError("metric", metric, METRICS)
             allowed = [f"p{number}" for number in PERCENTILES]
@@ -79,7 +79,7 @@ class Promise:
                 raise UnknownNameError("percentile", percentile, (*allowed, "mean"))
             seconds = parse_quantity(limit, "s", name=name, likely=("ms", "s"))
             if seconds <= 0.0:
-                raise UsageError(f"promise {quoted(part.strip())}: must be above 0", hint=_HINT)
+                raise UsageError(f"SLO {quoted(part.strip())}: must be above 0", hint=_HINT)
             number = 0 if percentile == "mean" else int(percentile[1:])
             if any((bound.metric, bound.percentile) == (metric, number) for bound in bounds):
                 raise UsageError(f"{name} is promised twice: must be once", hint="leave one out")

@@ -1,0 +1,392 @@
+"""The answer of `advise`: the best plans, what each variant does there, and why the others lost."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option
+from ladder_sim.confidence import Interval
+from ladder_sim.display.document import Document
+from ladder_sim.display.labels import asked_text, evidence_text, workload_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.prediction import Prediction
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, fields_of, interval_text, number_text, table_of
+from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.figures.analysis import pareto_figure
+from ladder_sim.report.prediction import interval_of, limit_text
+from ladder_sim.report.report import Report
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_bytes, format_seconds
+
+# rows of the default answer; plans and dominating options behind it
+_SHOWN, PLANS_SHOWN, _DOMINATORS_SHOWN = 4, 8, 4
+# of two figures: a smaller difference rounds to 0 %; one that is worth a remark
+_SAME, _WORTH = 0.005, 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """A plan with its requests and a variant, or one that cannot run."""
+
+    scenario: Scenario
+    memory_bytes: float
+    """Memory of one GPU."""
+    option: Option | None = None
+    """None: the plan cannot run."""
+    rate: Interval | None = None
+    """Tokens per second with their interval; None: it was not computed."""
+    outcome: str
+    """ "front", "dominated", "max_tpot", "max_ttft", "memory" or "infeasible"."""
+    reason: str = ""
+    """Why the plan cannot run, or which option is better."""
+
+
+def _figure(read: Callable[[Option], Any]) -> Callable[[Row], Any]:
+    return lambda row: row.option and read(row.option)
+
+
+def _degree(name: str) -> Column[Row]:
+    return Column(name, lambda row: getattr(row.scenario.plan, name))
+
+
+_LOAD: Column[Row] = Column("", lambda row: str(row.scenario.workload.in_flight), "requests")
+_PRICE: Column[Row] = Column("usd_per_Mtoken", _figure(lambda option: option.usd_per_Mtoken), "$/Mtoken")
+# in JSON and CSV, and those with a heading in tables of options
+VALUES: Sequence[Column[Row]] = (
+    Column("variant", _figure(lambda option: option.variant), "variant"),
+    Column("", lambda row: str(row.scenario.plan), "plan"),
+    *(_degree(field.name) for field in fields(Plan)),
+    _LOAD,
+    Column("gpus", lambda row: row.scenario.plan.gpus, "GPUs"),
+    Column("nodes", lambda row: row.scenario.nodes),
+    Column("batch", lambda row: row.scenario.workload.batch),
+    Column("concurrency", lambda row: row.scenario.workload.concurrency),
+    Column("memory_bytes", lambda row: row.memory_bytes, "memory"),
+    Column("ttft_s", _figure(lambda option: option.ttft_s), "TTFT"),
+    Column("tpot_s", _figure(lambda option: option.tpot_s), "TPOT"),
+    Column("tokens_per_s", _figure(lambda option: option.tokens_per_s), "tok/s", lambda row: row.rate),
+    Column("tokens_per_s_low", lambda row: row.rate and row.rate.low),
+    Column("tokens_per_s_high", lambda row: row.rate and row.rate.high),
+    Column("tokens_per_s_per_gpu", _figure(lambda option: option.tokens_per_gpu), "per GPU"),
+    _PRICE,
+    Column("outcome", lambda row: row.outcome),
+    Column("reason", lambda row: row.reason),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """A plan with its requests, run with two wirings."""
+
+    option: Option
+    """With the first wiring."""
+    prediction: Prediction
+    """The same, with intervals."""
+    other: Prediction | None
+    """With the second; None: there is only one."""
+
+
+class AdviceReport(Report[Advice]):
+    """How advice over plans looks."""
+
+    figures: ClassVar = {"pareto": lambda self: pareto_figure(self.answer, self.label)}
+
+    @property
+    def notes(self) -> Notes:
+        return self.answer.notes
+
+    @property
+    def label(self) -> str:
+        """What was searched, in a line."""
+        advice, scenario = self.answer, self.answer.best.scenario
+        gpus = f"at most {_counted(advice.gpus, 'GPU')} of {scenario.cluster.name}"
+        load = workload_label(scenario, batch=len(advice.loads) == 1)
+        return f"{scenario.model.name} on {gpus}, {load}, {scenario.stack.name}"
+
+    @property
+    def search(self) -> str:
+        """How many plans there were, and how many options are left."""
+        advice = self.answer
+        loads = [f"{len(advice.loads)} {'batches' if _static(advice) else 'loads'}"] if len(advice.loads) > 1 else []
+        counts = [_counted(advice.plans, "plan"), *loads, _counted(len(advice.variants), "variant")]
+        return f"searched {' x '.join(counts)}; {_counted(len(advice.options), 'option')} left"
+
+    @property
+    def variants(self) -> tuple[str, str]:
+        """The wiring of the model's weights, or else the best; and the best of the others, or nothing."""
+        advice = self.answer
+        first = (advice.best_own or advice.best).variant
+        return first, next((name for name in advice.best_by_variant if name != first), "")
+
+    def places(self, most: int) -> list[Place]:
+        """The best plans for the first variant, each with its best number of requests; the second's best among them."""
+        advice, (first, other) = self.answer, self.variants
+        best: dict[Plan, Option] = {}
+        for option in advice.options:
+            if option.variant == first:
+                best.setdefault(option.plan, option)
+        options = list(best.values())
+        # the one row that it is worth losing another for
+        wanted = [each for each in options if other and each.scenario == advice.best_by_variant[other].scenario]
+        chosen = [*options[:1], *wanted, *options[1:]]
+        places = []
+        for option in sorted(list(dict.fromkeys(chosen))[:most], key=options.index):
+            predictions = advice.predictions_of(option.scenario)
+            second = predictions[other] if other else None
+            places.append(Place(option=option, prediction=predictions[first], other=second))
+        return places
+
+    def plans(self, places: Sequence[Place], title: str = "") -> WholeTable:
+        """A row for each place."""
+        advice, (_, other) = self.answer, self.variants
+        first_token = advice.objective == "ttft"
+        columns: list[Column[Place]] = [
+            Column("", lambda place: str(place.option.plan), "plan"),
+            Column("", lambda place: str(place.option.requests), _requests(advice)),
+            Column("", lambda place: place.option.plan.gpus, "GPUs"),
+            Column("tokens_per_s", lambda place: place.prediction.tokens_per_s, "tok/s"),
+            Column("", lambda place: place.option.tokens_per_gpu, "per GPU"),
+            Column("tpot_s", lambda place: _tpot(place.prediction), "" if first_token else "TPOT", ends=False),
+            Column("ttft_s", lambda place: _ttft(place.prediction), "TTFT" if first_token else "", ends=False),
+            Column("", lambda place: place.other and place.other.speedup, f"{other} speedup" if other else ""),
+            Column("", lambda place: place.option.usd_per_Mtoken, "$/Mtoken" if _priced(advice) else ""),
+        ]
+        return table_of(columns, places, title=title)
+
+    def _brief(self) -> Brief:
+        advice, best = self.answer, self.answer.best
+        places = self.places(_SHOWN)
+        where = f"at most {advice.gpus} x {best.scenario.cluster.gpu.name}"
+        loads = f"{advice.loads[0]} to {advice.loads[-1]}" if len(advice.loads) > 1 else ""
+        load = loads and (f"static batches of {loads}" if _static(advice) else f"{loads} in flight")
+        warnings = self.notes.warnings
+        # of static batches the first says that this is no advice for serving
+        first = [Remark("caution", f"{warnings.pop(0)}.")] if _static(advice) else []
+        hidden = len({option.plan for option in advice.options}) - len({place.option.plan for place in places})
+        return Brief(
+            sentence=self.verdict,
+            asked=f"{asked_text(best.scenario, where=where, load=load)}; {_counted(advice.plans, 'plan')}",
+            table=self.plans(places),
+            remarks=[*first, *self._remarks(places)],
+            cautions=warnings,
+            more=_counted(hidden, "more plan") if hidden else "",
+        )
+
+    @property
+    def verdict(self) -> str:
+        """What is best with the weights of the model, and retrained."""
+        advice, (_, other) = self.answer, self.variants
+        best, own = advice.best, advice.best_own
+        act = "Run" if _static(advice) else "Serve with"
+        if own is None:
+            return f"{act} {advice.place(best.scenario)} as {best.variant}: {self._text(best)}; it needs retraining."
+        said = f"{act} {advice.place(own.scenario)}: {self._text(own)} with your weights"
+        if best is own:
+            return f"{said}; {other} is no better." if other else f"{said}."
+        if best.scenario == own.scenario:
+            text = self._text(best, named=False)
+            if advice.predictions_of(best.scenario)[best.variant].speedup.low > 1.0:
+                return f"{said}, {text} if retrained as {best.variant}."
+            return f"{said}; {best.variant} is not clearly better: {text}."
+        return f"{said}; retrained as {best.variant}, {advice.place(best.scenario)}: {self._text(best)}."
+
+    def _text(self, option: Option, *, named: bool = True) -> str:
+        """The figure that options are ranked by, with its interval."""
+        unit, size, read = _RANKED[self.answer.objective]
+        predicted = self.answer.predictions_of(option.scenario)[option.variant]
+        value, _, ends = interval_text(read(predicted), size).partition(" ")
+        return " ".join(filter(None, (value, unit if named else "", ends)))
+
+    def _remarks(self, places: Sequence[Place]) -> Iterator[Remark]:
+        advice, (variant, _) = self.answer, self.variants
+        best = places[0]
+        exposed = best.prediction.breakdown.exposed_comm_s / best.prediction.request_s
+        waits = f"; communication takes {100.0 * exposed:.0f} %" if exposed >= _SAME else ""
+        yield Remark(
+            "why",
+            f"On {best.option.plan} {limit_text(best.prediction)}{waits}.{self._next(best.option)}",
+        )
+        yield Remark("evidence", evidence_text(best.prediction.confidence, wirings=advice.variants))
+        own = [option for option in advice.options if option.variant == variant]
+        most = max(own, key=lambda option: option.tokens_per_gpu)
+        if most.tokens_per_gpu > _WORTH * best.option.tokens_per_gpu:
+            rates = " against ".join(number_text(each.tokens_per_gpu) for each in (most, best.option))
+            yield Remark(
+                "instead",
+                f"{advice.place(most.scenario)} on {_counted(most.plan.gpus, 'GPU')} gives more per GPU: {rates} tok/s "
+                "(--objective tokens_per_gpu).",
+            )
+        for reason, closest, count in (*_not_run(advice), *_over_bounds(advice)):
+            yield Remark("left out", f"{_counted(int(count), 'option')}: {reason}; closest: {closest}.")
+
+    def _next(self, best: Option) -> str:
+        """How far the next plan of the same variant is behind."""
+        advice = self.answer
+        others = (each for each in advice.options if each.variant == best.variant and each.plan != best.plan)
+        if (after := next(others, None)) is None:
+            return ""
+        behind = abs(RANKS[advice.objective](after) / RANKS[advice.objective](best))
+        name = _RANKED[advice.objective][0].removeprefix("ms ")
+        return f" Next best: {advice.place(after.scenario)} ({_apart(behind)} {name})."
+
+    def details(self) -> RenderableType:
+        losers, tables = self.losers(), (self.plans(self.places(PLANS_SHOWN), "best plans"), self.best(), self.front())
+        return Group(
+            *(part for each in tables for part in (each, Text())),
+            losers if losers.rows else Text("all options are on the front"),
+            Text(self.search),
+        )
+
+    def best(self) -> WholeTable:
+        """The best option of each variant."""
+        return self._options("best of each variant", list(self.answer.best_by_variant.values()))
+
+    def front(self) -> WholeTable:
+        """The best trade-offs."""
+        return self._options("Pareto front of TPOT and tok/s per GPU", self.answer.front)
+
+    def _options(self, title: str, options: Sequence[Option]) -> WholeTable:
+        advice = self.answer
+        left_out = [*([_LOAD] if len(advice.loads) == 1 else []), *([_PRICE] if not _priced(advice) else [])]
+        columns = [column for column in VALUES if column not in left_out]
+        return table_of(columns, [self._row(each) for each in options], left=2, wrapped=(), title=title)
+
+    def losers(self) -> WholeTable:
+        """What is not on the front, by reason, and what came closest."""
+        columns = ("not on the front", "closest", "options")
+        rows = [*_not_run(self.answer), *_over_bounds(self.answer), *_dominated(self.answer)]
+        return table(columns, rows, left=2, wrapped=columns[:2], title="why not the others")
+
+    def _row(self, option: Option) -> Row:
+        advice, outcome = self.answer, self.answer.outcome(option)
+        prediction = advice.predictions.get(option)
+        return Row(
+            scenario=option.scenario,
+            memory_bytes=option.memory_bytes,
+            option=option,
+            rate=prediction.tokens_per_s if prediction else None,
+            outcome=outcome,
+            reason=f"no better than {advice.dominating(option)}" if outcome == "dominated" else "",
+        )
+
+    def values(self) -> Document:
+        """One row per option, best first, then those that exceed a bound, then plans that cannot run."""
+        advice = self.answer
+        rows = [self._row(option) for option in (*advice.options, *advice.beyond)]
+        for each in advice.unfit:
+            needs = f"needs {format_bytes(each.memory_bytes)} of {format_bytes(each.scenario.cluster.gpu.hbm_bytes)}"
+            rows.append(
+                Row(
+                    scenario=each.scenario,
+                    memory_bytes=each.memory_bytes,
+                    outcome="infeasible" if each.problem else "memory",
+                    reason=each.problem or f"{needs} per GPU",
+                )
+            )
+        head = {
+            "batching": advice.best.scenario.workload.batching,
+            "objective": advice.objective,
+            "max_gpus": advice.gpus,
+            "plans": advice.plans,
+            "unfit": len(advice.unfit),
+            "beyond": len(advice.beyond),
+        }
+        return Document.of_rows(head, [fields_of(VALUES, row) for row in rows])
+
+
+def _tpot(prediction: Prediction) -> Interval | None:
+    return None if prediction.tpot_s is None else interval_of(prediction, "rate", prediction.tpot_s)
+
+
+def _ttft(prediction: Prediction) -> Interval:
+    return interval_of(prediction, "ttft", prediction.ttft_s)
+
+
+def _per_gpu(prediction: Prediction) -> Interval:
+    rate, gpus = prediction.tokens_per_s, prediction.confidence.scenario.plan.gpus
+    return Interval(value=rate.value / gpus, low=rate.low / gpus, high=rate.high / gpus)
+
+
+# what options are ranked by: its unit and name, its size in SI units, and the value
+_RANKED: Mapping[Objective, tuple[str, float, Callable[[Prediction], Interval]]] = {
+    # a single token comes with the first
+    "tpot": ("ms TPOT", 1e-3, lambda prediction: _tpot(prediction) or _ttft(prediction)),
+    "ttft": ("ms TTFT", 1e-3, _ttft),
+    "tokens_per_s": ("tok/s", 1.0, lambda prediction: prediction.tokens_per_s),
+    "tokens_per_gpu": ("tok/s per GPU", 1.0, _per_gpu),
+}
+
+
+def _static(advice: Advice) -> bool:
+    return advice.best.scenario.workload.concurrency is None
+
+
+def _priced(advice: Advice) -> bool:
+    return advice.best.usd_per_Mtoken is not None
+
+
+def _requests(advice: Advice) -> str:
+    """Heading of the number of requests; empty: one was searched."""
+    return "" if len(advice.loads) == 1 else "batch" if _static(advice) else "in flight"
+
+
+def _label(advice: Advice, option: Option) -> str:
+    return f"{option.variant}, {advice.place(option.scenario)}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _not_run(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    no_room = [each for each in advice.unfit if not each.problem]
+    others = [each for each in advice.unfit if each.problem]
+    if no_room:
+        lacking = f"{advice.place(no_room[0].scenario)}: lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
+        yield "does not fit the memory", lacking, str(len(no_room) * len(advice.variants))
+    if others:
+        yield (
+            "cannot run",
+            f"{advice.place(others[0].scenario)}: {others[0].problem}",
+            str(len(others) * len(advice.variants)),
+        )
+
+
+def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    over: dict[str, list[Option]] = {"max_tpot": [], "max_ttft": []}
+    for option in advice.beyond:
+        over[advice.outcome(option)].append(option)
+    if slow := over["max_tpot"]:
+        fastest = min(slow, key=lambda option: option.tpot_s)
+        bound = format_seconds(advice.max_tpot_s)
+        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", str(len(slow))
+    if late := over["max_ttft"]:
+        first = min(late, key=lambda option: option.ttft_s)
+        bound = format_seconds(advice.max_ttft_s)
+        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", str(len(late))
+
+
+def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    by_better: dict[Option, list[Option]] = {}
+    for option in advice.options:
+        if better := advice.dominating(option):
+            by_better.setdefault(better, []).append(option)
+    groups = sorted(by_better.items(), key=lambda group: -len(group[1]))
+    for better, worse in groups[:_DOMINATORS_SHOWN]:
+        closest = max(worse, key=lambda option: option.tokens_per_gpu)
+        rate, tpot = closest.tokens_per_gpu / better.tokens_per_gpu, closest.tpot_s / better.tpot_s
+        detail = f"{_label(advice, closest)}: {_apart(rate)} tok/s per GPU, {_apart(tpot)} TPOT"
+        yield f"no better than {_label(advice, better)}", detail, str(len(worse))
+    if rest := groups[_DOMINATORS_SHOWN:]:
+        count = sum(len(worse) for _, worse in rest)
+        yield "no better than others of the front", "each in --json and --csv", str(count)
+
+
+def _apart(ratio: float) -> str:
+    """A difference in percent."""
+    return "the same" if abs(ratio - 1) < _SAME else f"{100.0 * (ratio - 1):+.0f} %"

@@ -1,0 +1,84 @@
+"""Measured figures next to predicted ones, and errors over many of them: what all comparisons show in the same way."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.report.columns import Column, fields_of
+from ladder_sim.validation.compare import ErrorStats, Quantity
+from ladder_sim.validation.nearest import Likeness
+
+Row = TypeVar("Row")
+
+# of one quantity, in JSON and CSV
+QUANTITY: Sequence[Column[Quantity]] = (
+    Column("measured", lambda each: each.measured),
+    Column("predicted", lambda each: each.predicted.value),
+    Column("low", lambda each: each.predicted.low),
+    Column("high", lambda each: each.predicted.high),
+    Column("error", lambda each: each.error),
+    Column("inside", lambda each: each.inside),
+)
+# of errors, in JSON
+ERRORS: Sequence[Column[ErrorStats]] = (
+    Column("n", lambda each: each.rows),
+    Column("mean_abs_error", lambda each: each.mean_error),
+    Column("median_abs_error", lambda each: each.median_error),
+    Column("bias", lambda each: each.bias),
+    Column("inside_90", lambda each: each.inside),
+    Column("half_width", lambda each: each.half_width),
+)
+
+
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """A fraction in percent, with as many decimals.
+
+    Examples
+    --------
+    >>> percent(0.0171), percent(0.21, 0), percent(0.031, sign="+")
+    ('1.7 %', '21 %', '+3.1 %')
+    """
+    return f"{100.0 * share:{sign}.{digits}f} %"
+
+
+def quantity_columns(name: str, get: Callable[[Row], Quantity | None]) -> list[Column[Row]]:
+    """Columns of a quantity that a row may lack, each name after a prefix."""
+
+    def part_of(part: Column[Quantity]) -> Callable[[Row], Any]:
+        return lambda row: None if (quantity := get(row)) is None else part.get(quantity)
+
+    return [Column(f"{name}_{part.name}" if name else part.name, part_of(part)) for part in QUANTITY]
+
+
+def error_columns(get: Callable[[Row], ErrorStats | None], mean: str = "mean error") -> list[Column[Row]]:
+    """Columns of a table of errors that a row may lack; `mean` is the heading of the mean error."""
+
+    def text(show: Callable[[ErrorStats], str]) -> Callable[[Row], str]:
+        return lambda row: "-" if (errors := get(row)) is None else show(errors)
+
+    return [
+        Column("", text(lambda each: percent(each.mean_error)), mean),
+        Column("", text(lambda each: percent(each.max_error)), "largest"),
+        Column("", text(lambda each: percent(each.inside, 0)), "inside 90 %"),
+        Column("", text(lambda each: percent(each.half_width)), "half-width"),
+    ]
+
+
+def error_fields(errors: ErrorStats | None) -> dict[str, Any] | None:
+    """Errors as in JSON, fractions; None without any."""
+    return fields_of(ERRORS, errors) if errors else None
+
+
+def nearest_document(runs: Sequence[Likeness]) -> Document:
+    """One row per measured run, in this order: what it was, what it does not share with a scenario, and its error."""
+    rows = [
+        {
+            **scenario_fields(each.run.scenario),
+            "apart": ", ".join(each.apart),
+            "figure": each.run.figure,
+            **fields_of(QUANTITY, each.run.quantity),
+            "seen": each.run.seen,
+        }
+        for each in runs
+    ]
+    return Document.of_rows({}, rows)

@@ -1,0 +1,210 @@
+"""The answer of `validate` for results of load generators: measured loads next to simulations of the same requests."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.display.document import Document
+from ladder_sim.display.labels import asked_text, evidence_text, hardware_label, stack_label
+from ladder_sim.display.labels import interval_text as interval_with_units
+from ladder_sim.display.notes import Notes
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, fields_of, interval_text, number_text, table_of
+from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.errors import error_columns, error_fields, percent, quantity_columns
+from ladder_sim.report.figures.validation import loads_figure
+from ladder_sim.report.report import Report
+from ladder_sim.report.servings import signed_cells
+from ladder_sim.serving import Traffic
+from ladder_sim.serving.requests.result import Result
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_rate, format_seconds, step_for
+from ladder_sim.validation.compare import ErrorStats, Quantity
+from ladder_sim.validation.load import LoadComparison, LoadValidation, summarize_loads
+
+FIGURE_COLUMNS = ("figure", "measured", "predicted (90%)", "error", "in")
+# loads of which --explain shows each figure
+_SHOWN_LOADS = 4
+# figures of the table, the first of these that were measured
+_SHOWN_FIGURES = 4
+_WANTED = ("tpot_mean_s", "ttft_mean_s", "tpot_p99_s", "ttft_p99_s", "tokens_per_s", "e2e_mean_s", "requests_per_s")
+_RATES = {"requests_per_s": "requests/s", "tokens_per_s": "tok/s", "tokens_per_s_per_gpu": "tok/s per GPU"}
+
+_SERVER = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
+
+# in JSON and CSV, of one figure
+VALUES: Sequence[Column[Quantity | None]] = quantity_columns("", lambda each: each)
+# in a table: a figure and its errors over several loads
+SHOWN: Sequence[Column[tuple[str, ErrorStats]]] = (
+    Column("", lambda each: _title(each[0]), "figure"),
+    Column("", lambda each: str(each[1].rows), "loads"),
+    *error_columns(lambda each: each[1]),
+    Column("", lambda each: percent(each[1].bias, sign="+"), "bias"),
+)
+
+
+class LoadsReport(Report[LoadValidation]):
+    """How a comparison with measured loads looks."""
+
+    figures: ClassVar = {"times": lambda self: loads_figure(self.answer)}
+
+    @property
+    def notes(self) -> Notes:
+        loads = self.answer
+        cautions = tuple(dict.fromkeys(text for each in loads for text in each.cautions))
+        confidences = {f"load {number}": each.confidence for number, each in enumerate(loads, 1) if each.confidence}
+        return Notes(confidences=confidences, about=cautions)
+
+    @property
+    def _timed(self) -> list[LoadComparison]:
+        return [each for each in self.answer if each.scenario and each.figures]
+
+    def _brief(self) -> Brief:
+        loads, timed = self.answer, self._timed
+        remarks = []
+        if confidences := [each.confidence for each in timed if each.confidence]:
+            remarks.append(Remark("evidence", evidence_text(confidences[0])))
+        notes = Counter(each.note for each in loads if each.note)
+        if notes:
+            (note, count), *_ = notes.most_common(1)
+            note = note.removeprefix("not predicted: ")
+            remarks.insert(0, Remark("left out", f"{notes.total()} of {len(loads)} loads, {count} because: {note}."))
+        return Brief(
+            sentence=_sentence(summarize_loads(timed), len(loads)),
+            asked=_asked(loads.name, timed),
+            table=self._table(),
+            remarks=remarks,
+            cautions=self.notes.warnings,
+        )
+
+    def _table(self) -> WholeTable | None:
+        """The figures that matter most: measured and predicted of one load, errors of several."""
+        timed = self._timed
+        errors = summarize_loads(timed)
+        names = sorted(errors, key=lambda name: _WANTED.index(name) if name in _WANTED else len(_WANTED))
+        names = names[:_SHOWN_FIGURES]
+        if len(timed) == 1:
+            columns = ("figure", "measured", "predicted (90 %)", "error", "inside")
+            return table(columns, [_shown_cells(name, timed[0].figures[name]) for name in names])
+        return table_of(SHOWN, [(name, errors[name]) for name in names]) if names else None
+
+    def details(self) -> RenderableType:
+        """Every figure of few loads, errors by figure of many, and what is not predicted, with the reason."""
+        timed = self._timed
+        parts: list[RenderableType] = []
+        for each in timed[:_SHOWN_LOADS]:
+            assert each.scenario is not None
+            rows = [_figure_cells(figure, quantity) for figure, quantity in each.figures.items()]
+            parts += [Text(load_title(each.result, each.scenario)), table(FIGURE_COLUMNS, rows), Text()]
+        if len(timed) > 1:
+            if len(timed) > _SHOWN_LOADS:
+                parts += [Text(f"{len(timed) - _SHOWN_LOADS} further loads: --json and --csv have them"), Text()]
+            rows = [
+                (_title(name), str(each.rows), *signed_cells(each)) for name, each in summarize_loads(timed).items()
+            ]
+            columns = ("figure", "loads", "mean", "median", "bias", "inside", "half-width")
+            parts += [Text("errors of all loads"), table(columns, rows), Text()]
+        notes = Counter(each.note for each in self.answer if each.note)
+        parts += [Text(f"{count} load{'s' if count > 1 else ''}: {note}") for note, count in notes.items()]
+        return Group(*parts)
+
+    def values(self) -> Document:
+        """A row for each figure of each load, and errors by figure; seconds, errors and shares as fractions."""
+        loads = self.answer
+        rows: list[dict[str, Any]] = []
+        for number, each in enumerate(loads, 1):
+            scenario = each.scenario.fields() if each.scenario else {}
+            load = {
+                "load": number,
+                "tool": each.result.tool,
+                **{name: scenario.get(name) for name in _SERVER},
+                "concurrency": each.result.concurrency or None,
+            }
+            figures = each.figures or dict.fromkeys(each.result.figures)
+            for figure, quantity in figures.items():
+                fields = {**fields_of(VALUES, quantity), "measured": each.result.figures[figure]}
+                rows.append({**load, "figure": figure, **fields, "note": each.note})
+        errors = {figure: error_fields(each) for figure, each in summarize_loads(loads).items()}
+        return Document.of_rows({"batching": "continuous", "dataset": loads.name, "summary": errors}, rows)
+
+
+def _sentence(errors: Mapping[str, ErrorStats], count: int) -> str:
+    """How far off the mean TPOT and TTFT are, or what was measured instead."""
+    names = [name for name in _WANTED[:2] if name in errors] or list(errors)[:1]
+    if not names:
+        return f"None of the {count} loads could be predicted."
+    first, *others = names
+    loads = max(errors[name].rows for name in names)
+    if loads == 1:
+        said = [f"{_spoken(first)} is predicted {_apart(errors[first].bias)}"]
+        said += [f"{_spoken(name)} {_apart(errors[name].bias)}" for name in others]
+        end = ""
+    else:
+        said = [f"{_spoken(first)} is off by {percent(errors[first].mean_error)}"]
+        said += [f"{_spoken(name)} by {percent(errors[name].mean_error)}" for name in others]
+        end = f" on average over {loads} loads"
+    text = ", ".join(said)
+    return f"{text[0].upper()}{text[1:]}{end}."
+
+
+def _spoken(name: str) -> str:
+    """A figure in a sentence: "mean TPOT"."""
+    metric, _, statistic = _title(name).partition(" ")
+    return f"{statistic} {metric}" if statistic == "mean" else _title(name)
+
+
+def _apart(error: float) -> str:
+    return f"{percent(abs(error))} too {'high' if error > 0.0 else 'low'}"
+
+
+def _asked(name: str, timed: Sequence[LoadComparison]) -> str:
+    """The first load, and how many more there are."""
+    first = next(((each.result, each.scenario) for each in timed if each.scenario), None)
+    if first is None:
+        return name
+    result, scenario = first
+    measured = f"{result.tool}, {_requests(result)}"
+    if len(timed) > 1:
+        measured = f"first of {len(timed)} loads of {result.tool}"
+    return f"{asked_text(scenario).partition(';')[0]}; {measured}"
+
+
+def load_title(result: Result, scenario: Scenario) -> str:
+    """What was measured, where and by what."""
+    where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
+    return f"{where}; {result.tool}, {_requests(result)}"
+
+
+def _requests(result: Result) -> str:
+    come = "as recorded"
+    if isinstance(result.requests, Traffic):
+        come = result.requests.arrivals
+    elif result.concurrency:
+        come = f"{result.concurrency} in flight"
+    return f"{result.answered} requests, {come}"
+
+
+def _figure_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
+    show = format_seconds if _is_time(name) else format_rate
+    error, inside = f"{quantity.error:+.1%}", "in" if quantity.inside else "out"
+    return _title(name), show(quantity.measured), interval_with_units(quantity.predicted, show), error, inside
+
+
+def _shown_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
+    scale, unit = step_for(quantity.measured, "s") if _is_time(name) else (1.0, "")
+    title = f"{_title(name)} [{unit}]" if unit else _title(name)
+    values = number_text(quantity.measured / scale), interval_text(quantity.predicted, scale)
+    return title, *values, percent(quantity.error, sign="+"), "yes" if quantity.inside else "no"
+
+
+def _is_time(name: str) -> bool:
+    return name.endswith("_s") and not name.endswith("per_s")
+
+
+def _title(name: str) -> str:
+    """A figure as a heading: "TTFT p99", "tok/s"."""
+    metric, _, statistic = name.removesuffix("_s").partition("_")
+    return _RATES.get(name, f"{metric.upper()} {statistic}")

@@ -1,0 +1,201 @@
+"""The answer of `validate` for servings: how far off times of requests in flight are."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.display.document import Document
+from ladder_sim.display.labels import interval_text
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, cut, fields_of, table_of
+from ladder_sim.report.console import table
+from ladder_sim.report.errors import error_columns, error_fields, percent, quantity_columns
+from ladder_sim.report.figures.validation import servings_figure
+from ladder_sim.report.report import Report
+from ladder_sim.units import format_seconds
+from ladder_sim.validation.compare import ErrorStats
+from ladder_sim.validation.serving import REPEATS, ServingComparison, ServingValidation, summarize_servings, summary
+
+SERVING_COLUMNS = (
+    *("", "rows", "TPOT: mean", "median", "bias", "inside", "half-width"),
+    *("TTFT: mean", "median", "bias", "inside", "half-width"),
+)
+# headings of the groups that errors are shown by
+GROUPS = {
+    "engine": "engine",
+    "stack": "version",
+    "setup": "version, GPU, model, plan",
+    "plan": "plan",
+    "tp": "TP",
+    "concurrency": "requests in flight",
+}
+FAR_COLUMNS = ("line", "serving", "TPOT", "predicted (90%)", "error", "note")
+# errors from which a row of servings is named
+FAR_OFF = 0.2
+# groups of the table next to all servings
+_SHOWN = 4
+# characters of a group in the table
+_NAME = 34
+
+# in JSON and CSV, after the setup
+VALUES: Sequence[Column[ServingComparison]] = (
+    Column("concurrency", lambda each: each.serving.concurrency),
+    Column("prompt", lambda each: each.serving.prompt),
+    Column("gen", lambda each: each.serving.gen),
+    *quantity_columns("tpot_s", lambda each: each.tpot),
+    *quantity_columns("ttft_s", lambda each: each.ttft),
+    # measured, whether or not they can be predicted
+    Column("tpot_s_measured", lambda each: each.serving.tpot_s),
+    Column("ttft_s_measured", lambda each: each.serving.ttft_s),
+    Column("note", lambda each: each.note),
+)
+_Errors = tuple[ErrorStats | None, ErrorStats | None]
+# in a table: a group, and its errors of TPOT and TTFT
+SHOWN: Sequence[Column[tuple[str, _Errors]]] = (
+    Column("", lambda each: cut(each[0], _NAME), "servings"),
+    Column("", lambda each: _count(each[1]), "rows"),
+    *error_columns(lambda each: each[1][0], "TPOT error"),
+    *error_columns(lambda each: each[1][1], "TTFT error")[:1],
+)
+
+
+class ServingsReport(Report[ServingValidation]):
+    """How a comparison with a table of servings looks."""
+
+    figures: ClassVar = {"times": lambda self: servings_figure(self.answer)}
+
+    def _brief(self) -> Brief:
+        servings, everything = self.answer, summary(self.answer)
+        groups = sorted(summarize_servings(servings).get("engine", {}).items(), key=lambda each: -int(_count(each[1])))
+        far, timed = self._far()
+        remarks = [
+            Remark("seen", "Engine figures were fitted to such servings; `predict` says the error of models left out.")
+        ]
+        if far:
+            worst = max(far, key=lambda each: abs(_error(each)))
+            text = f"{len(far)} of {len(timed)} rows are off by more than {percent(FAR_OFF, 0)}; most of all"
+            remarks.append(Remark("caution", f"{text} {worst.serving}: {percent(_error(worst), sign='+')}."))
+        missing = Counter(each.note for each in servings if each.ttft is None)
+        if missing:
+            (note, count), *_ = missing.most_common(1)
+            note = note.removeprefix("not predicted: ")
+            remarks.append(Remark("left out", f"{missing.total()} of {len(servings)} rows, {count} because: {note}."))
+        fewer = f"{len(groups) - _SHOWN} more groups, and " if len(groups) > _SHOWN else ""
+        return Brief(
+            sentence=_sentence(everything, len(servings)),
+            asked=f"{servings.name}: {len(servings)} measured servings, requests in flight, standard wiring",
+            table=table_of(SHOWN, [*groups[:_SHOWN], ("all", everything)]) if timed else None,
+            remarks=remarks,
+            more=f"{fewer}errors by version, plan, degree and load",
+        )
+
+    def _far(self) -> tuple[list[ServingComparison], list[ServingComparison]]:
+        """Servings whose TPOT is far off, of all that have one."""
+        timed = [each for each in self.answer if each.tpot]
+        return [each for each in timed if each.tpot and abs(each.tpot.error) > FAR_OFF], timed
+
+    def details(self) -> RenderableType:
+        """Errors by group, the rows that are far off, and those that are not predicted, with the reason."""
+        servings = self.answer
+        title = "absolute errors, mean signed error, share of rows inside the 90 % interval, and its mean half-width"
+        parts: list[RenderableType] = [Text(title), Text()]
+        everything = ("all", *_cells(summary(servings)))
+        for by, values in summarize_servings(servings).items():
+            if by in GROUPS:
+                rows = [(value, *_cells(pair)) for value, pair in values.items()]
+                columns = (GROUPS[by], *SERVING_COLUMNS[1:])
+                parts += [table(columns, [*rows, *([everything] if by == "engine" else [])]), Text()]
+        far, timed = self._far()
+        parts.append(Text(f"rows whose TPOT is off by more than {FAR_OFF:.0%}: {len(far)} of {len(timed)}"))
+        if far:
+            parts.append(table(FAR_COLUMNS, list(map(_far_cells, far)), left=2, wrapped=("serving", "note")))
+        repeats = sum(each.note.startswith(REPEATS) for each in servings)
+        if repeats:
+            parts.append(
+                Text(f"rows that repeat an earlier one exactly, and count again: {repeats} (--json says which)")
+            )
+        missing: dict[str, list[int]] = {}
+        for each in servings:
+            if each.ttft is None:
+                missing.setdefault(each.note, []).append(each.serving.line)
+        for note, lines in missing.items():
+            rows_lines = f"{len(lines)} rows, lines" if len(lines) > 1 else "line"
+            parts.append(Text(f"{rows_lines} {', '.join(map(str, lines))}: {note}"))
+        return Group(*parts)
+
+    def values(self) -> Document:
+        """Every serving, and errors of all and by group; seconds, errors and shares as fractions."""
+        servings = self.answer
+        head = {
+            "batching": "continuous",
+            "dataset": servings.name,
+            "summary": _error_fields(summary(servings)),
+            "by": {
+                by: {value: _error_fields(pair) for value, pair in values.items()}
+                for by, values in summarize_servings(servings).items()
+            },
+            "not_predicted": dict(Counter(each.note for each in servings if each.ttft is None)),
+        }
+        return Document.of_rows(head, list(map(_serving_fields, servings)))
+
+
+def _sentence(errors: _Errors, count: int) -> str:
+    tpot, ttft = errors
+    if tpot is None and ttft is None:
+        return f"None of the {count} servings could be predicted."
+    said = [
+        f"{name} is off by {percent(each.mean_error)} on average ({percent(each.median_error)} in the median)"
+        for name, each in (("TPOT", tpot), ("TTFT", ttft))
+        if each
+    ]
+    besides = f", TTFT by {percent(ttft.mean_error)}" if tpot and ttft else ""
+    return f"{said[0]} over {_count(errors)} servings{besides}."
+
+
+def _error(comparison: ServingComparison) -> float:
+    """Error of TPOT; 0 without one."""
+    return comparison.tpot.error if comparison.tpot else 0.0
+
+
+def _count(errors: _Errors) -> str:
+    return str(max(each.rows if each else 0 for each in errors))
+
+
+def _error_fields(errors: _Errors) -> dict[str, Any]:
+    return dict(zip(("tpot", "ttft"), map(error_fields, errors), strict=True))
+
+
+def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
+    row = comparison.serving
+    fields = asdict(row.setup)
+    plan = fields.pop("plan")
+    return {"line": row.line, "source": row.source, **fields, **plan, **fields_of(VALUES, comparison)}
+
+
+def _cells(errors: _Errors) -> tuple[str, ...]:
+    return _count(errors), *(cell for each in errors for cell in signed_cells(each))
+
+
+def signed_cells(errors: ErrorStats | None) -> tuple[str, ...]:
+    """Mean, median, bias, share inside and half-width as text."""
+    if errors is None:
+        return ("-",) * 5
+    return (
+        f"{errors.mean_error:.1%}",
+        f"{errors.median_error:.1%}",
+        f"{errors.bias:+.1%}",
+        f"{errors.inside:.0%}",
+        f"{errors.half_width:.1%}",
+    )
+
+
+def _far_cells(comparison: ServingComparison) -> tuple[str, ...]:
+    row, tpot = comparison.serving, comparison.tpot
+    measured = str(row.line), str(row), format_seconds(row.tpot_s)
+    if tpot is None:
+        return *measured, "-", "-", comparison.note
+    return *measured, interval_text(tpot.predicted, format_seconds), f"{tpot.error:+.1%}", comparison.note

@@ -1,0 +1,318 @@
+"""The answer of `versus`: what each option gains, what it takes, and what the leading ones need under load."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.analysis.contenders import change
+from ladder_sim.analysis.versus import Option, Versus
+from ladder_sim.confidence import Interval
+from ladder_sim.confidence.runs import is_faster
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.graph.variants import parse
+from ladder_sim.quality.published import quality_of
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, fields_of, interval_text, table_of
+from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.documents.quality import adaptation_fields
+from ladder_sim.report.figures.versus import versus_figure
+from ladder_sim.report.report import Report
+from ladder_sim.report.tables.quality import adaptation_sentence, price_text
+from ladder_sim.specs.techniques import engines, with_sources
+
+if TYPE_CHECKING:
+    from ladder_sim.serving.sizing.fleet import Fleet
+
+TIED = "= tied with the first of its group: the 90 % interval of their ratio includes 1"
+# rows of the default answer
+_SHOWN = 4
+# engines of an option that are all named; of more the first
+_ENGINES = 2
+# whose weights the options of a group run
+_WEIGHTS = {"without retraining": "yours", "with retraining": "retrained", "limit": "(limit)"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """One option among the others."""
+
+    option: Option
+    group: str
+    """A key of `_WEIGHTS`."""
+    tied: bool
+    """Whether the first option of the group is not clearly faster."""
+    fleet: "Fleet | None"
+    """GPUs that the option needs under load; None: they were not searched."""
+
+    @property
+    def label(self) -> str:
+        """Name of the option in tables."""
+        name = wiring_label(self.option.name)
+        if self.group == "limit" and not name.startswith("("):
+            name = f"({name})"
+        return f"{name} =" if self.tied else name
+
+    @property
+    def engines(self) -> str:
+        """Engines that have every part of the option."""
+        wiring, changes = self.option.prediction.variant, self.option.changes
+        if self.group == "limit":
+            return ""
+        # an engine has another wiring for one model, and a technique for many
+        parts = [] if wiring == "standard" and changes else [[each.engine for each in parse(wiring).family.support]]
+        parts += [[each.engine.partition(",")[0] for each in change(name).support] for name in changes]
+        names = list(dict.fromkeys(name for name in parts[0] if all(name in part for part in parts)))
+        if len(names) > _ENGINES:
+            names = [f"{names[0]} and {len(names) - 1} more"]
+        return f"{', '.join(names) or 'none'}{' (lossy)' if self.option.lossy else ''}"
+
+
+def _ratio(ratio: float | None) -> str | None:
+    if ratio is None:
+        return None
+    return "1" if ratio == 1.0 else f"{ratio:.2f}"
+
+
+def _speedup(gain: Interval) -> str:
+    return "1" if gain.low == gain.high else gain.text
+
+
+def _gpus(fleet: "Fleet") -> str:
+    from ladder_sim.report.capacity import gpus_text
+
+    return gpus_text(fleet.gpus)
+
+
+def _limit(fleet: "Fleet") -> str:
+    return ", ".join(fleet.need.breaks) + ("" if fleet.need.replicas else " on an idle replica")
+
+
+def _of(name: str) -> Callable[[Row], Any]:
+    return lambda row: getattr(row.option, name)
+
+
+_WEIGHTS_OF: Column[Row] = Column("", lambda row: _WEIGHTS[row.group], "weights")
+_OPTION: Column[Row] = Column("option", lambda row: row.option.name, "option (=: tied)", lambda row: row.label)
+_GAIN: Column[Row] = Column("gain", _of("gain"), "speedup (90 %)", lambda row: _speedup(row.option.gain))
+_PREFILL: Column[Row] = Column("ttft_gain", _of("ttft_gain"), "prefill", lambda row: _ratio(row.option.ttft_gain))
+_DECODE: Column[Row] = Column("tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain))
+_ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
+_LIMIT: Column[Row] = Column("", lambda row: row.fleet and _limit(row.fleet), "limit")
+# in JSON and CSV
+VALUES: Sequence[Column[Row]] = (
+    _OPTION,
+    Column("variant", lambda row: row.option.prediction.variant),
+    Column("technique", lambda row: row.option.scenario.techniques.name),
+    Column("allreduce", lambda row: row.option.scenario.stack.allreduce),
+    Column("group", lambda row: row.group),
+    _GAIN,
+    _PREFILL,
+    _DECODE,
+    Column("tied_with_best", lambda row: row.tied),
+    Column("lossy", lambda row: row.option.lossy),
+)
+# in a table of options, and in one of what the leading options need under load
+GAINS: Sequence[Column[Row]] = (_OPTION, _GAIN, _PREFILL, _DECODE, _ENGINES_OF)
+_NEEDS: Sequence[Column[Row]] = (
+    _OPTION,
+    _GAIN,
+    Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
+    Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s each (90 %)"),
+    _LIMIT,
+)
+
+
+class VersusReport(Report[Versus]):
+    """How wirings and techniques side by side look."""
+
+    figures: ClassVar = {"gains": lambda self: versus_figure(self.answer)}
+
+    @property
+    def notes(self) -> Notes:
+        return self.answer.notes
+
+    def rows(self) -> Iterator[Row]:
+        """Every option, best first: without retraining, with retraining, limits."""
+        result, load = self.answer, self.answer.load
+        groups = {"without retraining": result.own, "with retraining": result.retrained, "limit": result.limits}
+        for group, options in groups.items():
+            tied = result.tied(options[0], options) if options and group != "limit" else []
+            for each in options:
+                fleet = load.fleets.get(each.name) if load else None
+                yield Row(option=each, group=group, tied=each in tied, fleet=fleet)
+
+    def gains(self) -> Mapping[str, WholeTable]:
+        """A table of every option for each group."""
+        rows = list(self.rows())
+        groups = dict.fromkeys(row.group for row in rows)
+        return {group: _table(GAINS, [row for row in rows if row.group == group], group) for group in groups}
+
+    def _brief(self) -> Brief:
+        result, load = self.answer, self.answer.load
+        # the leading options, then the best of the others
+        ranked = result.leading if load else [*result.leading, *result.own, *result.retrained]
+        chosen = list(dict.fromkeys(ranked))[:_SHOWN]
+        rows = [row for row in self.rows() if row.option in chosen]
+        hidden = len(result.options) - len(rows)
+        slo = f"; SLO {load.slo}" if load else ""
+        return Brief(
+            sentence=_need(result) if load else _verdict(result),
+            asked=f"{asked_text(result.scenario)}{slo}",
+            table=_table((_OPTION, _WEIGHTS_OF, *(_NEEDS if load else GAINS)[1:]), rows),
+            remarks=list(_remarks(result)),
+            cautions=[*_cautions(result), *result.notes_of(chosen).warnings],
+            more=f"{hidden} more options" if hidden > 1 else "",
+        )
+
+    def details(self) -> RenderableType:
+        result = self.answer
+        parts = [each for each in (*self.gains().values(), _techniques(result), _wirings(result)) if each]
+        return Group(*(part for each in parts for part in (each, Text())), *map(Text, _legend(result)))
+
+    def values(self) -> Document:
+        result, best = self.answer, self.answer.best_standard
+        wirings = {}
+        for name, each in result.wirings.items():
+            quality = quality_of(name)
+            wirings[name] = {
+                "any_tp": each.is_shared,
+                "engines": with_sources(parse(name).family.support),
+                "quality": quality.sentence if quality else None,
+            }
+        head = {
+            "scenario": scenario_fields(result.scenario),
+            "verdict": result.verdict,
+            "bound": result.bound,
+            "best_standard": best.fields({name: each.gain for name, each in result.options.items()}) if best else None,
+            "left_out": dict(result.left_out),
+            "techniques": {
+                name: {"answers": each.answers, "needs": each.needs, "engines": with_sources(each.support)}
+                for name, each in result.techniques.items()
+            },
+            "wirings": wirings,
+        }
+        if result.cost:
+            head["cost"] = adaptation_fields(result.cost)
+        if result.load:
+            from ladder_sim.report.capacity import FLEET
+
+            head["under_load"] = {name: fields_of(FLEET, each) for name, each in result.load.fleets.items()}
+        return Document.of_rows(head, [fields_of(VALUES, row) for row in self.rows()])
+
+
+def _table(columns: Sequence[Column[Row]], rows: Sequence[Row], title: str = "") -> WholeTable:
+    wrapped = (_OPTION.heading, _ENGINES_OF.heading, _LIMIT.heading)
+    return table_of(columns, rows, left=1 + (_WEIGHTS_OF in columns), wrapped=wrapped, title=title)
+
+
+def _verdict(result: Versus) -> str:
+    """What gains most with the weights there are, and with others."""
+    standard, own, retrained = result.options["standard"], result.best_own, result.best_retrained
+    clear = result.faster(own, standard)
+    if clear:
+        said = f"Keep your weights: {own.name}, {_times(own.gain)}."
+    elif len(result.own) > 1:
+        most = "" if own is standard else f"; the most is {own.name}, {_times(own.gain)}"
+        said = f"Keep your weights: nothing is clearly faster than standard{most}."
+    else:
+        said = f"Keep your weights: {own.name} alone was compared."
+    if retrained is None:
+        return said
+    if result.faster(retrained, own if clear else standard):
+        return f"{said} Retrain: {retrained.name}, {_times(retrained.gain)}."
+    nothing = "nothing is clearly faster" if clear else "nothing, either"
+    return f"{said} Retrain: {nothing}; the most is {retrained.name}, {_times(retrained.gain)}."
+
+
+def _need(result: Versus) -> str:
+    """GPUs under load, with the weights there are and with others."""
+    load, own, retrained = result.load, result.best_own, result.best_retrained
+    assert load is not None
+    need = {name: _gpus_of(each) for name, each in load.fleets.items()}
+    said = f"{load.traffic.rate:g} requests/s need {need[own.name]} with {own.name} (your weights)"
+    return f"{said}, {need[retrained.name]} with {retrained.name} (retrained)." if retrained else f"{said}."
+
+
+def _gpus_of(fleet: "Fleet") -> str:
+    if not fleet.need.replicas:
+        return "more than any number of GPUs"
+    count, _, ends = _gpus(fleet).partition(" ")
+    return f"{count} GPUs {ends}".rstrip()
+
+
+def _times(gain: Interval) -> str:
+    return f"{gain.value:.2f}x {gain.text.partition(' ')[2]}"
+
+
+def _remarks(result: Versus) -> Iterator[Remark]:
+    best = result.best_retrained or result.best_own
+    standard, free = result.plain["standard"], result.plain["upper-bound"]
+    exposed = standard.breakdown.exposed_comm_s / standard.request_s
+    if on_top := result.ladder_on_top:
+        added = result.ratio(on_top, result.best_own)
+        gains = f"gains {_times(added)}" if is_faster(added) else "is not clearly faster"
+        then = f"on top of {result.best_own.name} ladder {gains}"
+    else:
+        then = f"without any, requests are {standard.request_s / free.request_s:.2f}x faster"
+    yield Remark("why", f"Communication takes {100.0 * exposed:.0f} % of the time; {then}.")
+    if there := result.best_standard:
+        gain = _times(there.gain(best.gain))
+        what = "retraining" if best.retrained else best.name
+        faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x faster"
+        yield Remark("instead", f"Standard on {there.scenario.plan} {faster}; over it {what} gives {gain}.")
+    yield Remark("evidence", evidence_text(best.confidence, wirings=[best.prediction.variant]))
+    if result.cost:
+        yield Remark("cost", f"{price_text(result.cost)}.")
+    lossy = next((each for each in result.own if each.lossy), None)
+    if lossy and result.faster(lossy, result.best_own):
+        yield Remark("instead", f"If answers may change, {lossy.name} gives {_times(lossy.gain)} without retraining.")
+
+
+def _cautions(result: Versus) -> Iterator[str]:
+    quality = result.best_retrained and quality_of(result.best_retrained.prediction.variant)
+    if quality and not quality.known:
+        yield quality.sentence
+    if result.earlier:
+        yield result.earlier_text
+
+
+def _techniques(result: Versus) -> WholeTable | None:
+    columns = ("technique", "answers", "needs", "engines today")
+    rows = [(name, each.answers, each.needs, engines(each.support)) for name, each in result.techniques.items()]
+    return table(columns, rows, left=4, wrapped=columns[2:]) if rows else None
+
+
+def _wirings(result: Versus) -> WholeTable | None:
+    columns = ("wiring", "weights for", "engines today", "published quality")
+    rows = []
+    for name, each in result.wirings.items():
+        quality = quality_of(name)
+        published = quality.summary if quality else "-"
+        if quality and not quality.rows and quality.relatives and quality.relatives[0].wiring in result.wirings:
+            published = f"of {quality.relatives[0].wiring}"
+        degree = "any TP" if each.is_shared else f"TP {result.scenario.plan.tp}"
+        rows.append((name, degree, engines(parse(name).family.support), published))
+    return table(columns, rows, left=4, wrapped=columns[3:]) if rows else None
+
+
+def bound_text(result: Versus) -> str:
+    """What no exact option can exceed, in a sentence."""
+    return f"without communication and norms requests would be {result.bound:.2f}x faster"
+
+
+def _legend(result: Versus) -> Iterator[str]:
+    yield TIED
+    yield "speedup: standard's time for a request over the option's; prefill, decode: of TTFT and TPOT"
+    yield bound_text(result)
+    if result.cost:
+        yield adaptation_sentence(result.cost)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in result.left_out.items():
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        yield f"left out: {', '.join(names)}: {reason}"
