@@ -428,7 +428,7 @@ def placed_text(scenario: Scenario, *, where: str = "") -> str:
     if scenario.plan.gpus < whole:
         number = f"{scenario.plan.gpus} of {whole}"
     gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
-    engine = f" ({scenario.chosen['stack']} changes it)" if "stack" in scenario.chosen else ""
+    engine = f" ({scenario.chosen['stack']})" if "stack" in scenario.chosen else ""
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
