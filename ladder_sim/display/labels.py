@@ -406,7 +406,6 @@ def _percent(share: float) -> str:
 def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     """Return what an answer is about: model, precision, plan, GPUs, engine, load and tokens.
 
-    An engine that was not named has the flag that changes it.
     `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several.
 
     Examples
@@ -414,7 +413,18 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
     'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
     """
-    workload, cluster = scenario.workload, scenario.cluster
+    workload = scenario.workload
+    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
+    return f"{placed_text(scenario, where=where)}; {load or one}{lockstep}, {workload.prompt} + {workload.gen}"
+
+
+def placed_text(scenario: Scenario, *, where: str = "") -> str:
+    """Model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
+
+    `where` stands for plan and GPUs.
+    """
+    cluster = scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
     whole = scenario.nodes * cluster.gpus_per_node
     if scenario.plan.gpus < whole:
@@ -424,11 +434,8 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
-    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
-    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    tokens = f"{workload.prompt} + {workload.gen}"
-    plan = f"{where or f'{scenario.plan} on {gpus}'}, {scenario.stack.name}{engine}{allreduce}"
-    return f"{scenario.model.name} {workload.dtype}, {plan}; {load or one}{lockstep}, {tokens}"
+    where = where or f"{scenario.plan} on {gpus}"
+    return f"{scenario.model.name} {scenario.workload.dtype}, {where}, {scenario.stack.name}{engine}{allreduce}"
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:

@@ -14,7 +14,6 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import SLO_BOUNDS, State
-from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
 from ladder_sim.serving import SLO, Capacity, Fleet, Lengths, Need, Outcome, Request, Service, Traffic
 from ladder_sim.serving.engine.replica import SimulatedReplica
@@ -170,7 +169,9 @@ class _Answer:
             self._put(needs=self._document())
         confidences = [each.confidence for each in self._fleets.values() if each.confidence]
         compared = validated_lines(*confidences) if confidences else []
-        self._put(compared=tuple(compared), cautions=self._sure().cautions, doing="", share=1.0)
+        sure = self._sure()
+        cautions = (*sure.cautions, *filter(None, [sure.interval_note]))
+        self._put(compared=tuple(compared), cautions=cautions, doing="", share=1.0)
 
     def _sure(self) -> Capacity:
         """Return the variants with intervals so far, in the order of the page."""
@@ -203,7 +204,7 @@ class _Answer:
 
     def _document(self) -> Document:
         """Return the document of `ladder-sim capacity`, without intervals until they are known."""
-        document = capacity_document(self._sure())
+        document = self._sure().report.values()
         rows = {row["variant"]: row for row in document.rows}
         for name, times in self._times.items():
             for bound in SLO_BOUNDS:
