@@ -33,6 +33,10 @@ EVERY_LAYER = 10**6
 HARDWARE = "--model 70b --tp 8 --set intra.bandwidth=50:900:+8.5GB/s --set intra.allreduce_floor=2:40:+0.38us"
 FINE, COARSE = "--set gpu.hbm_bandwidth=2:8:+0.06TB/s", "--set gpu.hbm_bandwidth=2:8:+0.6TB/s"
 SIZES = "--model 70b --tp 8 --stack vllm --prompt 16:4096:+16 --gen 64:1024:x2"
+INTERVALS = (
+    "--model 70b --tp 8 --set intra.bandwidth=50:900:+27GB/s --set intra.allreduce_floor=2:40:+1.2us "
+    "--set gpu.hbm_bandwidth=2:8:+0.2TB/s --set intervals=true"
+)
 # what the CPU time of a command in a fresh process is compared with, and the most of it that a command may take
 LIBRARIES = "import numpy, scipy.special, networkx, simpy"
 STARTS = (
@@ -54,6 +58,8 @@ SWEEPS: tuple[tuple[str, int, str, float | None], ...] = (
         f"{SIZES} --concurrency 1:128:+1",
         50_000,
     ),
+    ("33,759 kinds of hardware with intervals, 70B TP 8, vllm", 33_759, f"{INTERVALS} --stack vllm", 20_000),
+    ("33,759 kinds of hardware with intervals, 70B TP 8, gpt-fast", 33_759, INTERVALS, None),
     (
         "106,641 kinds of hardware, DeepSeek-V3 TP 8, vllm",
         106_641,

@@ -5,15 +5,16 @@ finder closes in on each. Two crossings between neighbouring scan points are mis
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.confidence import Confidence
+from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
@@ -44,9 +45,26 @@ class Crossing:
     """Where the speedup crosses the target."""
 
     value: float
-    """Of the field; for integer fields the first value past the target that can run."""
-    rising: bool
-    """The speedup grows with the field."""
+    """Value of the field; for integer fields the first value past the target that can run."""
+    direction: Literal["rising", "falling"]
+    """Whether the speedup grows with the field there, or falls."""
+    speedup: Interval
+    """Speedup at the value."""
+
+    @property
+    def rising(self) -> bool:
+        """Whether the speedup grows with the field; former name of ``direction == "rising"``."""
+        warnings.warn('Crossing.rising is Crossing.direction == "rising" now', DeprecationWarning, stacklevel=2)
+        return self.direction == "rising"
+
+
+class Range(NamedTuple):
+    """Values of a field, both ends included."""
+
+    start: float
+    """Lowest value."""
+    stop: float
+    """Highest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,8 +85,15 @@ class BreakEven:
     """Scanned, ascending."""
     speedups: NDArray[np.float64]
     """At these; NaN where one of both cannot run."""
+    lows: NDArray[np.float64]
+    """Lower ends of their 90 % intervals."""
+    highs: NDArray[np.float64]
+    """Upper ends of the same intervals."""
     crossings: tuple[Crossing, ...]
     """Ascending."""
+    sure: tuple[Range, ...]
+    """Where the lower end of the interval reaches the target, ascending; of integer fields, between scanned values the
+    first and last that do."""
     confidences: Mapping[str, Confidence]
     """How sure the predictions are, by value: at the ends of the range."""
 
@@ -83,14 +108,17 @@ class BreakEven:
         return (not np.isnan(self.speedups[0]), not np.isnan(self.speedups[-1]))
 
     @property
-    def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
+    def ends(self) -> tuple[tuple[float, Interval], tuple[float, Interval]]:
         """The lowest and the highest value that can run, each with its speedup."""
         there = np.flatnonzero(~np.isnan(self.speedups))
-        low, high = there[0], there[-1]
-        return (
-            (float(self.values[low]), float(self.speedups[low])),
-            (float(self.values[high]), float(self.speedups[high])),
+        low, high = (
+            (
+                float(self.values[at]),
+                Interval(value=float(self.speedups[at]), low=float(self.lows[at]), high=float(self.highs[at])),
+            )
+            for at in (there[0], there[-1])
         )
+        return low, high
 
 
 @formerly_a_dict
@@ -139,17 +167,25 @@ def breakeven(
     Examples
     --------
     >>> result = breakeven(Scenario(model="405b", nodes=2), "inter.allreduce_floor", "16:400us", gain=0.3)
-    >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
-    [('170.0 us', False)]
+    >>> [(f"{1e6 * crossing.value:.1f} us", crossing.direction) for crossing in result.crossings]
+    [('170.0 us', 'falling')]
+    >>> [f"{1e6 * start:.0f} to {1e6 * stop:.0f} us" for start, stop in result.sure]
+    []
     """
     point = point_asked(scenario, fields)
     target = 1.0 + _gain(gain)
     values = _scan_values(point, field, given)
     if reason := "." in values.name and _unused(point, values.name):
         raise UsageError(f"{field} changes nothing: {reason}", hint="search along a figure that is used")
-    how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)
+    how = How(
+        variants=(canonical(variant),),
+        over=canonical(over),
+        profile=profile,
+        ignore_memory=ignore_memory,
+        intervals=True,
+    )
     speedup = _Speedup(point, values.name, how)
-    scanned = speedup.at(values.values)
+    scanned, lows, highs = speedup.at(values.values)
     whole = isinstance(values.values[0], int)
     if np.isnan(scanned).all():
         problem, hint = speedup.problem, "take another range"
@@ -160,13 +196,19 @@ def breakeven(
             problem, hint = error.message, error.hint
         raise InfeasibleError(f"nothing in the range of {field} can run: {problem}", hint=hint)
     # degrees of parallelism that cannot run lie between others that can; a figure has no value next to a gap
-    tried = [each for each in zip(values.values, scanned, strict=True) if not (whole and np.isnan(each[1]))]
-    crossings = [
-        Crossing(value=_close_in(speedup, target, (start, end), whole=whole), rising=bool(right > left))
-        for (start, left), (end, right) in pairwise(tried)
+    tried = [each for each in zip(values.values, scanned, lows, strict=True) if not (whole and np.isnan(each[1]))]
+    crossings = []
+    for (start, left, _), (end, right, _) in pairwise(tried):
         # never where one is NaN
-        if left < target <= right or left > target >= right
-    ]
+        if left < target <= right or left > target >= right:
+            value = _close_in(speedup.value, target, (start, end), whole=whole)
+            crossings.append(
+                Crossing(
+                    value=value,
+                    direction="rising" if right > left else "falling",
+                    speedup=speedup.interval(value),
+                )
+            )
     return BreakEven(
         field=values.name,
         variant=variant,
@@ -175,7 +217,10 @@ def breakeven(
         unit=values.unit,
         values=np.asarray(values.values, np.float64),
         speedups=scanned,
+        lows=lows,
+        highs=highs,
         crossings=tuple(crossings),
+        sure=tuple(_sure(speedup, target, [(value, low) for value, _, low in tried], whole=whole)),
         confidences=speedup.confidences((values.values[0], values.values[-1])),
     )
 
@@ -222,32 +267,69 @@ class _Speedup:
         """How sure the predictions at these values are."""
         return confidences(
             {**self._fixed, self._field: values},
-            self._how.variants,
+            (*self._how.variants, self._how.over),
             profile=self._how.profile,
             ignore_memory=self._how.ignore_memory,
         )
 
-    def at(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """Speedups at these values; NaN where one of both variants cannot run."""
+    def at(self, values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Speedups at these values, and the ends of their intervals; NaN where one of both variants cannot run."""
         table = run(Grid({**self._fixed, self._field: values}, self._how.variants), self._how, serial)
         self.problem = next(filter(None, table["infeasible"]), "")
-        variant, over = self._how.variants
-        ratio: NDArray[np.float64] = table[f"{variant}.tokens_per_s"] / table[f"{over}.tokens_per_s"]
-        return ratio
+        name = f"{self._how.variants[0]}.speedup"
+        return table[name], table[f"{name}_low"], table[f"{name}_high"]
+
+    def value(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Speedups alone."""
+        return self.at(values)[0]
+
+    def low(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Lower ends of their intervals."""
+        return self.at(values)[1]
+
+    def interval(self, value: float) -> Interval:
+        """The speedup at one value."""
+        (speedup,), (low,), (high,) = self.at([value])
+        return Interval(value=float(speedup), low=float(low), high=float(high))
 
 
-def _close_in(speedup: _Speedup, target: float, bracket: tuple[float, float], *, whole: bool) -> float:
-    """The value inside a bracket at which the speedup is `target`, or jumps over it."""
+def _sure(speedup: _Speedup, target: float, lows: Sequence[tuple[float, float]], *, whole: bool) -> Iterator[Range]:
+    """Ranges in which the lower end of the interval reaches the target, given it at scanned values."""
+    for reaches, run_of in groupby(enumerate(lows), lambda each: each[1][1] >= target):
+        if not reaches:
+            continue
+        (first, (start, _)), *others = run_of
+        last, (stop, _) = others[-1] if others else (first, lows[first])
+        if first and not np.isnan(lows[first - 1][1]):
+            start = _close_in(speedup.low, target, (lows[first - 1][0], start), whole=whole)
+        if last + 1 < len(lows) and not np.isnan(lows[last + 1][1]):
+            beyond = lows[last + 1][0]
+            past = _close_in(speedup.low, target, (stop, beyond), whole=whole)
+            between = range(int(stop) + 1, int(past)) if whole else ()
+            # the last that can run before it
+            can_run = zip(between, speedup.low(between), strict=True) if between else ()
+            stop = max([stop, *(value for value, low in can_run if not np.isnan(low))]) if whole else past
+        yield Range(start, stop)
+
+
+def _close_in(
+    figure: Callable[[Sequence[float]], NDArray[np.float64]],
+    target: float,
+    bracket: tuple[float, float],
+    *,
+    whole: bool,
+) -> float:
+    """The value inside a bracket at which a figure is `target`, or jumps over it."""
     left, right = bracket
 
     def excess(value: float) -> float:
-        return float(speedup.at([value])[0]) - target
+        return float(figure([value])[0]) - target
 
     if whole:
         between, left_is_above = range(int(left) + 1, int(right)), excess(left) > 0
-        speedups = zip(between, speedup.at(between), strict=True) if between else ()
+        figures = zip(between, figure(between), strict=True) if between else ()
         # NaN where a degree cannot run
-        past = (value for value, here in speedups if not np.isnan(here) and (here > target) != left_is_above)
+        past = (value for value, here in figures if not np.isnan(here) and (here > target) != left_is_above)
         return next(past, right)
     if excess(left) * excess(right) > 0:
         # a single value may be rounded otherwise than in the scan

@@ -54,6 +54,9 @@ _TABLE = (
     Knob("plot", _DRAWN, _file, None, "File to draw the answer into: .html, .png or .svg."),
     Knob("timeline", ("predict",), _file, None, "File to draw what runs when in a decode step: .html, .png or .svg."),
     Knob("ignore_memory", _FITTING, bool, False, "Predict even if the model does not fit the memory."),
+    Knob(
+        "intervals", ("sweep",), bool, None, "90 % intervals; by default where they take 100,000 simulations at most."
+    ),
     Knob("engine", _PREDICTED, Literal["fast", "des"], "fast", "fast: vectorised; des: event by event on simpy."),
     Knob(
         "jitter",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # a sweep smaller than both ends before worker processes would have started
 FEW_POINTS, FEW_CHUNKS = 200_000, 8
 
+LEFT_OUT = "rates and speedups of so many points have no intervals: --set intervals=true adds them, and takes longer"
 _RUN = "Run"
 
 
@@ -92,7 +93,8 @@ def sweep(
     grid = Grid(ranges, names)
     check_size(grid, confirmed=yes)
     check_used(grid)
-    priced = how_of(grid, asked.profile, how["ignore_memory"], price)
+    intervals = asked.knobs["intervals"]
+    priced = how_of(grid, asked.profile, how["ignore_memory"], price, intervals=intervals)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
     with ending_children(), Progress(grid.size, "points") as progress:
@@ -107,13 +109,17 @@ def sweep(
                 names,
                 **how,
                 usd_per_gpu_hour=price,
+                intervals=priced.intervals,
                 workers=executor,
                 progress=progress,
             )
             feasible = int(table.feasible.sum())
     notes = Notes(
         confidences=confidences(ranges, names, **how),
-        about=(PRICE_CAVEAT,) if price is not None else (),
+        about=(
+            *((PRICE_CAVEAT,) if price is not None else ()),
+            *((LEFT_OUT,) if intervals is None and not priced.intervals else ()),
+        ),
     )
     if form:
         warn(notes)

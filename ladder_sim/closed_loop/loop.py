@@ -103,7 +103,7 @@ class Loop:
             slots=load.slots,
             prompt_steps=minimum(self._with_prompts(served) / (served.cycle_steps * self._at_once), 1.0),
         )
-        return request if isinstance(request.ttft_s, np.ndarray) else self._with_passes(request)
+        return self._with_passes(request)
 
     def _step_by_step(self) -> Served:
         """Requests served one step after the other, for each configuration."""
@@ -165,12 +165,12 @@ class Loop:
         host_s = served.in_engine * (load.gen - 1) * self.stack.host_request_s
         host_s = host_s + steps * self.stack.host_rank_s * load.tp
         work_s = host_s + sum(times * step.seconds for step, times in counts)
-        scale = float((request.request_s - request.front_end_s) / work_s)
+        scale = (request.request_s - request.front_end_s) / work_s
         return replace(
             request,
             passes=[(step, scale * times) for step, times in counts],
             host_s=scale * host_s,
-            token_passes=self._token_passes(served),
+            token_passes=() if isinstance(request.ttft_s, np.ndarray) else self._token_passes(served),
         )
 
     def _token_passes(self, served: Served) -> list[tuple[ForwardPass, Number]]:

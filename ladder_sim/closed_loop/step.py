@@ -81,8 +81,22 @@ def simulate_requests(
     UsageError
         The server does not take requests of that length.
     """
+    parts = simulated_alike(scenario, figures, variants, profile)
+    return static.joined(parts, variants, one_length(figures))
+
+
+def simulated_alike(
+    scenario: Scenario,
+    figures: Mapping[str, ArrayLike],
+    variants: Sequence[str],
+    profile: CalibrationProfile | None,
+    *,
+    follow: bool = False,
+) -> Iterator[tuple[static.Rows, Mapping[str, Request]]]:
+    """As `ladder_sim.simulate.request.simulated_alike`, requests in flight included."""
     if scenario.workload.concurrency is None:
-        return static.simulate_requests(scenario, figures, variants, profile)
+        yield from static.simulated_alike(scenario, figures, variants, profile, follow=follow)
+        return
     columns = {key: np.asarray(values).ravel() for key, values in figures.items() if key != "batch"}
     count = one_length(columns)
     sizes = {
@@ -92,14 +106,10 @@ def simulate_requests(
     }
     check_context(scenario.stack, int(np.max(sizes["prompt"] + sizes["gen"])))
     hardware = Hardware.of(scenario, profile)
-    times = {name: (np.empty(count), np.empty(count)) for name in variants}
     for rows in _alike(scenario, sizes):
         costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
         load = Requests.of(scenario, **{key: static.single(values[rows]) for key, values in sizes.items()})
-        for name, request in _serve(scenario, variants, costs, load, "fast").items():
-            for column, values in zip(times[name], (request.ttft_s, request.decode_s), strict=True):
-                column[rows] = values
-    return {name: Request(variant=name, ttft_s=ttft_s, decode_s=decode_s) for name, (ttft_s, decode_s) in times.items()}
+        yield rows, _serve(scenario, variants, costs, load, "fast", follow=follow)
 
 
 def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
@@ -117,12 +127,19 @@ def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[s
 
 
 def _serve(
-    scenario: Scenario, variants: Sequence[str], costs: CostModel, load: Requests, engine: Engine
+    scenario: Scenario,
+    variants: Sequence[str],
+    costs: CostModel,
+    load: Requests,
+    engine: Engine,
+    *,
+    follow: bool = False,
 ) -> dict[str, ServedRequest]:
     """Price all steps in one call, and solve the loop for each variant."""
     requests = {}
     steps = load.passes(scenario.stack)
-    for name, passes in forward_passes(scenario, variants, costs, list(steps.values()), engine=engine).items():
+    simulated = forward_passes(scenario, variants, costs, list(steps.values()), engine=engine, follow=follow)
+    for name, passes in simulated.items():
         if load.further_tokens:
             named = dict(zip(steps, passes, strict=True))
             loop = Loop(load, costs.hardware.stack, named, scheduling=Scheduling.of(scenario))
@@ -143,7 +160,7 @@ def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPa
         variant=variant,
         ttft_s=ttft_s,
         decode_s=0.0 * ttft_s,
-        passes=() if isinstance(ttft_s, np.ndarray) else [(prefill, passes)],
+        passes=[(prefill, passes)],
         front_end_s=ttft_s - engine_s,
         served=Served(
             ttft_s=ttft_s,

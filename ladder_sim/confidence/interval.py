@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from ladder_sim.des.shared import Number
+
 # standard deviations either way that hold 90 % of a normal distribution
 NORMAL_90 = 1.645
 
@@ -19,9 +21,10 @@ class Interval:
     """Upper end."""
 
     @classmethod
-    def around(cls, value: float, log_width: float) -> "Interval":
+    def around(cls, value: float, log_width: Number) -> "Interval":
         """An interval of `log_width` either way in the logarithm."""
-        return cls(value=value, low=value * math.exp(-log_width), high=value * math.exp(log_width))
+        width = float(log_width)
+        return cls(value=value, low=value * math.exp(-width), high=value * math.exp(width))
 
     @property
     def known(self) -> bool:

@@ -19,10 +19,10 @@ class Estimate:
 
     seconds: Number
     """Best estimate."""
-    error: float
+    error: Number
     """90 % interval: a factor of 1 + error either way."""
     source: Source
-    """Where the time comes from."""
+    """Where the time comes from; of several configurations, the first one's."""
     slowed_s: Number = 0.0
     """Of it, what a GEMM takes longer because prompts keep the tensor cores busy, seconds (`GemmShape.duty`)."""
     algorithm: str = ""

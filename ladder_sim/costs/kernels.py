@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ladder_sim.costs.collectives.algorithms import INLINE
-from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, ODD, Network
+from ladder_sim.costs.collectives.network import ODD, Network
+from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
 from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
@@ -63,6 +64,9 @@ KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transf
 # the same if a fit to end-to-end runs has set the level: what is left is one shape relative to another. Nine tenths of
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
 CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
+
+# in no configuration
+NOWHERE = np.zeros(1, np.bool_)
 
 # the same of an op in real passes: medians of two runs of one program differ by as much on a shared machine
 IN_PLACE_ERROR = 0.1
@@ -134,8 +138,7 @@ class KernelCosts:
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         """Times of ops, each alone on its GPU; each table is looked up once.
 
-        Shapes may hold arrays of one size per configuration. `source` and `error` are only valid for a single
-        configuration.
+        Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
         lookups: dict[tuple[Kind, TableOf], list[int]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
@@ -185,18 +188,12 @@ class KernelCosts:
                 self._kernel(shape, _plain(row / self._efficiency), "roofline")
                 for shape, row in zip(shapes, seconds, strict=True)
             ]
-        ratio, in_range = _ratio(table, point)
-        sources: list[Source] = [
-            "transferred"
-            if not (self._here and own) or (isinstance(shape, MoeShape) and splits_blocks(shape))
-            else "measured"
-            if measured
-            else table.beyond
-            for shape, measured in zip(shapes, in_range[:, 0], strict=True)
-        ]
+        ratio, in_range = table.ratio(**point)
         return [
-            self._kernel(shape, _plain(row), source)
-            for shape, row, source in zip(shapes, seconds * ratio, sources, strict=True)
+            self._kernel(shape, _plain(row), "transferred")
+            if not (self._here and own) or (isinstance(shape, MoeShape) and splits_blocks(shape))
+            else self._kernel(shape, _plain(row), table.beyond, measured)
+            for shape, row, measured in zip(shapes, seconds * ratio, in_range, strict=True)
         ]
 
     def _padded_s(self, shape: MoeShape) -> Number:
@@ -272,19 +269,25 @@ class KernelCosts:
             seconds = maximum(seconds, token_s) if shape.is_prompt else token_s
         return self._kernel(shape, seconds, "roofline")
 
-    def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
+    def _kernel(self, shape: Shape, seconds: Number, source: Source, measured: NDArray[np.bool_] = NOWHERE) -> Estimate:
+        """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""
+        everywhere, anywhere = bool(measured.all()), bool(measured.any())
         seconds = self._of_looked_up(shape, seconds)
         factor, slowed_s = self._stack_factor(shape, source), self._slowed_s(shape, seconds)
         seconds = (seconds + slowed_s) * factor
-        if source in ("fitted", "transferred"):
-            seconds = maximum(seconds, self._least_s(shape))
+        if source in ("fitted", "transferred") and not everywhere:
+            longer_s = maximum(seconds, self._least_s(shape))
+            seconds = np.where(measured, seconds, longer_s) if anywhere else longer_s
+        error: Number = self._kernel_error["measured" if everywhere else source]
+        if anywhere and not everywhere:
+            error = np.where(measured, self._kernel_error["measured"], error)
         if isinstance(shape, AttentionShape) and shape.shares_step:
             seconds = self._chunk_s(shape, seconds)
         return Estimate(
             seconds=seconds,
             slowed_s=slowed_s * factor,
-            error=self._kernel_error[source],
-            source=source,
+            error=error,
+            source="measured" if measured[0] else source,
             demand=WHOLE_PROCESSOR
             if self.profile and self.profile.in_place
             else kernel_demand(shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)),
@@ -361,11 +364,15 @@ class KernelCosts:
             times = network.with_norm(message, fused_s, apart_s)
         else:
             times = network.times(kind, message, kernel=shape.kernel)
-        in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
-        source: Source = "measured" if in_range else times.source
-
-        # another machine with such links may be as fast as the formula
-        odd = network.over_links(kind, times, message) if in_range else 1.0
+        if kind == "all_reduce_norm":
+            times = replace(times, in_range=np.zeros(1, bool))
+        source: Source = "measured" if times.in_range[0] else times.source
+        error = times.error
+        if times.in_range.any():
+            # another machine with such links may be as fast as the formula
+            over = network.over_links(kind, times, message)
+            odd = times.in_range & (over > ODD)
+            error = _plain(np.where(odd, over - 1.0, error)) if odd.any() else error
         seconds = _plain(times.seconds)
         overlap = self.hardware.overlap
         sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
@@ -377,7 +384,7 @@ class KernelCosts:
         )
         return Estimate(
             seconds=seconds,
-            error=odd - 1.0 if odd > ODD else COLLECTIVE_ERROR[source],
+            error=_number(error),
             source=source,
             algorithm=times.most_common,
             inline=times.choose([float(name in INLINE) for name in times.algorithms]),
@@ -413,13 +420,6 @@ def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> Gpu:
         return gpu
     relative = {name: getattr(gpu, name) / getattr(profile.cluster.gpu, name) for name in GPU_FIGURES}
     return Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
-
-
-def _ratio(table: RatioTable, point: Mapping[str, Floats]) -> tuple[Floats, Any]:
-    """A table's ratios, and whether each row's first is in range."""
-    if all(values.shape[1] == 1 for values in point.values()):
-        return table.ratio(**point)
-    return table.factor(**point), table.ratio(**{name: values[:, :1] for name, values in point.items()})[1]
 
 
 def _rows(values: Sequence[ArrayLike]) -> Floats:

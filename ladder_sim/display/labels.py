@@ -139,12 +139,25 @@ def field_text(name: str, value: Any, typed: str = "") -> str:
 
 
 def interval_text(interval: Interval, write: Callable[[float], str]) -> str:
-    """A value with the ends of its interval.
+    """Return a value with the ends of its interval, or that these are not known.
 
     Examples
     --------
     >>> interval_text(Interval(value=1.5, low=1.0, high=2.0), "{:.1f}".format)
     '1.5 (1.0-2.0)'
+    >>> interval_text(Interval(value=1.5, low=0.2, high=12.0), "{:.1f}".format)
+    '1.5 (not known)'
+    """
+    return range_text(interval, write) if interval.known else f"{write(interval.value)} (not known)"
+
+
+def range_text(interval: Interval, write: Callable[[float], str]) -> str:
+    """Return a value with the ends of its range, where nothing and no end are answers: of a count or of a limit.
+
+    Examples
+    --------
+    >>> range_text(Interval(value=2.0, low=0.0, high=3.0), "{:.0f}".format)
+    '2 (0-3)'
     """
     return f"{write(interval.value)} ({write(interval.low)}-{write(interval.high)})"
 
@@ -415,7 +428,7 @@ def placed_text(scenario: Scenario, *, where: str = "") -> str:
     if scenario.plan.gpus < whole:
         number = f"{scenario.plan.gpus} of {whole}"
     gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
-    engine = f" ({scenario.chosen['stack']} changes it)" if "stack" in scenario.chosen else ""
+    engine = f" ({scenario.chosen['stack']})" if "stack" in scenario.chosen else ""
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""

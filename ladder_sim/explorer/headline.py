@@ -172,7 +172,7 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
     return card(
         prediction.variant,
         "1.00x" if standard else f"{gain.value:.2f}x",
-        "baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}",
+        "baseline" if standard else f"90 %: {f'{gain.low:.2f}-{gain.high:.2f}' if gain.known else 'not known'}",
         lines,
         chosen=prediction is answer.chosen and not standard,
     )

@@ -56,6 +56,7 @@ def _degree(name: str) -> Column[Row]:
 
 _LOAD: Column[Row] = Column("", lambda row: str(row.scenario.workload.in_flight), "requests")
 _PRICE: Column[Row] = Column("usd_per_Mtoken", _figure(lambda option: option.usd_per_Mtoken), "$/Mtoken")
+
 # in JSON and CSV, and those with a heading in tables of options
 VALUES: Sequence[Column[Row]] = (
     Column("variant", _figure(lambda option: option.variant), "variant"),

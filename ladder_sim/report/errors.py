@@ -19,6 +19,7 @@ QUANTITY: Sequence[Column[Quantity]] = (
     Column("error", lambda each: each.error),
     Column("inside", lambda each: each.inside),
 )
+
 # of errors, in JSON
 ERRORS: Sequence[Column[ErrorStats]] = (
     Column("n", lambda each: each.rows),

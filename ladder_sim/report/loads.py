@@ -37,6 +37,7 @@ _SERVER = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 
 # in JSON and CSV, of one figure
 VALUES: Sequence[Column[Quantity | None]] = quantity_columns("", lambda each: each)
+
 # in a table: a figure and its errors over several loads
 SHOWN: Sequence[Column[tuple[str, ErrorStats]]] = (
     Column("", lambda each: _title(each[0]), "figure"),

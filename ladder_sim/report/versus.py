@@ -103,6 +103,7 @@ _PREFILL: Column[Row] = Column("ttft_gain", _of("ttft_gain"), "prefill", lambda 
 _DECODE: Column[Row] = Column("tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain))
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
 _LIMIT: Column[Row] = Column("", lambda row: row.fleet and _limit(row.fleet), "limit")
+
 # in JSON and CSV
 VALUES: Sequence[Column[Row]] = (
     _OPTION,
@@ -116,6 +117,7 @@ VALUES: Sequence[Column[Row]] = (
     Column("tied_with_best", lambda row: row.tied),
     Column("lossy", lambda row: row.option.lossy),
 )
+
 # in a table of options, and in one of what the leading options need under load
 GAINS: Sequence[Column[Row]] = (_OPTION, _GAIN, _PREFILL, _DECODE, _ENGINES_OF)
 _NEEDS: Sequence[Column[Row]] = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from ladder_sim.closed_loop.engine import SPREAD
 from ladder_sim.confidence import Confidence
-from ladder_sim.confidence.confidence import Widths
+from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps

@@ -17,7 +17,7 @@ import numpy as np
 
 from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.confidence import Widths
+from ladder_sim.confidence.errors import Widths
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serving.confidence import confidence_of, in_step_note, interval_note, widths_of

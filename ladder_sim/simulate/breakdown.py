@@ -14,7 +14,7 @@ from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
 
 # an all-reduce with a norm is as far off as one without
-_ERROR_KINDS: Mapping[str, str] = {"all_reduce_norm": "all_reduce"}
+ERROR_KINDS: Mapping[str, str] = {"all_reduce_norm": "all_reduce"}
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -129,7 +129,7 @@ class Breakdown:
                 before_s = [end[before] for before in task.after if before in critical]
                 noticed_s = ready[index] - max([*before_s, ended.get(task.stream, 0.0)])
                 limits_s["waits"] += times * (start[index] - ready[index] + noticed_s)
-                errors_s[_ERROR_KINDS.get(kind, kind)] += times * estimate.error * span_s
+                errors_s[ERROR_KINDS.get(kind, kind)] += times * float(estimate.error) * span_s
                 sources_s[estimate.source, kind] += times * span_s
             ended[task.stream] = end[index] if index in critical else 0.0
         return cls(

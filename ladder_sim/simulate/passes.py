@@ -22,7 +22,7 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
-from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
+from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
 from ladder_sim.des.timeline import TaskTimes, Timeline
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import WHOLE, Op, Phase
@@ -33,6 +33,7 @@ from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass
+from ladder_sim.simulate.path import PathSums
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -75,6 +76,8 @@ class ForwardPass:
         A pass of the same schedule: if it was simulated before, this one starts with as many periods.
     device
         Shared with passes whose ops are the same: how these slow each other is computed once.
+    follow
+        Of several configurations: follow the critical path of each while times are there, for `path`.
     """
 
     def __init__(
@@ -86,12 +89,17 @@ class ForwardPass:
         engine: Engine = "fast",
         like: "ForwardPass | None" = None,
         device: Device | None = None,
+        *,
+        follow: bool = False,
     ) -> None:
         self.schedule, self.prices, self.hardware, self.gpu, self.engine = schedule, prices, hardware, gpu, engine
-        self._like, self._device = like, device or Device(sms=gpu.sms)
+        self._like, self._device, self._follow = like, device or Device(sms=gpu.sms), follow
 
         # what was simulated for it
         self._ran: Sequence[Any] = ()
+
+        # of several configurations: sums over critical paths, each with the rows that it has or replaces
+        self._sums: list[tuple[Any, PathSums]] = []
 
     @cached_property
     def seconds(self) -> Number:
@@ -102,6 +110,21 @@ class ForwardPass:
         if not isinstance(seconds, np.ndarray):
             self._ran = ran
         return seconds
+
+    @cached_property
+    def path(self) -> Breakdown | PathSums:
+        """What its error depends on."""
+        if not isinstance(self.seconds, np.ndarray):
+            return self.breakdown
+        schedule = self.schedule
+        if schedule.order.serial and self.engine == "fast":
+            durations_s, _, launch_s = op_times(schedule, self.estimates(schedule), self.hardware)
+            if not schedule.eager or not any_true(launch_s > 0.0):
+                return PathSums.in_turn(schedule, self.estimates(schedule), durations_s)
+        if not self._sums:
+            self._follow = True
+            self._run()
+        return PathSums.joined(self._sums, len(self.seconds))
 
     def at_own_duty(self) -> "ForwardPass":
         """The same pass, whose GEMMs are slowed only for the share of its time in which tensor cores multiply.
@@ -127,7 +150,9 @@ class ForwardPass:
         # parts of a pass have the estimates of others as large
         slowed = cache(lambda estimate: estimate.at_duty(duty))
         prices = {number: (op, slowed(estimate)) for number in numbers for op, estimate in [self.prices[number]]}
-        return ForwardPass(self.schedule, prices, self.hardware, self.gpu, self.engine, self, self._device)
+        return ForwardPass(
+            self.schedule, prices, self.hardware, self.gpu, self.engine, self, self._device, follow=self._follow
+        )
 
     @cached_property
     def slowest_stage(self) -> Number:
@@ -176,6 +201,13 @@ class ForwardPass:
         while True:
             times = ENGINES[self.engine](program)
             makespan_s, added_s, steady = _added(schedule, program, times)
+            if self._follow:
+                errors = [estimate.error for estimate in self.estimates(schedule)]
+                if left is not None:
+                    errors = [values_of(error, left) for error in errors]
+                self._sums.append(
+                    (slice(None) if left is None else left, PathSums.of(schedule, errors, program, times))
+                )
             if left is not None and isinstance(seconds, np.ndarray):
                 seconds[left] = makespan_s + added_s
             else:
@@ -251,6 +283,7 @@ def forward_passes(
     *,
     engine: Engine = "fast",
     keep: int = FIRST_PERIODS,
+    follow: bool = False,
 ) -> dict[str, list[ForwardPass]]:
     """Simulate passes of each of several variants; the ops of all are priced in one call.
 
@@ -264,6 +297,8 @@ def forward_passes(
         ``"fast"`` or ``"des"``.
     keep
         Periods of each run of identical layers that are simulated at first.
+    follow
+        As `ForwardPass` takes it.
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, int(np.max(form(inputs, phase, sizes.tokens)))) for phase, sizes in passes]
@@ -284,7 +319,9 @@ def forward_passes(
     for name in variants:
         latest: dict[tuple[Phase, int], ForwardPass] = {}
         for kind, known in zip(kinds, prices, strict=True):
-            forward = ForwardPass(schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device)
+            forward = ForwardPass(
+                schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device, follow=follow
+            )
             latest[kind] = forward.at_own_duty()
             simulated.setdefault(name, []).append(latest[kind])
     return simulated

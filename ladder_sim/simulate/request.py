@@ -6,7 +6,7 @@ is taken as linear in the context. The sum differs from simulating every step by
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -26,10 +26,13 @@ from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
+from ladder_sim.simulate.path import PathSums
 from ladder_sim.simulate.ranks import Jitter, RankedStep, simulate_ranks
 from ladder_sim.specs.scenario import Scenario
 
 Counts = NDArray[np.int64]
+# of configurations
+Rows = Counts | slice
 # up to how many times the first context the last one is, and how many contexts then; beyond, MOST_CONTEXTS
 CONTEXT_COUNTS = ((2, 3), (8, 5))
 MOST_CONTEXTS = 9
@@ -49,7 +52,7 @@ class Request:
     decode_s: Number
     """Every decode step together; jitter lengthens each as it does the middle one."""
     passes: Sequence[tuple[ForwardPass, Number]] = ()
-    """Of a single request: passes that hold a prompt, decode steps, and how many each stands for."""
+    """Passes that hold a prompt, decode steps, and how many each stands for; none where requests were put together."""
     host_s: Number = 0.0
     """Of its time, what the CPU does between passes."""
     front_end_s: Number = 0.0
@@ -73,6 +76,13 @@ class Request:
         return steps[len(steps) // 2] if steps else None
 
     @cached_property
+    def path(self) -> Breakdown | PathSums:
+        """What its error depends on, of one configuration or of several."""
+        if not isinstance(self.request_s, np.ndarray):
+            return self.breakdown
+        return PathSums.total([(step.path, times) for step, times in self.passes])
+
+    @cached_property
     def breakdown(self) -> Breakdown:
         even = Breakdown.total([(step.breakdown, float(times)) for step, times in self.passes])
         outside_s = {"host": float(self.host_s), "front end": float(self.front_end_s)}
@@ -93,11 +103,12 @@ def simulate_request(
     engine: Engine = "fast",
     jitter: Jitter = NO_JITTER,
     sizes: Mapping[str, Count] | None = None,
+    follow: bool = False,
 ) -> dict[str, Request]:
     """Simulate one request of each of several variants; `engine` is ``"fast"`` or ``"des"``.
 
     With jitter the steps run on all ranks too. `sizes` replace the workload's ``batch``, ``prompt`` and ``gen``; as
-    arrays they are those of requests of as many contexts each (`context_counts`).
+    arrays they are those of requests of as many contexts each (`context_counts`). `follow` is as in `ForwardPass`.
     """
     workload, stack = scenario.workload, scenario.stack
     given = sizes or {name: getattr(workload, name) for name in SIZES}
@@ -118,7 +129,7 @@ def simulate_request(
         host_s = (gen - 1) * (stack.host_rank_s * scenario.plan.tp + stack.host_request_s * given["batch"])
     return {
         name: _request(name, _in_turn(simulated, stands_for, micro_batches), scenario.plan.ranks, jitter, host_s)
-        for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine).items()
+        for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine, follow=follow).items()
     }
 
 
@@ -165,22 +176,39 @@ def simulate_requests(
     `figures` are arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`), in
     SI units; ``batch``, ``prompt`` and ``gen`` may be among them. Times have shape (configurations,).
     """
+    parts = simulated_alike(scenario, figures, variants, profile)
+    return joined(parts, variants, one_length(figures))
+
+
+def simulated_alike(
+    scenario: Scenario,
+    figures: Mapping[str, ArrayLike],
+    variants: Sequence[str],
+    profile: CalibrationProfile | None,
+    *,
+    follow: bool = False,
+) -> Iterator[tuple[Rows, dict[str, Request]]]:
+    """Simulate the same, and yield what was simulated together: which configurations, and their requests."""
     columns = {key: np.asarray(values).ravel() for key, values in figures.items()}
     count = one_length(columns)
     hardware = Hardware.of(scenario, profile)
     sizes = {key: columns.pop(key, np.full(count, getattr(scenario.workload, key))).astype(np.int64) for key in SIZES}
-    ttft_s = {name: np.empty(count) for name in variants}
-    decode_s = {name: np.empty(count) for name in variants}
     for rows in _alike(scenario, **sizes):
         varied = hardware.vary({key: values[rows] for key, values in columns.items()})
         costs = KernelCosts(scenario, profile, varied)
-        requests = simulate_request(
-            scenario, variants, costs, sizes={key: values[rows] for key, values in sizes.items()}
-        )
-        for name, request in requests.items():
-            ttft_s[name][rows] = request.ttft_s
-            decode_s[name][rows] = request.decode_s
-    return {name: Request(variant=name, ttft_s=ttft_s[name], decode_s=decode_s[name]) for name in variants}
+        given = {key: values[rows] for key, values in sizes.items()}
+        yield rows, simulate_request(scenario, variants, costs, sizes=given, follow=follow)
+
+
+def joined(
+    parts: Iterable[tuple[Rows, Mapping[str, Request]]], variants: Sequence[str], count: int
+) -> dict[str, Request]:
+    """The times of so many configurations, from those that were simulated together."""
+    times = {name: (np.empty(count), np.empty(count)) for name in variants}
+    for rows, requests in parts:
+        for name, (ttft_s, decode_s) in times.items():
+            ttft_s[rows], decode_s[rows] = requests[name].ttft_s, requests[name].decode_s
+    return {name: Request(variant=name, ttft_s=ttft_s, decode_s=decode_s) for name, (ttft_s, decode_s) in times.items()}
 
 
 def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tuple[Count, Number]]:
@@ -235,7 +263,7 @@ def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, 
     return at.astype(np.int64), weights
 
 
-def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) -> list[Counts | slice]:
+def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) -> list[Rows]:
     """Which requests can be simulated together.
 
     Prompts have one token or several, decode has as many contexts, and passes have the same form.

@@ -3,16 +3,20 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.closed_loop.step import SIZES, simulate_requests
-from ladder_sim.confidence.runs import most_alike, parts_alike, turning_points
+from ladder_sim.closed_loop.step import SIZES, simulated_alike
+from ladder_sim.confidence.errors import Basis, Errors, Fitted
+from ladder_sim.confidence.runs import Compared, most_alike, parts_alike, turning_points
 from ladder_sim.costs.memory import total_bytes
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import ProfileError, reason
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import batching_of
@@ -21,9 +25,11 @@ from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock, scenario_at
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
 
-METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
 # of every variant, in columns such as "ladder.speedup"; the last where GPUs have a price
+METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
 PRICE = "usd_per_Mtoken"
+# ends of 90 % intervals, in columns such as "ladder.speedup_low"
+ENDS = {name: (f"{name}_low", f"{name}_high") for name in ("tokens_per_s", "speedup")}
 # says whether times and rates are of one static batch
 BATCHING_COLUMN = "batching"
 # columns of every point; the second says why a point has no figures
@@ -44,6 +50,10 @@ class How:
     """Predict even if the model does not fit."""
     usd_per_gpu_hour: float | None = None
     """Price of a GPU."""
+    intervals: bool = False
+    """Whether rates and speedups have 90 % intervals."""
+    over: str = "standard"
+    """Variant that speedups are over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +88,8 @@ class Rows:
 
 def result_columns(how: How) -> list[str]:
     """Names of the columns that a sweep computes, other than `PROBLEM`."""
-    metrics = METRICS if how.usd_per_gpu_hour is None else (*METRICS, PRICE)
+    metrics = [name for metric in METRICS for name in (metric, *(ENDS.get(metric, ()) if how.intervals else ()))]
+    metrics += [] if how.usd_per_gpu_hour is None else [PRICE]
     return [MEMORY, *(f"{variant}.{metric}" for variant in how.variants for metric in metrics)]
 
 
@@ -89,16 +100,18 @@ def evaluate(chunk: Chunk, how: How) -> list[Rows]:
 
 def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
     results = {name: np.full(block.count, np.nan) for name in result_columns(how)}
-    problems = [block.problem] * block.count
+    problems, compared = [block.problem] * block.count, Places.nowhere(block.count)
     if block.scenario is not None:
+        profile = resolve_profile(block.scenario, how.profile)
+        compared = Places.of(block.scenario, block, how.variants, profile)
         try:
-            problems = _fill(results, block.scenario, block, how)
+            problems = _fill(results, block.scenario, block, how, profile, compared)
         except ProfileError:
             # not the fault of the point
             raise
         except Exception as error:
             problems = [reason(error)] * block.count
-    constants, compared = _constants(block), _validated(block, how.variants, how.profile)
+    constants, validated = _constants(block), compared.by_point
     for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}
         yield Rows(
@@ -107,7 +120,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
             figures={name: values for name, values in columns.items() if name not in SIZES},
             results={name: values[rows] for name, values in results.items()},
             problem=problems[rows.start],
-            validated=compared[rows],
+            validated=validated[rows],
         )
 
 
@@ -121,53 +134,138 @@ def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Ite
         start = end
 
 
-def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: SweepBlock, how: How) -> list[str]:
-    """Put a block's times into `results`; returns why there are no times, point by point."""
+def _fill(
+    results: dict[str, NDArray[np.float64]],
+    scenario: Scenario,
+    block: SweepBlock,
+    how: How,
+    profile: CalibrationProfile | None,
+    places: "Places",
+) -> list[str]:
+    """Put a block's figures into `results`; returns why there are none, point by point."""
     sizes = {name: block.columns.get(name, getattr(scenario.workload, name)) for name in SIZES}
     requests = sizes[scenario.workload.load_field]
     memory_bytes = np.broadcast_to(total_bytes(scenario, requests, sizes["prompt"], sizes["gen"]), block.count)
     capacity_bytes = scenario.cluster.gpu.hbm_bytes
     results[MEMORY][:] = memory_bytes
     fits = np.full(block.count, how.ignore_memory) | (memory_bytes <= capacity_bytes)
-    if fits.any():
-        varied = {figure_of(name) or name: values[fits] for name, values in block.columns.items()}
-        profile = resolve_profile(scenario, how.profile)
-        times = simulate_requests(scenario, varied, tuple(dict.fromkeys(("standard", *how.variants))), profile)
-        at_a_time, gens = (np.broadcast_to(values, block.count)[fits] for values in (requests, sizes["gen"]))
-        for variant in how.variants:
-            request = times[variant]
-            results[f"{variant}.ttft_s"][fits] = request.ttft_s
-            results[f"{variant}.tpot_s"][fits] = np.where(gens > 1, request.decode_s / np.maximum(gens - 1, 1), np.nan)
-            tokens_per_s = at_a_time * gens / request.request_s
-            results[f"{variant}.tokens_per_s"][fits] = tokens_per_s
-            results[f"{variant}.speedup"][fits] = times["standard"].request_s / request.request_s
-            if how.usd_per_gpu_hour is not None:
-                results[f"{variant}.{PRICE}"][fits] = token_price(
-                    how.usd_per_gpu_hour, scenario.plan.gpus, tokens_per_s
-                )
+    tokens = np.broadcast_to(requests * sizes["gen"], block.count)
+    further = np.broadcast_to(sizes["gen"], block.count) - 1
+    names = tuple(dict.fromkeys(("standard", how.over, *how.variants)))
+    for alike in _on_like_hardware(block.columns, scenario, profile, np.flatnonzero(fits)):
+        varied = {figure_of(name) or name: values[alike] for name, values in block.columns.items()}
+        for some, simulated in simulated_alike(scenario, varied, names, profile, follow=how.intervals):
+            rows = alike[some]
+            base_s = simulated[how.over].request_s
+            for variant in how.variants:
+                request = simulated[variant]
+                # answers of one token have none
+                tpot_s = np.where(further[rows] > 0, request.decode_s / np.maximum(further[rows], 1), np.nan)
+                figures: dict[str, Any] = {
+                    "ttft_s": request.ttft_s,
+                    "tpot_s": tpot_s,
+                    "speedup": base_s / request.request_s,
+                }
+                figures["tokens_per_s"] = tokens[rows] / request.request_s
+                if how.usd_per_gpu_hour is not None:
+                    figures[PRICE] = token_price(how.usd_per_gpu_hour, scenario.plan.gpus, figures["tokens_per_s"])
+                for name, values in figures.items():
+                    results[f"{variant}.{name}"][rows] = values
+            if how.intervals:
+                basis = places.basis(names, rows)
+                given = {name: values[some] for name, values in varied.items()}
+                fitted = None if basis.served else Fitted.of(places.scenarios[0], names, profile, given)
+                _put_ends(results, Errors(simulated, basis, fitted), how, rows)
     return [
         "" if fit else f"needs {format_bytes(needed)} of {format_bytes(capacity_bytes)} per GPU"
         for fit, needed in zip(fits.tolist(), memory_bytes.tolist(), strict=True)
     ]
 
 
-def _validated(block: SweepBlock, variants: Sequence[str], profile: str | None) -> Sequence[Validated]:
-    """`Confidence.validated` of each point; looked up once for all points between the ends of what runs had."""
-    if block.scenario is None:
-        return [None] * block.count
-    measured = resolve_profile(block.scenario, profile)
-    places = np.zeros(block.count, np.int64)
-    for name, values in block.columns.items():
-        ends = turning_points(name, block.scenario, measured)
-        # below, at or above each
-        place = np.searchsorted(ends, values) + np.searchsorted(ends, values, "right")
-        places = places * (2 * len(ends) + 1) + place
-    # a point of each place
-    _, rows, which = np.unique(places, return_index=True, return_inverse=True)
-    points = [{name: values[row].item() for name, values in block.columns.items()} for row in rows]
-    scenarios = [scenario_at({**block.point, **point}) for point in points]
-    answers = [parts_alike(each, measured, most_alike(each, measured), variants) for each in scenarios]
-    return [answers[each] for each in which]
+def _put_ends(results: dict[str, NDArray[np.float64]], errors: Errors, how: How, rows: NDArray[np.intp]) -> None:
+    """Put the ends of intervals around figures that are there."""
+    for variant in how.variants:
+        own = errors.widths(variant)
+        over = own.speedup if how.over == "standard" else errors.over(variant, how.over)
+        widths = {"tokens_per_s": own.rate, "speedup": over}
+        for metric, (low, high) in ENDS.items():
+            value, factor = results[f"{variant}.{metric}"][rows], np.exp(widths[metric])
+            results[f"{variant}.{low}"][rows], results[f"{variant}.{high}"][rows] = value / factor, value * factor
+
+
+def _on_like_hardware(
+    columns: Columns, scenario: Scenario, profile: CalibrationProfile | None, rows: NDArray[np.intp]
+) -> Iterator[NDArray[np.intp]]:
+    """Yield points among some whose figures are alike a measured cluster's, or none's: tables count as measured there.
+
+    An array that varies equals no single figure.
+    """
+    clusters = [
+        scenario.cluster,
+        *([profile.cluster] if profile else []),
+        *map(catalog.cluster, catalog.cluster_names()),
+    ]
+    kinds = np.zeros(len(rows), np.int64)
+    for name, values in columns.items():
+        figure = figure_of(name)
+        if figure and not figure.startswith(("stack.", "overlap.")):
+            measured = np.unique([attrgetter(figure)(cluster) for cluster in clusters])
+            place = np.searchsorted(measured, values[rows])
+            there = measured.take(place, mode="clip") == values[rows]
+            kinds = kinds * (len(measured) + 1) + np.where(there, place + 1, 0)
+    several = np.unique(kinds)
+    yield from ([rows] if len(several) == 1 else (rows[kinds == kind] for kind in several))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """What the points of a block were compared with: all between the ends of what runs had are alike."""
+
+    scenarios: Sequence[Scenario]
+    """One of each place."""
+    compared: Sequence[Compared]
+    """Runs that are the most like it."""
+    validated: Sequence[Validated]
+    """By part of the scenario, whether the runs had it."""
+    which: NDArray[np.intp]
+    """Place of each point."""
+
+    @classmethod
+    def nowhere(cls, count: int) -> Self:
+        """Return those of points that cannot run."""
+        return cls(scenarios=(), compared=(), validated=(None,), which=np.zeros(count, np.intp))
+
+    @classmethod
+    def of(
+        cls, scenario: Scenario, block: SweepBlock, variants: Sequence[str], profile: CalibrationProfile | None
+    ) -> Self:
+        """Look up what was compared once for each place."""
+        places = np.zeros(block.count, np.int64)
+        for name, values in block.columns.items():
+            ends = turning_points(name, scenario, profile)
+            # below, at or above each
+            place = np.searchsorted(ends, values) + np.searchsorted(ends, values, "right")
+            places = places * (2 * len(ends) + 1) + place
+        # a point of each place
+        _, rows, which = np.unique(places, return_index=True, return_inverse=True)
+        points = [{name: values[row].item() for name, values in block.columns.items()} for row in rows]
+        scenarios = [scenario_at({**block.point, **point}) for point in points]
+        compared = [most_alike(each, profile) for each in scenarios]
+        validated = [parts_alike(each, profile, runs, variants) for each, runs in zip(scenarios, compared, strict=True)]
+        return cls(scenarios=scenarios, compared=compared, validated=validated, which=which)
+
+    @property
+    def by_point(self) -> Sequence[Validated]:
+        """`Confidence.validated` of each point."""
+        return [self.validated[place] for place in self.which]
+
+    def basis(self, variants: Sequence[str], rows: NDArray[np.intp]) -> Basis:
+        """What runs say about errors of some points."""
+        bases = [
+            Basis.of(scenario, compared.runs, validated or {}, variants)
+            for scenario, compared, validated in zip(self.scenarios, self.compared, self.validated, strict=True)
+        ]
+        return Basis.by_configuration(bases, self.which[rows])
 
 
 def _constants(block: SweepBlock) -> dict[str, Any]:

@@ -8,17 +8,20 @@ from typing import Any, TypeVar
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.costs.profile import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
-from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
+from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid, scenario_at
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
 
+# simulations of a sweep that has intervals without being asked for them: a second or two
+MOST_SIMULATED = 100_000
 # far more than one machine has cores
 MAX_WORKERS = 10_000
 # called with the points done so far
@@ -36,6 +39,7 @@ def sweep(
     profile: str | None = None,
     ignore_memory: bool = False,
     usd_per_gpu_hour: float | None = None,
+    intervals: bool | None = None,
     workers: int | Executor = 1,
     progress: Progress | None = None,
     **fields: Any,
@@ -55,6 +59,10 @@ def sweep(
         As in `predict`.
     usd_per_gpu_hour
         Price of a GPU; with one, each variant has a column of US dollars for a million new tokens.
+    intervals
+        Whether rates and speedups have 90 % intervals, in columns such as ``"ladder.speedup_low"``; by default where
+        they take no more than `MOST_SIMULATED` simulations. A stack that was fitted to runs takes one for each of the
+        fit's draws: 2,040 points of gpt-fast, 100,000 of others.
     workers
         Processes; 1 runs in this one. Or an executor, such as `ladder_sim.sweeps.executors.Dask`.
     progress
@@ -80,16 +88,50 @@ def sweep(
     if isinstance(workers, int):
         count = whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
         workers = serial if count == 1 else Processes(count)
-    return run(grid, how_of(grid, profile, ignore_memory, usd_per_gpu_hour), workers, progress)
+    how = how_of(grid, profile, ignore_memory, usd_per_gpu_hour, intervals=intervals)
+    return run(grid, how, workers, progress)
 
 
-def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hour: float | None = None) -> How:
+def how_of(
+    grid: Grid,
+    profile: str | None,
+    ignore_memory: bool,
+    usd_per_gpu_hour: float | None = None,
+    *,
+    intervals: bool | None = None,
+) -> How:
     """What all points of a grid share, other than its axes."""
     if usd_per_gpu_hour is not None:
         check_price(usd_per_gpu_hour)
     if profile not in (None, "", NO_PROFILE):
         load_profile(profile)
-    return How(variants=grid.variants, profile=profile, ignore_memory=ignore_memory, usd_per_gpu_hour=usd_per_gpu_hour)
+    if intervals is None:
+        intervals = grid.size * (1 + _draws(grid, profile)) <= MOST_SIMULATED
+    return How(
+        variants=grid.variants,
+        profile=profile,
+        ignore_memory=ignore_memory,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+        intervals=intervals,
+    )
+
+
+def _draws(grid: Grid, profile: str | None) -> int:
+    """How often intervals of a point simulate it again, at most: for each draw of the fit of a stack."""
+    first = {each.name: each.values[0] for each in grid.axes}
+    most = 0
+    for stack in next((each.values for each in grid.structure if each.name == "stack"), (None,)):
+        try:
+            scenario = scenario_at(first if stack is None else {**first, "stack": stack})
+            measured = resolve_profile(scenario, profile)
+        except LadderSimError:
+            # a point that cannot run says so itself
+            continue
+        stack_fit = measured.fit_of(scenario.stack.name) if measured else None
+        # requests in flight are compared with servings
+        if stack_fit and scenario.workload.concurrency is None:
+            most = max(most, len(stack_fit.draws))
+    return most
 
 
 def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = None) -> SweepTable:

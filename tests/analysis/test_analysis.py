@@ -30,7 +30,7 @@ def test_breakeven_is_where_single_predictions_cross() -> None:
     gain = _speedup("ladder", model="405b", nodes=2, **{"inter.allreduce_floor": "15us"}) - 1.0
     found = breakeven(None, "inter.allreduce_floor", "1:40us", gain=gain, **TWO_NODES)
     (crossing,) = found.crossings
-    assert crossing.rising
+    assert crossing.direction == "rising"
     assert crossing.value == pytest.approx(1.5e-5, rel=1e-4)
     for factor, side in ((0.98, -1), (1.02, 1)):
         there = _speedup("ladder", model="405b", nodes=2, **{"inter.allreduce_floor_s": crossing.value * factor})
@@ -45,8 +45,8 @@ def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.Mon
     assert found.crossings
     for crossing in found.crossings:
         before, after = (_speedup("ladder", model="70b", batch=int(crossing.value) - back) for back in (1, 0))
-        assert (before > found.target) is not crossing.rising
-        assert (after > found.target) is crossing.rising
+        assert (before > found.target) is (crossing.direction == "falling")
+        assert (after > found.target) is (crossing.direction == "rising")
 
 
 @pytest.mark.parametrize(("scanned", "given"), [(65, "1:8"), (2, "2:8")])
@@ -57,7 +57,7 @@ def test_breakeven_along_a_degree_is_the_first_that_can_run(
     monkeypatch.setattr(breakevens, "SCANNED", scanned)
     target = (_speedup("ladder", model="70b", tp=2) + _speedup("ladder", model="70b", tp=4)) / 2
     result = breakeven(None, "tp", given, gain=target - 1.0, model="70b")
-    assert [(crossing.value, crossing.rising) for crossing in result.crossings] == [(4, True)]
+    assert [(crossing.value, crossing.direction) for crossing in result.crossings] == [(4, "rising")]
 
 
 def test_no_crossing_is_said_so() -> None:
@@ -65,19 +65,27 @@ def test_no_crossing_is_said_so() -> None:
     assert found.crossings == ()
     (low, low_speedup), (high, high_speedup) = found.ends
     assert (low, high) == (50e9 / 8, 800e9 / 8)
-    assert max(low_speedup, high_speedup) < found.target
+    assert max(low_speedup.value, high_speedup.value) < found.target
+    assert found.sure == ()
 
 
 def test_several_crossings_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gain that rises and falls over the range crosses a bound as often as it does."""
 
-    def wave(self: object, values: list[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-        return 1.0 + 0.1 * np.sin(np.log(np.asarray(values, float)))
+    def wave(self: object, values: list[float]) -> "tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]":
+        speedup = 1.0 + 0.1 * np.sin(np.log(np.asarray(values, float)))
+        return speedup, speedup - 0.05, speedup + 0.05
 
     monkeypatch.setattr(breakevens._Speedup, "at", wave)
     found = breakeven(None, "intra.bandwidth", "2:5000B/s", model="8b")
     assert [crossing.value for crossing in found.crossings] == pytest.approx([np.exp(np.pi), np.exp(2 * np.pi)])
-    assert [crossing.rising for crossing in found.crossings] == [False, True]
+    assert [crossing.direction for crossing in found.crossings] == ["falling", "rising"]
+    # the lower end reaches the target where the sine is 0.5 or more
+    sixth = np.pi / 6
+    ends = np.exp([[np.log(2.0), 5 * sixth], [2 * np.pi + sixth, np.log(5000.0)]])
+    assert np.array(found.sure) == pytest.approx(ends, rel=1e-5)
+    with pytest.warns(DeprecationWarning, match="Crossing.rising is Crossing.direction"):
+        assert not found.crossings[0].rising
 
 
 def test_breakeven_goes_around_what_cannot_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.versus import Versus
 from ladder_sim.analysis.winners import winners
-from ladder_sim.confidence.confidence import UNCHECKED
+from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs import catalog
 from tests.support.commands import run

@@ -7,7 +7,7 @@ import pytest
 
 from ladder_sim import Prediction, Scenario, predict
 from ladder_sim.closed_loop.checks import checks_of, serving_checks
-from ladder_sim.confidence.confidence import UNCHECKED
+from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.confidence.runs import Compared, parts_alike
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.specs import catalog

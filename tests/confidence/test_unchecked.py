@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ladder_sim.confidence import confidence
-from ladder_sim.confidence.confidence import UNCHECKED, Unchecked
+from ladder_sim.confidence import errors
+from ladder_sim.confidence.errors import UNCHECKED, Unchecked
 from ladder_sim.confidence.runs import Compared, parts_alike
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.costs.profile_file import load_profile
@@ -209,7 +209,7 @@ def test_a_model_of_no_known_family_is_not_checked() -> None:
 def test_intervals_widen_around_the_same_prediction(fields: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     wider = answer(**fields)
     shown = {name: (each.tokens_per_s, each.speedup) for name, each in wider.items()}
-    monkeypatch.setattr(confidence, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
+    monkeypatch.setattr(errors, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
     for name, each in answer(**fields).items():
         rate, gain = shown[name]
         assert (rate.value, gain.value) == (each.tokens_per_s.value, each.speedup.value)
@@ -220,10 +220,10 @@ def test_intervals_widen_around_the_same_prediction(fields: Mapping[str, Any], m
 
 def test_widths_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stack whose kernels may err by a tenth and whose collectives by a half."""
-    monkeypatch.setattr(confidence, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
+    monkeypatch.setattr(errors, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
     known = answer(stack="vllm")
     before = {name: (each.tokens_per_s.log_width, each.speedup.log_width) for name, each in known.items()}
-    monkeypatch.setitem(confidence.UNCHECKED, "stack", Unchecked(kernels=0.1, collectives=0.5))
+    monkeypatch.setitem(errors.UNCHECKED, "stack", Unchecked(kernels=0.1, collectives=0.5))
     predictions = answer(stack="vllm")
     base = predictions["standard"]
     waits = base.breakdown.exposed_comm_s / base.request_s

@@ -9,11 +9,11 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.cycle import FrontEnd, lockstep, steady
-from ladder_sim.confidence.confidence import UNCHECKED
+from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.across_nodes import across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
-from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR
+from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts

@@ -59,14 +59,14 @@ def test_every_point_equals_a_single_prediction() -> None:
 
 def test_an_error_of_one_point_is_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a sweep of thousands of points that ends at one of them, whatever its error is."""
-    whole = evaluation.simulate_requests
+    whole = evaluation.simulated_alike
 
-    def of_one_batch(scenario: Scenario, *rest: Any) -> Any:
+    def of_one_batch(scenario: Scenario, *rest: Any, **how: Any) -> Any:
         if scenario.plan.tp == 4:
             raise ValueError("a collective on one rank")
-        return whole(scenario, *rest)
+        return whole(scenario, *rest, **how)
 
-    monkeypatch.setattr(evaluation, "simulate_requests", of_one_batch)
+    monkeypatch.setattr(evaluation, "simulated_alike", of_one_batch)
     found = sweep(None, {"model": "8b", "tp": "2,4,8"}, ["ladder"])
     assert found["infeasible"].tolist() == ["", "ValueError: a collective on one rank (a bug)", ""]
     assert np.isnan(found["ladder.speedup"]).tolist() == [False, True, False]

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.confidence.confidence import UNCHECKED
+from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.prediction import resolve_profile

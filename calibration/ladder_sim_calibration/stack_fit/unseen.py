@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ladder_sim.confidence.confidence import Widths
+from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
 from ladder_sim.des.shared import Floats
 from ladder_sim.prediction import predict

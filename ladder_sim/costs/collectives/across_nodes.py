@@ -27,7 +27,7 @@ from ladder_sim.costs.collectives.algorithms import (
     floor_growth,
 )
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
-from ladder_sim.costs.collectives.times import CollectiveTimes, fastest_way
+from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.graph.ops import CollectiveKind
@@ -70,7 +70,7 @@ class AcrossNodes:
         times = fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
         if fabric is None:
             return times
-        times = dataclasses.replace(times, source="transferred")
+        times = dataclasses.replace(times, source="transferred", beyond=COLLECTIVE_ERROR["transferred"])
         if not self._p2p:
             # the fabric's sweep was made with it
             return times
@@ -78,16 +78,24 @@ class AcrossNodes:
         if fabric.others is not None:
             inside = bracketed(fabric.curve, message)
             parts = [(fabric, inside), (fabric.others, ~inside)]
-        in_range, fitted = np.zeros(message.shape, bool), True
+        in_range, fitted = (
+            np.zeros(message.shape, bool),
+            np.ones(np.broadcast_shapes(message.shape, times.choice.shape), bool),
+        )
         for sweep, messages in parts:
             if not messages.any():
                 continue
             here, same_layout = self._here(sweep), (sweep.nodes, sweep.ranks_per_node) == (self._nodes, self._ranks)
             in_range |= messages & bracketed(sweep.curve, message) & (here and same_layout)
             # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
-            gaps = (messages & bridged(sweep.curve, message)).any()
-            fitted &= here and times.names <= self._ratios(sweep)[2] and not gaps
-        return dataclasses.replace(times, in_range=in_range, source="fitted" if fitted else "transferred")
+            known = np.isin(times.algorithms, list(self._ratios(sweep)[2]))[times.choice]
+            fitted &= ~messages | (here & known & ~bridged(sweep.curve, message))
+        if not fitted.any():
+            return dataclasses.replace(times, in_range=in_range)
+        beyond = np.where(fitted, COLLECTIVE_ERROR["fitted"], times.beyond)
+        return dataclasses.replace(
+            times, in_range=in_range, source="fitted" if fitted.all() else "transferred", beyond=beyond
+        )
 
     def _here(self, fabric: FabricCurve) -> bool:
         """Whether a sweep was measured on GPUs and tiers as these."""

@@ -2,14 +2,13 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
 
 from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
-from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, of_each, unmeasured
+from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, ONLY, CollectiveTimes, fastest, of_each, unmeasured
 from ladder_sim.costs.contention import COPY_TRAFFIC
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
@@ -23,11 +22,6 @@ from ladder_sim.graph.techniques.quantized_allreduce import LEAST_BYTES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import AllReduceRule
-
-# 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
-# it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
-# are judgement: no measurement of that link stands behind them.
-COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 
 # measured collectives that take longer than so many times what their links allow are odd: those of one L40S box, up to
 # 22 times. All other machines' are within 3.9 times
@@ -178,7 +172,11 @@ class Network:
         times = fastest([self.alone("all_reduce", name, sent) for name in ("two-shot", "nccl")])
         quantized_s = COPY_TRAFFIC * message / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
         return dataclasses.replace(
-            times, seconds=times.seconds + quantized_s, in_range=np.zeros_like(times.in_range), source="transferred"
+            times,
+            seconds=times.seconds + quantized_s,
+            in_range=np.zeros_like(times.in_range),
+            source="transferred",
+            beyond=COLLECTIVE_ERROR["transferred"],
         )
 
     def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
@@ -212,12 +210,11 @@ class Network:
         saved_s = ALL_REDUCE[name].eager * self._hardware.intra.allreduce_floor_s
         return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
 
-    def over_links(self, kind: str, times: CollectiveTimes, message: Floats) -> float:
-        """How many times as long the first collective takes as NCCL's formula says of the links inside a node."""
+    def over_links(self, kind: str, times: CollectiveTimes, message: Floats) -> Floats:
+        """How many times as long collectives take as NCCL's formula says of the links inside a node."""
         if self._nodes > 1 or (kind, "nccl") not in ALGORITHMS:
-            return 1.0
-        formula_s = _at_tier(ALGORITHMS[kind, "nccl"], message[:1], self._ranks, self._hardware.intra)
-        return float(times.seconds[0] / formula_s[0])
+            return np.ones(1)
+        return times.seconds / _at_tier(ALGORITHMS[kind, "nccl"], message, self._ranks, self._hardware.intra)
 
     def copied_bytes(self, name: str, message: Number) -> Number:
         """Device memory traffic of the copies that the engine makes, into symmetric memory and out of it."""
@@ -260,10 +257,12 @@ class Network:
         ratio, in_range = measured.ratio(message, ranks)
         here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
+        source: Source = "fitted" if here else "transferred"
         return CollectiveTimes(
             seconds=seconds * ratio,
             in_range=in_range & (here and name != "nvls"),
-            source="fitted" if here else "transferred",
+            source=source,
+            beyond=COLLECTIVE_ERROR[source],
             algorithms=(name,),
             choice=ONLY,
         ).at_least(port_s)

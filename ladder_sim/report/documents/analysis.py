@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.breakeven import BreakEven
     from ladder_sim.analysis.compare import Candidate
     from ladder_sim.analysis.sensitivity import Sensitivity
+    from ladder_sim.confidence import Interval
 
 
 def breakeven_document(result: BreakEven) -> Document:
@@ -22,10 +23,26 @@ def breakeven_document(result: BreakEven) -> Document:
         "variant": result.variant,
         "over": result.over,
         "target": result.target,
-        "crossings": [asdict(crossing) for crossing in result.crossings],
+        "crossings": [
+            {
+                "value": crossing.value,
+                "rising": crossing.direction == "rising",
+                "direction": crossing.direction,
+                **_ends("speedup", crossing.speedup),
+            }
+            for crossing in result.crossings
+        ],
+        "sure": [each._asdict() for each in result.sure],
     }
-    scan = zip(result.values.tolist(), result.speedups.tolist(), strict=True)
-    return Document.of_rows(head, [{result.field: value, "speedup": speedup} for value, speedup in scan])
+    scan = {result.field: result.values, "speedup": result.speedups}
+    scan |= {"speedup_low": result.lows, "speedup_high": result.highs}
+    rows = zip(*(values.tolist() for values in scan.values()), strict=True)
+    return Document.of_rows(head, [dict(zip(scan, row, strict=True)) for row in rows])
+
+
+def _ends(name: str, interval: Interval) -> dict[str, float]:
+    """A figure and the ends of its interval, as in JSON and CSV."""
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> Document:

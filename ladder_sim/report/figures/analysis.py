@@ -57,7 +57,7 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
                 mode="markers+text",
                 marker={"color": TEXT_COLOUR, "size": 11},
                 text=[field_text(result.field, crossing.value, result.unit)],
-                textposition="top center" if crossing.rising else "bottom center",
+                textposition="top center" if crossing.direction == "rising" else "bottom center",
                 showlegend=False,
             )
         )

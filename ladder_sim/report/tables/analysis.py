@@ -23,29 +23,37 @@ def breakeven_report(result: BreakEven) -> RenderableType:
     rows = [
         (
             field_text(result.field, low[0], result.unit),
-            f"{low[1]:.4f}",
+            low[1].text,
             "start of the range searched" if from_start else "smallest value tried that can run",
         )
     ]
     for crossing in result.crossings:
-        direction = "rises above" if crossing.rising else "falls below"
+        direction = "rises above" if crossing.direction == "rising" else "falls below"
         rows.append(
-            (field_text(result.field, crossing.value, result.unit), f"{result.target:.4f}", f"{direction} the target")
+            (
+                field_text(result.field, crossing.value, result.unit),
+                crossing.speedup.text,
+                f"{direction} the target, {result.target:.4g}",
+            )
         )
     rows.append(
         (
             field_text(result.field, high[0], result.unit),
-            f"{high[1]:.4f}",
+            high[1].text,
             "end of the range searched" if to_end else "largest value tried that can run",
         )
     )
-    parts: list[RenderableType] = [Text(head, "bold"), table((name, "speedup", ""), rows, wrapped=())]
+    parts: list[RenderableType] = [Text(head, "bold"), table((name, "speedup (90 %)", ""), rows, wrapped=())]
     if not result.crossings:
-        side = "above" if low[1] > result.target else "at or below"
+        side = "above" if low[1].value > result.target else "at or below"
         count = int(np.count_nonzero(~np.isnan(result.speedups)))
         tried = f"all {count} values tried" if count > 1 else "the only value tried"
         can_run = " that can run" if count < len(result.values) else ""
         parts.append(Text(f"no crossing: {side} the target at {tried}{can_run}"))
+    ranges = " and ".join(
+        " to ".join(field_text(result.field, end, result.unit) for end in each) for each in result.sure
+    )
+    parts.append(Text(f"lower end of the interval at {result.target:.4g} or above: {ranges or 'nowhere'}"))
     return Group(*parts)
 
 
@@ -104,7 +112,7 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
                     "-" if prediction.tpot_s is None else format_seconds(prediction.tpot_s),
                     interval_text(prediction.tokens_per_s, format_rate),
                     f"{base.request_s / prediction.request_s:.2f}x",
-                    f"{prediction.speedup.value:.2f}",
+                    prediction.speedup.text,
                     _price(candidate.token_price(variant)),
                 )
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.labels import interval_text
+from ladder_sim.display.labels import range_text
 from ladder_sim.quality.published import Measured
 from ladder_sim.report.console import table
 from ladder_sim.units import format_count
@@ -44,13 +44,13 @@ def adaptation_sentence(cost: Adaptation) -> str:
 
 def price_text(cost: Adaptation) -> str:
     """GPU-hours, and after how many served tokens they are paid back."""
-    hours = interval_text(cost.gpu_hours, "{:,.0f}".format)
+    hours = range_text(cost.gpu_hours, "{:,.0f}".format)
     return f"{hours} GPU-hours to train, {_paid_back(cost.break_even_tokens)}"
 
 
 def _paid_back(tokens: Interval) -> str:
     if math.isfinite(tokens.value):
-        after = interval_text(tokens, lambda end: format_count(end) if math.isfinite(end) else "never")
+        after = range_text(tokens, lambda end: format_count(end) if math.isfinite(end) else "never")
         return f"paid back after {after} served tokens"
     least = f", at best after {format_count(tokens.low)} served tokens" if math.isfinite(tokens.low) else ""
     return f"never paid back{least}"

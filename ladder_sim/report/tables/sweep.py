@@ -6,9 +6,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.labels import batching_label, field_label, field_text
 from ladder_sim.report.console import table
-from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
+from ladder_sim.sweeps.evaluate import ENDS, PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_rate, format_seconds
 
@@ -50,9 +51,18 @@ def _row(sweep: SweepTable, row: int, base: str, compared: list[str], *, priced:
         format_seconds(tpot_s) if not isnan(tpot_s) else "-",
         format_rate(float(sweep[f"{base}.tokens_per_s"][row])),
         *([f"{sweep[f'{base}.{PRICE}'][row]:.3g}"] if priced else []),
-        *(f"{sweep[f'{name}.speedup'][row]:.2f}" for name in compared),
+        *(_speedup(sweep, row, name) for name in compared),
         "",
     )
+
+
+def _speedup(sweep: SweepTable, row: int, name: str) -> str:
+    value, *ends = (
+        float(sweep[column][row])
+        for column in (f"{name}.{metric}" for metric in ("speedup", *ENDS["speedup"]))
+        if column in sweep.columns
+    )
+    return Interval(value=value, low=ends[0], high=ends[1]).text if ends else f"{value:.2f}"
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.confidence.confidence import Widths
+from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile

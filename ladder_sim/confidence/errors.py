@@ -1,0 +1,372 @@
+"""How far predicted requests may be off, from what is known about their ops, a fit and measured servings.
+
+Numbers are of one prediction, or arrays of one value per configuration: a sweep's intervals are those of `predict`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ladder_sim.closed_loop.checks import ServingCheck, checks_of
+from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.confidence.interval import NORMAL_90
+from ladder_sim.confidence.runs import ROW_LOG_SD, RUN_NOISE, SHARED_LOG_SD, has_wiring
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
+from ladder_sim.des.shared import Number, maximum
+from ladder_sim.simulate.request import Request
+from ladder_sim.specs.scenario import Scenario
+
+# configurations times draws of a fit simulated at once: fewer or more take longer
+MOST_DRAWN = 16384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Half-widths of one variant's 90 % intervals, in the logarithm; of many configurations each is an array."""
+
+    rate: float
+    """Of its throughput."""
+    speedup: float
+    """Of its speedup over standard."""
+    ttft: float
+    """Of its time to first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """What a part of a scenario adds to errors if no prediction of it was compared with end-to-end runs.
+
+    90 % intervals as a fraction either way.
+    """
+
+    kernels: Number = 0.0
+    """Of the time of all kernels together."""
+    collectives: Number = 0.0
+    """Of the time of all collectives together."""
+
+
+# Stack: nine tenths of the times per token that vLLM and TensorRT-LLM took on H100 lie within 19 % of a static batch's
+# with the prefills between its steps (servings in aiconfigurator-core 0.12.0, systems/silicon_sample.csv); prefills of
+# vLLM without all-reduces come out up to 13 % short, and its all-reduces up to 48 % long (TokenWeave's figure 11,
+# github.com/microsoft/tokenweave); of what a small all-reduce takes, more than half is a launch that is assumed.
+# tests/confidence/test_unchecked.py holds the intervals against these runs.
+# Layers: half-widths from one model with experts would have to be 12 % (vLLM), 23 % (SGLang) and 3 % (TensorRT-LLM)
+# wider to hold nine tenths of the rows of the other; with this and another family 92 to 100 % lie inside
+# (`python -m tools.profiles.serving_fit serving_moe.csv`).
+# Wiring: nine tenths of 33 gains of other wirings on one machine are missed by at most 6 %, where collectives take a
+# third to a half of the time (docs/crosscheck.md).
+# Experts in a format that was not measured on the GPU: gpt-oss-120b in MXFP4 on A100s, unpacked as w4a16, took 1.9 to
+# 3.1 times as long as predicted on 1 to 4 GPUs (vllm-project/vllm#22331).
+# Technique: nine tenths of the gains that were measured are missed by at most 13 % (docs/versus.md), where collectives
+# take a third of the time.
+# The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
+# generations are further from the GPU that was checked. Links: the formula misses logs of other fabrics by up to
+# 64 % (docs/catalog.md), most by less than half. Model family: the same tables at other sizes, other small kernels;
+# servings of Qwen3 and of Llama are missed alike. Plan: experts and messages of other shapes. Sizes outside the runs'
+# range: the same tables at other shapes; start-up and skew of collectives were fitted at the runs' degrees. Precision:
+# fp8 kernels of two engines differ by twice at a few rows, where GEMMs are half of a step.
+UNCHECKED: Mapping[str, Unchecked] = {
+    "stack": Unchecked(kernels=0.25, collectives=0.75),
+    "wiring": Unchecked(kernels=0.05, collectives=0.2),
+    "technique": Unchecked(kernels=0.1, collectives=0.4),
+    "gpu": Unchecked(kernels=0.35),
+    "links": Unchecked(collectives=0.5),
+    "layers": Unchecked(kernels=0.2),
+    "model_family": Unchecked(kernels=0.1),
+    "precision": Unchecked(kernels=0.15),
+    "experts": Unchecked(kernels=2.4),
+    "plan": Unchecked(kernels=0.1, collectives=0.25),
+    "model_size": Unchecked(kernels=0.1),
+    "tp": Unchecked(collectives=0.25),
+    "batch": Unchecked(kernels=0.1),
+    "prompt": Unchecked(kernels=0.1),
+    "gen": Unchecked(kernels=0.1),
+}
+
+# Of the variance of errors of times per token, what two plans of one model, GPU, engine and load share: 90 % of
+# 756 ratios of measured servings (serving_dense.csv, serving_moe.csv) lie in intervals with it, 91 % of those of dense
+# models and 89 % of those with experts. With none in common it would be 97 %, with all of it 72 %.
+SHARED_BY_PLANS = 0.5
+
+
+def unchecked(parts: Collection[str]) -> Unchecked:
+    """What several parts add together."""
+    return Unchecked(
+        kernels=math.hypot(*(float(UNCHECKED[part].kernels) for part in parts)),
+        collectives=math.hypot(*(float(UNCHECKED[part].collectives) for part in parts)),
+    )
+
+
+def hypot(*widths: Number) -> Any:
+    """Add half-widths in quadrature."""
+    if np.ndarray in set(map(type, widths)):
+        return np.sqrt(sum(np.square(width) for width in widths))
+    return math.hypot(*widths)
+
+
+def log1p(width: Number) -> Any:
+    """The half-width in the logarithm, from one as a fraction."""
+    return np.log1p(width) if isinstance(width, np.ndarray) else math.log1p(width)
+
+
+def by_op(request: Request, standard: Request) -> Widths:
+    """Of single ops, to first order along the critical path.
+
+    An error of one kind of op is one error: shared by every layer and by both variants, so that most of it cancels in a
+    speedup. Those of different kinds are independent.
+    """
+    share, base = (
+        {kind: error / each.request_s for kind, error in each.path.errors_s.items()} for each in (request, standard)
+    )
+    apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
+    rate = log1p(hypot(*share.values()))
+    return Widths(rate=rate, speedup=log1p(hypot(*apart)), ttft=rate)
+
+
+def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Widths:
+    """Of some parts of a scenario, to first order.
+
+    What errs in both variants alike cancels in a speedup: an error counts as far as they differ.
+    """
+    kernels, collectives = parts.kernels, parts.collectives
+    (seconds, exposed_s), (base_s, base_exposed_s) = (
+        (each.request_s, each.path.exposed_comm_s) for each in (request, standard)
+    )
+    share = request.path.collectives_s / seconds
+    # a collective that ladder hides may be on the critical path, next to kernels; shorter, it would gain nothing
+    waiting = hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
+    computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
+    rate = log1p(hypot(kernels * (1.0 - share), collectives * share))
+    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), ttft=rate)
+
+
+def by_own_algorithms(request: Request, other: Request, parts: Collection[str] = ("stack",)) -> float:
+    """Of a ratio: the error of collectives that the first request runs longer, with parts that were not compared."""
+    own_s, others_s = (_algorithms(each) for each in (request, other))
+    apart_s = math.fsum(max(0.0, seconds - others_s.get(name, 0.0)) for name, seconds in own_s.items())
+    exposed = request.breakdown.exposed_comm_s / float(request.request_s)
+    collectives = float(unchecked(parts).collectives)
+    return math.log1p(collectives * exposed * apart_s / (math.fsum(own_s.values()) or 1.0))
+
+
+def by_own_plan(request: Request, other: Request, parts: Collection[str]) -> float:
+    """Of a ratio of two plans: what the first request errs by on its own, in parts that were not compared.
+
+    Its collectives as far as it runs them longer, and its kernels where no run had such a plan.
+    """
+    kernels = float(UNCHECKED["plan"].kernels) if "plan" in parts else 0.0
+    share = request.breakdown.collectives_s / float(request.request_s)
+    return math.hypot(by_own_algorithms(request, other, parts), math.log1p(kernels * (1.0 - share)))
+
+
+def by_servings_of_plans(*servings: ServingCheck | None) -> float:
+    """Of a ratio of two plans, from the times per token of measured servings; None: of a stack that had none."""
+    return math.hypot(*(math.log1p(each.tpot) for each in servings if each)) * math.sqrt(1.0 - SHARED_BY_PLANS)
+
+
+def _algorithms(request: Request) -> Mapping[str, float]:
+    """Seconds of collectives by what they run."""
+    by_name: dict[str, float] = defaultdict(float)
+    for step, times in request.passes:
+        estimates = step.estimates(step.schedule)
+        for (role, _), count in step.schedule.order.spans.items():
+            estimate = estimates[role]
+            if estimate.algorithm:
+                by_name[estimate.algorithm] += float(times) * count * float(estimate.seconds)
+    return by_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What end-to-end runs say about errors."""
+
+    unchecked: Mapping[str, Unchecked]
+    """By variant: what the parts of its scenario that were not compared add."""
+    gains: Unchecked
+    """What a serving engine adds to errors of speedups: no serving of two wirings was measured."""
+    tpot: Number
+    """Half-width of the time per token of measured servings that are alike, as a fraction; 0: there are none."""
+    ttft: Number
+    """Half-width of the time to first token, likewise."""
+    served: bool
+    """Whether the predictions are of requests in flight, which are compared with servings."""
+
+    @classmethod
+    def of(
+        cls, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool], variants: Iterable[str]
+    ) -> Self:
+        """That of a scenario, from the runs that are the most alike and the parts of it that they had."""
+        tpot = ttft = 0.0
+        if served := isinstance(runs, ServingCheck):
+            tpot = runs.tpot if validated["stack"] else 0.0
+            # waiting is missed most where an engine or a GPU is another one
+            alike = validated["stack"] and validated["gpu"]
+            ttft = runs.ttft if alike else max(each.ttft for each in checks_of(scenario.model))
+        # of a stack that was not compared, all speedups have its error anyway
+        gains = unchecked(["stack"] if served and validated["stack"] else [])
+        return cls(
+            unchecked={name: unchecked(not_compared(name, validated)) for name in variants},
+            gains=gains,
+            tpot=tpot,
+            ttft=ttft,
+            served=served,
+        )
+
+    @classmethod
+    def by_configuration(cls, bases: Sequence["Basis"], which: NDArray[np.intp]) -> "Basis":
+        """One for many configurations, given the place of each one's in a list."""
+        if len(bases) == 1:
+            return bases[0]
+
+        def column(values: Iterable[Number]) -> Any:
+            return np.array(list(values))[which]
+
+        def both(parts: Sequence[Unchecked]) -> Unchecked:
+            return Unchecked(
+                kernels=column(part.kernels for part in parts), collectives=column(part.collectives for part in parts)
+            )
+
+        return cls(
+            unchecked={name: both([basis.unchecked[name] for basis in bases]) for name in bases[0].unchecked},
+            gains=both([basis.gains for basis in bases]),
+            tpot=column(basis.tpot for basis in bases),
+            ttft=column(basis.ttft for basis in bases),
+            served=bases[0].served,
+        )
+
+
+def not_compared(variant: str, validated: Mapping[str, bool]) -> list[str]:
+    """Parts of a variant's scenario that were not compared with runs."""
+    wiring = [] if has_wiring(variant) else ["wiring"]
+    return [part for part, checked in validated.items() if not checked and part != "wiring"] + wiring
+
+
+class Fitted(NamedTuple):
+    """A stack's fit, for some requests."""
+
+    scale: IntervalScale
+    """What it took to hold runs that a fit had not seen."""
+    log_s: Mapping[str, NDArray[np.float64]]
+    """Times by variant, over the fit's draws: the last axis."""
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        variants: Iterable[str],
+        profile: CalibrationProfile | None,
+        configurations: Mapping[str, ArrayLike] | None = None,
+    ) -> Self | None:
+        """That of a scenario's stack; None: it has none.
+
+        `configurations` have values of their own of some figures and sizes, as `simulate_requests` takes them.
+        """
+        stack_fit = profile.fit_of(scenario.stack.name) if profile else None
+        names = Hardware.stated(scenario, profile).fitted(scenario, profile)
+        if profile is None or stack_fit is None or not names:
+            return None
+        draws = dict(zip(stack_fit.figures, np.array(stack_fit.draws).T, strict=True))
+        given = {name: np.asarray(values) for name, values in (configurations or {}).items()}
+        count, each = len(next(iter(given.values()), [None])), len(stack_fit.draws)
+        most = max(1, MOST_DRAWN // each)
+        parts = []
+        for start in range(0, count, most):
+            some = {name: np.repeat(values[start : start + most], each) for name, values in given.items()}
+            columns = {name: np.tile(draws[name], min(most, count - start)) for name in names}
+            parts.append(simulate_requests(scenario, {**columns, **some}, list(variants), profile))
+        log_s = {
+            name: np.log(np.concatenate([part[name].request_s for part in parts])).reshape(count, each)
+            for name in parts[0]
+        }
+        same_tables = stack_fit.base == profile.tables_of
+        return cls(
+            scale=stack_fit.scale(scenario.model.name, scenario.plan.tp) if same_tables else IntervalScale(),
+            log_s=log_s if configurations else {name: values[0] for name, values in log_s.items()},
+        )
+
+    def rate_width(self, name: str, by_op: float) -> Any:
+        """Of a variant's throughput, with the errors of its ops."""
+        noise = NORMAL_90 * hypot(SHARED_LOG_SD, ROW_LOG_SD)
+        return self.scale.rate * hypot(by_op, _spread(self.log_s[name]), noise)
+
+    def speedup_width(self, name: str, base: "Fitted", base_name: str, by_op: float) -> Any:
+        """Of a variant's speed over that of one in another fit, or in this one."""
+        apart = self.log_s[name] - base.log_s[base_name]
+        return self.scale.speedup * hypot(by_op, _spread(apart), RUN_NOISE)
+
+    def plan_width(self, base: "Fitted", by_op: float) -> float:
+        """Of standard's speed over that on another plan: what runs of one plan share does not cancel.
+
+        Ratios of plans were not among those that scales come from; 15 of 16 ratios of published runs lie inside.
+        """
+        noise = NORMAL_90 * math.sqrt(2.0) * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
+        scale = max(figure for each in (self.scale, base.scale) for figure in (each.rate, each.speedup))
+        spread = float(_spread(self.log_s["standard"] - base.log_s["standard"]))
+        return scale * math.hypot(by_op, spread, noise)
+
+
+class Errors:
+    """Half-widths of intervals.
+
+    Parameters
+    ----------
+    requests
+        Simulated requests by variant, standard among them.
+    basis, fitted
+        What runs and the stack's fit say of them; without a fit, None.
+    """
+
+    def __init__(self, requests: Mapping[str, Request], basis: Basis, fitted: Fitted | None) -> None:
+        self.requests, self.basis, self.fitted = requests, basis, fitted
+
+    def widths(self, name: str) -> Widths:
+        """Return the half-widths of a variant's intervals."""
+        request, standard = self.requests[name], self.requests["standard"]
+        of_ops = by_op(request, standard)
+        added = by_unchecked(request, standard, self.basis.unchecked[name])
+        speedup = self.gain(name, self, "standard", standard)
+        rate: Any = of_ops.rate
+        ttft: Any = of_ops.ttft
+        if self.basis.served:
+            # no narrower than the ops'
+            rate = hypot(maximum(rate, log1p(self.basis.tpot)), speedup)
+            ttft = maximum(ttft, log1p(self.basis.ttft))
+        elif self.fitted:
+            rate = ttft = self.fitted.rate_width(name, of_ops.rate)
+        return Widths(rate=hypot(rate, added.rate), speedup=hypot(speedup, added.speedup), ttft=hypot(ttft, added.ttft))
+
+    def over(self, name: str, base_name: str) -> Any:
+        """Return the half-width of one variant's speed over another's."""
+        request, base = self.requests[name], self.requests[base_name]
+        # they differ in wiring alone
+        own, other = (self.basis.unchecked[each] for each in (name, base_name))
+        either = Unchecked(
+            kernels=maximum(own.kernels, other.kernels), collectives=maximum(own.collectives, other.collectives)
+        )
+        return hypot(self.gain(name, self, base_name, base), by_unchecked(request, base, either).speedup)
+
+    def gain(self, name: str, base: "Errors", base_name: str, alike: Request) -> Any:
+        """Return that of one request's speed over another's, without what was not compared.
+
+        `alike` is the request of the same stack that gains of servings are over.
+        """
+        request, other = self.requests[name], base.requests[base_name]
+        of_ops = by_op(request, other).speedup
+        if self.basis.served:
+            return hypot(of_ops, by_unchecked(request, alike, self.basis.gains).speedup)
+        if not self.fitted or not base.fitted:
+            return of_ops
+        if request is other:
+            return 0.0
+        return self.fitted.speedup_width(name, base.fitted, base_name, of_ops)
+
+
+def _spread(log_s: NDArray[np.float64]) -> Any:
+    spread = NORMAL_90 * np.std(log_s, axis=-1, ddof=1)
+    return spread if spread.ndim else float(spread)
