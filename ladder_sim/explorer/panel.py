@@ -43,6 +43,9 @@ class Panel:
 
 
 def page_notes(notes: Notes) -> Notes:
-    """The same below a view: which settings the page does not use is said once, with the sources of its numbers."""
+    """Return the notes of a view, marked as using every setting.
+
+    Which settings the page ignores is said once, with the sources of its numbers.
+    """
     settings = (name for confidence in notes.confidences.values() for name in confidence.scenario.settings)
     return replace(notes, used=frozenset(settings))
