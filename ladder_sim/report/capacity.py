@@ -19,6 +19,7 @@ from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (
     bound_label,
+    cautions_of,
     cost_text,
     drafted_label,
     evidence_of,
@@ -33,6 +34,7 @@ from ladder_sim.report.requests import (
 from ladder_sim.serving import Capacity, Fleet
 from ladder_sim.serving.replicas.pools import Sizes
 from ladder_sim.serving.sizing.best_plan import MORE
+from ladder_sim.serving.sizing.search import ENDLESS
 
 # variants of the default answer: the first, and those that need least
 _SHOWN = 6
@@ -93,10 +95,10 @@ SHOWN: Sequence[Column[Row]] = (
     Column("", lambda row: row.fleet.plans, "plan"),
     Column("", lambda row: gpus_text(row.fleet.gpus), "GPUs (90 %)"),
     Column("", lambda row: _sizes(row.fleet.need.sizes), "replicas"),
-    Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "requests/s each"),
+    Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s each"),
     Column("", lambda row: limit_text(row.fleet), "limit"),
-    Column("ttft_p95_s", lambda row: _time(row, _TTFT), "TTFT p95"),
-    Column("tpot_p95_s", lambda row: _time(row, _TPOT), "TPOT p95"),
+    Column("ttft_p95_s", lambda row: _time(row, _TTFT, "ttft"), "TTFT p95", ends=False),
+    Column("tpot_p95_s", lambda row: _time(row, _TPOT, "rate"), "TPOT p95", ends=False),
 )
 # where names are long: columns that take several lines, and those that go, the first of them first
 _WRAPPED = ("plan", "limit")
@@ -131,14 +133,14 @@ class CapacityReport(Report[Capacity]):
             asked=_asked(need),
             table=table_of(SHOWN, shown, left=2, wrapped=_WRAPPED, width=WIDTH, spare=_SPARE),
             remarks=list(_remarks(need)),
-            cautions=[text for text in self.notes.warnings if text != need.interval_note],
+            cautions=cautions_of(need, self.notes),
             more=" and ".join(left),
         )
 
     def details(self) -> RenderableType:
         need = self.answer
         where = f"replicas on at most {gpus_label(need.scenario)}, {stack_label(need.scenario)}"
-        label = f"{where}{drafted_label(need.speculation)}; {load_label(need.load)}; promised: {need.slo}"
+        label = f"{where}{drafted_label(need.speculation)}; {load_label(need.load)}; SLO {need.slo}"
         columns = [SHOWN[0], SHOWN[1], _SAVED, _GAIN, *([_PRICE] if need.usd_per_gpu_hour is not None else [])]
         plans = list(map(Text, _plans(need)))
         return Group(
@@ -173,10 +175,10 @@ def _sizes(sizes: Sizes) -> str | None:
     return f"{sizes.serving} + {sizes.prefill}" if sizes.prefill else str(sizes.serving)
 
 
-def _time(row: Row, column: Column[Row]) -> float | None:
-    """With the replicas that meet the SLO, if any do and a request has it."""
-    seconds = column.get(row)
-    return seconds if row.fleet.need.replicas and not math.isnan(seconds) else None
+def _time(row: Row, column: Column[Row], error: str) -> Interval | None:
+    """With the replicas that meet the SLO, if any do and a request has it; `error`: the field of its widths."""
+    seconds, widths = column.get(row), row.fleet.widths
+    return None if widths is None or math.isnan(seconds) else Interval.around(seconds, getattr(widths, error))
 
 
 def _price(row: Row) -> str | None:
@@ -264,7 +266,8 @@ def _reason(need: Capacity) -> str:
         return ""
     if not others:
         carried = f"A replica of {best.plans} carries {interval_text(best.rate_limit)} requests/s"
-        return f"{carried}; its limit is {limit_text(best)}."
+        beyond = " and ".join(each if each == ENDLESS else f"{bound_label(each)} breaks" for each in best.need.breaks)
+        return f"{carried}; beyond that {beyond}."
     saved = f"{abs(best.saved.value):.0f}" if best.saved.value else "none"
     carries = f"{wiring_label(others[0], sentence=True)} carries {times_text(best.gain)} the rate per GPU"
     adds = f"{best.plans} adds {best.group_gpus} GPU{'s' * (best.group_gpus > 1)} at a time"

@@ -1,5 +1,6 @@
 """What `serve` and `capacity` say alike: which requests arrive, how they are served, and what is bounded."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +9,7 @@ from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.display.labels import evidence_text
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import own_variant
-from ladder_sim.report.columns import interval_text
+from ladder_sim.report.columns import ROUGH, interval_text
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
 from ladder_sim.serving.confidence import steps_note
 from ladder_sim.serving.engine.speculation import Speculation
@@ -73,10 +74,23 @@ def with_label(scenario: Scenario, variant: str) -> str:
     return "your weights" if variant == own_variant(scenario.model) else variant
 
 
+def time_text(interval: Interval, scale: float) -> str:
+    """A time and its interval; of one that is wide two digits are known, no more.
+
+    Examples
+    --------
+    >>> time_text(Interval(value=0.0863, low=0.0519, high=0.1446), 1e-3), time_text(Interval.around(0.0143, 0.2), 1e-3)
+    ('86 (52-145)', '14.3 (11.7-17.5)')
+    """
+    rough = interval.value > 0.0 and not (interval.known and interval.log_width <= ROUGH)
+    places = max(0, 1 - math.floor(math.log10(interval.value / scale))) if rough else None
+    return interval_text(interval, scale, places)
+
+
 def seconds_text(interval: Interval) -> str:
     """A time with its unit and interval: "156 ms (92-270)"."""
     size, unit = step_for(interval.value, "s")
-    value, _, ends = interval_text(interval, size).partition(" ")
+    value, _, ends = time_text(interval, size).partition(" ")
     return f"{value} {unit} {ends}".rstrip()
 
 
@@ -113,6 +127,14 @@ def notes_of(answer: Served | Capacity, confidences: Mapping[str, Confidence]) -
     confidence = next(iter(confidences.values()), None)
     of_rewired = {", ".join(rewired): confidence} if rewired and confidence else {}
     return Notes(confidences=of_rewired, about=(steps_note(answer.steps, answer.scenario, rewired), *about))
+
+
+def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
+    """The warnings of the default answer: what intervals are over, and where steps are from, is said elsewhere."""
+    elsewhere = {answer.interval_note}
+    if answer.steps:
+        elsewhere.add(steps_note(answer.steps, answer.scenario, _rewired(answer)))
+    return [text for text in notes.warnings if text not in elsewhere]
 
 
 def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) -> str:

@@ -19,6 +19,7 @@ from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (
     bound_label,
+    cautions_of,
     cost_text,
     evidence_of,
     load_fields,
@@ -27,6 +28,7 @@ from ladder_sim.report.requests import (
     notes_of,
     seconds_text,
     slo_label,
+    time_text,
     times_text,
     tokens_label,
 )
@@ -51,23 +53,24 @@ class Line(NamedTuple):
     """Figures of a variant, or what it gains, by name."""
 
     label: str
-    figures: Mapping[str, Interval | str | None]
+    figures: Mapping[str, str]
+    """Those that a request has."""
 
 
 def _of(name: str) -> Callable[[Line], Any]:
-    return lambda line: line.figures[name]
+    return lambda line: line.figures.get(name)
 
 
 # of the default answer: times have one unit, in the first heading, as gains stand below them
 SHOWN: Sequence[Column[Line]] = (
     Column("", lambda line: line.label, "[ms]"),
     *(
-        Column("", _of(f"{metric}_{percentile}_s"), f"{metric.upper()} {percentile}")
+        Column("", _of(f"{metric}_{percentile}_s"), f"{metric.upper()} {percentile} (90 %)")
         for metric, percentile in (("ttft", "p50"), ("ttft", "p95"), ("tpot", "p50"), ("tpot", "p95"), ("e2e", "p95"))
     ),
 )
 # the first to go where names are long
-_SPARE = ("TPOT p50", "TTFT p50")
+_SPARE = ("TPOT p50 (90 %)", "TTFT p50 (90 %)")
 
 
 def _figure(name: str, heading: str = "", *, whole: bool = True) -> Column[Row]:
@@ -118,13 +121,12 @@ class ServeReport(Report[Served]):
         others.sort(key=lambda name: _rank(served[name]))
         names = {first, *others[: _SHOWN - 1]}
         left = len(served) - len(names)
-        cautions = [text for text in self.notes.warnings if text != served.interval_note]
         return Brief(
             sentence=_verdict(served),
             asked=_asked(served),
             table=table_of(SHOWN, list(_lines(served, names)), width=WIDTH, spare=_SPARE),
             remarks=list(_remarks(served)),
-            cautions=[*cautions, *_rough(served)],
+            cautions=[*cautions_of(served, self.notes), *_rough(served)],
             more=f"{left} more wiring{'s' * (left > 1)}" if left else "",
         )
 
@@ -214,14 +216,10 @@ def _lines(served: Served, names: set[str]) -> Iterator[Line]:
     for name, each in served.items():
         if name not in names:
             continue
-        times = {figure: _known(each.figures[figure]) for figure in _GAINED}
-        in_ms = {
-            figure: time and Interval(value=1e3 * time.value, low=1e3 * time.low, high=1e3 * time.high)
-            for figure, time in times.items()
-        }
-        yield Line(wiring_label(name), in_ms)
+        times = {figure: time for figure in _GAINED if (time := _known(each.figures[figure]))}
+        yield Line(wiring_label(name), {figure: time_text(time, 1e-3) for figure, time in times.items()})
         if each.gains:
-            gains = {figure: each.gains[figure].text if times[figure] else None for figure in _GAINED}
+            gains = {figure: each.gains[figure].text for figure in times}
             yield Line("  speedup" if several else "speedup", gains)
 
 
@@ -283,7 +281,8 @@ def _remarks(served: Served) -> Iterator[Remark]:
 def _load(served: Served) -> str:
     """Whether the load is carried, and what it takes."""
     names, first = _compared(served), served[served.first].figures
-    arrive = not isinstance(served.load, Traffic) or bool(served.load.rate)
+    # a client that holds requests back is never ahead of the server
+    arrive = not isinstance(served.load, Traffic) or not served.load.concurrency
     rates = {name: f"{interval_text(served[name].tokens_per_s)} tok/s" for name in names}
     if arrive and all(served[name].stable for name in names):
         keep = "Both wirings keep up" if len(names) > 1 else f"{wiring_label(names[0], sentence=True)} keeps up"

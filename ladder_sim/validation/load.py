@@ -129,7 +129,7 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_failures(result), *served.cautions),
+        cautions=(*_failures(result), *served.cautions, served.interval_note),
     )
 
 

@@ -17,6 +17,7 @@ from tests.support.commands import run
 
 EIGHT = Scenario(model="8b", tp=2, stack="vllm")
 FEW: dict[str, Any] = {"prompt": 400, "gen": 20, "requests": 40, "seeds": 1}
+LONG = ["standard", "hybrid-ladder:16", "hybrid-desync:4:16", "upper-bound"]
 SERVED: dict[str, dict[str, Any]] = {
     "a rate": {"rate": 20.0, **FEW},
     "an SLO, a price": {"rate": 20.0, "slo": "ttft_p95=500ms,tpot_p95=6ms", "usd_per_gpu_hour": 2.0, **FEW, "seeds": 2},
@@ -35,7 +36,7 @@ SERVED: dict[str, dict[str, Any]] = {
 NEEDED: dict[str, dict[str, Any]] = {
     "a rate": {"rate": 300.0, "slo": "ttft_p95=300ms,tpot_p95=8ms", "usd_per_gpu_hour": 2.0},
     "nothing is enough": {"rate": 4.0, "slo": "ttft_p95=1us"},
-    "one is not enough": {"rate": 4.0, "slo": "tpot_p95=3.6ms"},
+    "one is not enough": {"rate": 4.0, "slo": "tpot_p95=4.4ms"},
     "one variant": {"rate": 4.0, "slo": "e2e_mean=9s", "variants": "standard"},
     "several": {"rate": 90.0, "slo": "ttft_p95=1s", "variants": ["standard", "hybrid-ladder:16", "upper-bound"]},
     "one GPU": {"rate": 4.0, "slo": "ttft_p95=1s", "tp": 1},
@@ -55,7 +56,7 @@ def lines_of(answer: Answer) -> list[str]:
 
 
 def said(text: str, value: float) -> bool:
-    """Whether a text has a figure, with as many digits as it shows."""
+    """Whether a text has a figure, rounded to the digits that it shows."""
     numbers = re.findall(r"\d+(?:\.\d+)?", text)
     return any(abs(float(number) - value) <= 0.51 * 10.0 ** -len(number.partition(".")[2]) for number in numbers)
 
@@ -93,7 +94,7 @@ def test_capacity_fits_and_the_sentence_says_the_gpus(case: str) -> None:
     lines_of(need)
     rows = {row["variant"]: row for row in need.to_dict()["rows"]}
     summary, able = need.summary, [name for name, row in rows.items() if row["gpus"]]
-    assert ("no number of GPUs" in summary.lower()) or len(able) > 0
+    assert ("no number of gpus" in summary.lower()) == (len(able) < len(rows))
     if not able:
         assert summary.startswith("No number of GPUs keeps the SLO at 4 requests/s")
     elif "standard" in able:
