@@ -263,7 +263,7 @@ def simulation_inputs(
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
-    """Variants compared by default: the usual four, with the model's own in place of ladder if it has one."""
+    """Return the variants compared by default: the usual four, or the model's own in place of ladder."""
     own = own_variant(scenario.model)
     chosen = "ladder" if own in DEFAULT_VARIANTS else own
     return canonical_names(chosen if name == "ladder" else name for name in DEFAULT_VARIANTS)

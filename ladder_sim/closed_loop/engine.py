@@ -131,7 +131,7 @@ def simulate(
     slots: float,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
-    """Clients that send their first requests together, and each further one when the last one is answered.
+    """Simulate clients that send their first requests together, and each further one after an answer.
 
     Parameters
     ----------

@@ -172,7 +172,7 @@ def by_servings_of_plans(*servings: ServingCheck | None) -> float:
 
 
 def _algorithms(request: Request) -> Mapping[str, float]:
-    """Seconds of collectives by what they run."""
+    """Return the seconds of collectives by algorithm."""
     by_name: dict[str, float] = defaultdict(float)
     for step, times in request.passes:
         estimates = step.estimates(step.schedule)
@@ -221,7 +221,7 @@ class Basis:
 
     @classmethod
     def by_configuration(cls, bases: Sequence["Basis"], which: NDArray[np.intp]) -> "Basis":
-        """One for many configurations, given the place of each one's in a list."""
+        """Return one basis for many configurations, given the place of each one's basis in a list."""
         if len(bases) == 1:
             return bases[0]
 
@@ -243,7 +243,7 @@ class Basis:
 
 
 def not_compared(variant: str, validated: Mapping[str, bool]) -> list[str]:
-    """Parts of a variant's scenario that were not compared with runs."""
+    """Return the parts of a variant's scenario that were not compared with runs."""
     wiring = [] if has_wiring(variant) else ["wiring"]
     return [part for part, checked in validated.items() if not checked and part != "wiring"] + wiring
 

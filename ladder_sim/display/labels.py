@@ -205,7 +205,7 @@ def next_to_label(collective: Collective) -> str:
 
 
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Batch and its size, if wanted, or requests in flight, prompt, new tokens and precision."""
+    """Return the load in words: batch, with its size if wanted, or requests in flight, prompt, answer, precision."""
     workload = scenario.workload
     size = f"static batch of {workload.batch}" if batch else "static batches"
     if workload.concurrency is not None:
@@ -218,7 +218,7 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
 
 
 def load_label(workload: Workload) -> str:
-    """How many requests the GPUs serve at a time, where the rest is said elsewhere.
+    """Return how many requests the GPUs serve at a time, where the rest is said elsewhere.
 
     Examples
     --------
@@ -241,18 +241,18 @@ def batching_label(batching: Iterable[str]) -> str:
 
 
 def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Model, cluster, workload and stack by their names, for a subtitle."""
+    """Return the model, cluster, workload and stack by their names, for a subtitle."""
     where = f"{scenario.plan} on {scenario.cluster.name}"
     return f"{scenario.model.name}, {where}, {workload_label(scenario, batch=batch)}, {scenario.stack.name}"
 
 
 def hardware_label(scenario: Scenario) -> str:
-    """Degree, GPUs and links."""
+    """Return the degree of parallelism, GPUs and links, in words."""
     return f"{scenario.plan} on {gpus_label(scenario)}, {_links_label(scenario)}"
 
 
 def gpus_label(scenario: Scenario) -> str:
-    """Nodes, and what each has."""
+    """Return the nodes, and the GPUs of each, in words."""
     return f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
 
 
@@ -263,7 +263,7 @@ def _links_label(scenario: Scenario) -> str:
 
 
 def stack_label(scenario: Scenario) -> str:
-    """Engine, all-reduce and techniques."""
+    """Return the engine, all-reduce and techniques, in words."""
     return f"stack {_stack_text(scenario)}"
 
 
@@ -302,7 +302,7 @@ def _compared_line(confidence: Confidence) -> str:
 
 
 def errors_label(compared: Compared) -> str:
-    """How far predictions of servings were off, TPOT on average and TTFT in the median, of models no fit had seen."""
+    """Return the errors of predicted servings of unseen models: TPOT's mean and TTFT's median, in words."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
     return f"TPOT off by {runs.tpot_error:.1%}, TTFT by {runs.ttft_error:.0%} (model left out)"
@@ -420,7 +420,7 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
 
 
 def placed_text(scenario: Scenario, *, where: str = "") -> str:
-    """Model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
+    """Return the model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
 
     `where` stands for plan and GPUs.
     """

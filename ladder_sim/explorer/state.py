@@ -157,7 +157,7 @@ class State:
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
     def how(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `predict` other than scenario and variants."""
+        """Return the arguments of `predict` other than scenario and variants."""
         profile = None if self.profile is None else allowlist.profiles[self.profile]
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
@@ -172,11 +172,11 @@ class State:
         return _seconds("max_tpot", self.max_tpot)
 
     def names(self, scenario: Scenario) -> tuple[str, ...]:
-        """Variants to show; standard is always the first."""
+        """Return the names of the variants to show; standard is always the first."""
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `Scenario`, names of the page replaced by their specs."""
+        """Return the arguments of `Scenario`, with names of the page replaced by their specs."""
         return {
             **self.arguments,
             "model": self.shape or self.arguments["model"],

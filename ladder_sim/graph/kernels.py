@@ -58,7 +58,7 @@ class BlockKernels:
         return BlockStructure(tuple(self.kernels), self.output, self.shared, self.own)
 
     def op(self, name: str, kind: OpKind, shape: Shape, after: Sequence[int], *, weights: float = 0.0) -> int:
-        """Any kernel; `weights` are the bytes that it holds in memory."""
+        """Add a kernel; `weights` are the bytes that it holds in memory."""
         self.kernels.append(Kernel(name, kind, tuple(after), self.next_to))
         self.ops.append(Op(name=f"layer.{self.part}.{name}", kind=kind, shape=shape, weight_bytes=weights))
         return len(self.ops) - 1

@@ -192,7 +192,7 @@ class _Builder:
         return name if self.used[name] == 1 else f"{name}{self.used[name]}"
 
     def _due(self, joins: Sequence[int]) -> list[int]:
-        """Numbers of the outputs that join, but for those that joined when they were read ahead."""
+        """Return the numbers of the outputs that join, without those that joined when they were read ahead."""
         return [number for back in joins if (number := len(self.outputs) - back) in self.waiting]
 
     def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[int]:
@@ -215,7 +215,7 @@ class _Builder:
         return last
 
     def _read_ahead(self, block: Block, prefix: str, layer: int) -> list[int]:
-        """Tensors that a block reads ahead of the sums that have them."""
+        """Return the tensors that a block reads ahead of the sums that have them."""
         tensors = []
         for number in [len(self.outputs) - back for back in block.reads_ahead]:
             output = self.outputs[number]

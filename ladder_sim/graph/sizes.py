@@ -204,7 +204,7 @@ def _same(sizes: tuple[Any, ...]) -> Hashable:
 
 
 def _cut(tokens: Any, number: int, of: int) -> Any:
-    """Token at which a part of a prompt begins: the first of a tile, if every part fills one."""
+    """Return the token at which a part of a prompt begins: the first of a tile, if every part fills one."""
     if number == of:
         return tokens
     rows = TILE_ROWS[1]

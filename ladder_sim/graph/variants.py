@@ -126,17 +126,17 @@ class Family:
 
 
 def standard(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i} s_j``."""
+    """Return the rule of ``x + sum_{j<i} s_j``."""
     return Rule()
 
 
 def ladder(at: Place, late: int) -> Rule:
-    """``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
+    """Return the rule of ``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
     return Rule(late=late)
 
 
 def delayed(at: Place, late: int) -> Rule:
-    """``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: the own part at once, those of the others D blocks later."""
+    """Return the rule of ``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: only others' parts come D blocks late."""
     return Rule(late=late, reads_own=late > 0)
 
 
@@ -159,7 +159,7 @@ def drop(at: Place, parameter: int) -> Rule:
 
 
 def partial(at: Place, percent: int) -> Rule:
-    """``x + sum_{j<i} s_j`` in the first P percent of the channels, ``x + sum_{j<i} p_j^r`` in the others.
+    """Return the rule of ``x + sum_{j<i} s_j`` in the first P percent of channels, ``x + sum_{j<i} p_j^r`` in the rest.
 
     The LM head's shards need one residual: before it, the others are averaged over the ranks.
     """
@@ -167,7 +167,7 @@ def partial(at: Place, percent: int) -> Rule:
 
 
 def farskip(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i-1} s_j``, and what the shared experts of block i - 1 put out, where that needs no exchange.
+    """Return the rule of ``x + sum_{j<i-1} s_j``, and block i - 1's shared experts where that needs no exchange.
 
     Equation 8a: experts read the residual before attention; attention reads it without the routed experts before it.
     """
@@ -175,12 +175,12 @@ def farskip(at: Place, parameter: int) -> Rule:
 
 
 def farskip_own(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, the rank's own part of what is missing."""
+    """Return the rule of ``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, with the rank's own part of the missing."""
     return Rule(late=1, reads_own=True)
 
 
 def upper_bound(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i} p_j^r``; the LM head reads that as well."""
+    """Return the rule of ``x + sum_{j<i} p_j^r``, which the LM head reads as well."""
     return Rule(reduces=False)
 
 

@@ -183,7 +183,7 @@ def _large(rows: Sequence[Measured]) -> list[Measured]:
 
 
 def _summary(rows: Sequence[Measured]) -> str:
-    """Averages and perplexities of the largest model with the first row's wiring, trained most."""
+    """Return the averages and perplexities of the largest and most trained model with the first row's wiring."""
     alike = [row for row in rows if row.wiring == rows[0].wiring and row.sums_up]
     best = max(alike, key=lambda row: (row.parameters, row.tokens))
     by_recipe: dict[str, list[str]] = {}

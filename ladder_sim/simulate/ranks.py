@@ -184,7 +184,7 @@ class _PacedRun:
         return float((waits * weights).sum(axis=1).mean())
 
     def increments(self) -> list[list[float]]:
-        """How long the periods of every run of equal layers took, apart from the first ones and the last; seconds."""
+        """Return the seconds of each period of every run of equal layers, without the first ones and the last."""
         lasted_s = []
         for period in self.schedule.order.periods:
             # the one that stands for others is the second last of its run
@@ -194,7 +194,7 @@ class _PacedRun:
         return lasted_s
 
     def _layer_end_s(self, position: int) -> float:
-        """When the last kernel of a layer ends on the slowest rank, seconds."""
+        """Return when the last kernel of a layer ends on the slowest rank, seconds."""
         index = self.schedule.layout.wiring.layers[position].index
         own = [
             self.launches + number

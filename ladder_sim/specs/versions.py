@@ -69,7 +69,7 @@ class Versions:
         return fields
 
     def _is_newer(self, asked: tuple[int, ...]) -> bool:
-        """Beyond the newest: 0.32.1 belongs to 0.32."""
+        """Say whether a version is beyond the newest: 0.32.1 belongs to 0.32."""
         newest = _release(self.newest)
         return asked[: len(newest)] > newest
 

@@ -51,7 +51,7 @@ class Journal:
             yield
 
     def done(self) -> list[int]:
-        """Feasible points of each chunk that an interrupted run has left; raises UsageError if it was another sweep."""
+        """Return the feasible points of each chunk of an interrupted run; raise UsageError for another sweep's."""
         return [mark.feasible for mark in self._marks()[1:]]
 
     def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:

@@ -84,7 +84,7 @@ def cover(graph: TraceGraph) -> Cover:
 
 
 def find_passes(graph: TraceGraph) -> list[Pass]:
-    """Every forward pass in the standard wiring, rank by rank; an error if there is none."""
+    """Return every forward pass in the standard wiring, rank by rank; raise an error if there is none."""
     passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
         if any(op.kind == WHOLE_GRAPH for op in graph.ops):
@@ -128,7 +128,7 @@ def _of_rank(graph: TraceGraph, rank: int) -> list[Pass]:
 
 
 def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """First all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
+    """Yield the first all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
     first = 0
     # kinds of blocks at even and at odd places
     known: tuple[Counter[Signature], Counter[Signature]] = (Counter(), Counter())

@@ -74,7 +74,7 @@ class Replay:
 
 
 def to_program(graph: TraceGraph, contention: Contention | None = None) -> Program:
-    """One task for each op, in its position. Without contention the tasks share nothing."""
+    """Return a program with a task for each op, in its position. Without contention the tasks share nothing."""
     demands = contention.demands(graph) if contention is not None else [NOTHING] * len(graph.ops)
     return Program(
         tasks=tuple(

@@ -346,7 +346,7 @@ def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
 
 
 def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
-    """Errors and coverage by variant, interconnect and group of tensor-parallel degrees, and over all degrees."""
+    """Return errors and coverage by variant, interconnect and group of TP degrees, and over all degrees."""
     parts: dict[tuple[str, bool, str], list[Comparison]] = {}
     for comparison in comparisons:
         row = comparison.measurement
@@ -377,7 +377,7 @@ def _order(tps: str) -> float:
 
 
 def error_stats(quantities: Iterable[Quantity | None]) -> ErrorStats | None:
-    """Errors and coverage of some quantities; None without quantities."""
+    """Return the errors and coverage of some quantities; None without quantities."""
     given = [quantity for quantity in quantities if quantity is not None]
     if not given:
         return None

@@ -80,7 +80,7 @@ def table_of(scenario: Scenario) -> str:
 
 
 def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
-    """Every measured run of the scenario's table, the most like it first.
+    """Return every measured run of the scenario's table, the most like it first.
 
     Examples
     --------

@@ -132,7 +132,7 @@ def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: 
 
 
 def outlier_note(kind: Kind, dtype: str, many: Sequence[Series]) -> str:
-    """How many times of several series are lowered, and which by the most; empty: none."""
+    """Return how many times of several series are lowered, and which by the most; empty if none is."""
     names, (rising, far) = AXES[kind], FALLS[kind]
     cells: list[tuple[float, str]] = []
     rows = 0

@@ -126,7 +126,7 @@ def _tables(
 
 
 def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict[str, dict[str, RatioTable]]:
-    """Tables of attention in one phase, by kernel."""
+    """Return the tables of attention in one phase, by kernel."""
     return {kernel: tables[kind] for kind, (of, kernel) in ATTENTION.items() if of == phase and kind in tables}
 
 
@@ -148,7 +148,7 @@ def _left_out(op: MeasuredOp, errors: Mapping[MeasuredOp, ErrorStats]) -> dict[s
 
 
 def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
-    """Errors of every op that becomes a table or a curve; the same draws every time.
+    """Return the errors of every op that becomes a table or a curve; every call draws the same points.
 
     None for an op with fewer points than trials.
     """
@@ -160,7 +160,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[Measured
 
 
 def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
-    """Errors at all points but the ends of a curve, which lie between no others."""
+    """Return the errors at all points but the ends of a curve, which lie between no others."""
     every = sorted(points)
     drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
     looked_up: list[float] = []

@@ -179,7 +179,7 @@ class SampleStore:
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
-        """Nobody else writes the file for as long as this does."""
+        """Keep other processes from writing the file meanwhile."""
         try:
             with locked(self.path, wait=True):
                 yield
@@ -285,7 +285,7 @@ class MeasuredOp(NamedTuple):
         return f"{self.op}, {self.ranks} ranks{across}" if self.ranks else self.op
 
     def columns(self, points: Sequence[tuple[float, ...]]) -> dict[str, Floats]:
-        """Points by coordinate."""
+        """Return the points by coordinate."""
         return dict(zip(self.axes, np.array(points).T, strict=True))
 
 

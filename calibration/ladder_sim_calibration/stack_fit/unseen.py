@@ -26,7 +26,7 @@ class UnseenRun:
 
 
 def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:
-    """Every run as predicted by the fit without its group; empty if there is only one group."""
+    """Return every run as predicted by the fit without its group; empty if there is only one group."""
     if len(set(groups)) == 1:
         return ()
     errors = np.empty(len(problem.runs))
@@ -51,7 +51,7 @@ def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashab
 
 
 def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> dict[tuple[Configuration, str], Widths]:
-    """Half-widths of the runs' intervals before they are scaled."""
+    """Return the half-widths of the runs' intervals before they are scaled."""
     widths = {}
     for configuration, rows in by_configuration(runs).items():
         variants = [runs[row].variant for row in rows]

@@ -42,7 +42,7 @@ _PCIE5_US, _PCIE5_GBps = 24.6, 63.0
 
 @cache
 def floor_growth(ranks: float, exponent: float) -> float:
-    """Latency floor of a group as a multiple of a full node's.
+    """Return the latency floor of a group as a multiple of that of a full node.
 
     Beyond a full node, every doubling adds as much as from 4 to 8.
     """
@@ -55,12 +55,12 @@ def floor_growth(ranks: float, exponent: float) -> float:
 
 
 def ring(ranks: float) -> float:
-    """Reduce-scatter and all-gather; with it rates are nccl-tests' bus bandwidths."""
+    """Return the bytes that each GPU sends for a byte in reduce-scatter and all-gather, as bus bandwidth has it."""
     return 2.0 * (ranks - 1) / ranks
 
 
 def one_way(ranks: float) -> float:
-    """Reduce-scatter or all-gather."""
+    """Return the bytes that each GPU sends for a byte of the message in reduce-scatter or all-gather."""
     return (ranks - 1) / ranks
 
 
@@ -171,7 +171,7 @@ class Algorithm:
         return fastest
 
     def port_traffic(self, ranks: float, switch: bool) -> float:
-        """Fewest bytes that a GPU's port sends or receives for a byte of the message, whichever kernel runs."""
+        """Return the fewest bytes that a GPU's port sends or receives for a byte of the message, by any kernel."""
         traffic = min(line.traffic(ranks) for line in self.lines)
         return min(traffic, multicast(ranks)) if self.may_multicast and switch else traffic
 
@@ -389,7 +389,7 @@ class MeasuredCollective:
     """The measured link."""
 
     def ratio(self, message: Floats, ranks: int) -> tuple[Floats, NDArray[np.bool_]]:
-        """Measured over formula, and whether these ranks and this size were measured.
+        """Return the measured time over the formula's, and whether these ranks and this size were measured.
 
         Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
         """
@@ -398,7 +398,7 @@ class MeasuredCollective:
         return self.factor(message, ranks), in_range
 
     def factor(self, message: Floats, ranks: int) -> Floats:
-        """Measured over formula alone."""
+        """Return the measured time over the formula's."""
         low = max((n for n in self.curves if n <= ranks), default=min(self.curves))
         high = min((n for n in self.curves if n >= ranks), default=max(self.curves))
         log_size = np.log(np.maximum(message, 1.0))
@@ -427,7 +427,7 @@ class MeasuredCollective:
 def measured_collectives(
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]], tier: LinkTier
 ) -> dict[tuple[str, str], MeasuredCollective]:
-    """Curves of a profile (`CalibrationProfile.collectives`) by kind and algorithm, of those that have a formula."""
+    """Return the curves of `CalibrationProfile.collectives` by kind and algorithm, of those that have a formula."""
     curves = {
         (kind, algorithm): by_ranks
         for kind, algorithms in collectives.items()

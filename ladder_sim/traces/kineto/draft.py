@@ -64,7 +64,7 @@ class RankDraft(NamedTuple):
 
 
 def rank_draft(file: KinetoFile, clock: Clock, drafts: list[Draft], notes: list[str]) -> RankDraft:
-    """One rank's ops, with the times at which each began to work."""
+    """Return one rank's ops, with the times at which each began to work."""
     _set_work(drafts)
     return RankDraft(
         rank=file.rank,

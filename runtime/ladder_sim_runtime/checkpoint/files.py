@@ -117,7 +117,7 @@ def read_object(file: Path, *, what: str) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the one file, or of the index."""
+    """Return every tensor of a checkpoint: of its one file, or of its index."""
     if (folder / WEIGHTS).exists():
         return _file_headers(folder / WEIGHTS)
     if not (folder / INDEX).exists():
@@ -135,7 +135,7 @@ def _read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def _index(folder: Path) -> dict[str, Path]:
-    """File of every tensor."""
+    """Return the file of every tensor."""
     hint = "download the index again"
     names = read_object(folder / INDEX, what="the index of a checkpoint").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):

@@ -169,7 +169,7 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -
 
 
 def common_store(timeout_s: float, place: Place) -> Store:
-    """Where all ranks meet: in the launcher's folder, or at the address that torchrun gave them.
+    """Return the store where all ranks meet: in the launcher's folder, or at torchrun's address.
 
     Raises
     ------

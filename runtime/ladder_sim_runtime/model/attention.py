@@ -49,7 +49,7 @@ class Step:
         scale: float | None = None,
         window: int = 0,
     ) -> Tensor:
-        """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
+        """Return the causal attention to the last `window` tokens, or to all: B, T, H * width of the values."""
         if engine.attention == "math":
             return attention_kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
         return attention_kernels.flash_attention(
