@@ -64,10 +64,7 @@ class Answer:
         return pandas.DataFrame(list(self.report.document().rows))
 
     def plot(self, kind: str | None = None) -> "go.Figure":
-        """Return a plotly Figure of this answer, as its command draws it.
-
-        Raises UnknownNameError for a kind of figure that this answer lacks.
-        """
+        """Return a plotly Figure, as the command draws it; raise UnknownNameError for a kind that this answer lacks."""
         return self.report.figure(kind)
 
     def __str__(self) -> str:

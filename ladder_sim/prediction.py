@@ -304,10 +304,7 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
 
 @lru_cache(maxsize=32)
 def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> CalibrationProfile:
-    """Return a GPU's profile with a stack's fit.
-
-    Equal arguments give the same object, so that its tables are laid out once.
-    """
+    """Return a GPU's profile with a stack's fit: one object for equal arguments, so that tables are laid out once."""
     return dataclasses.replace(measured, stack_fit=calibrated.stack_fit)
 
 

@@ -116,10 +116,7 @@ def figures() -> Iterator[str]:
 
 
 def inline(svg: str, caption: str) -> str:
-    """Return an SVG as part of a page.
-
-    It scales, black is the colour of the text, and its styles and ids stay its own.
-    """
+    """Return an SVG as part of a page: it scales, black is the text's colour, its styles and ids stay its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)[\")]", svg))

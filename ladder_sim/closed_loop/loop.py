@@ -139,10 +139,7 @@ class Loop:
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
     def _added_s(self, name: str) -> Number:
-        """Return the seconds that prompts add to a step.
-
-        The step decodes most of the requests; where prompts go first, they have a step of their own.
-        """
+        """Return the seconds that prompts add to a step of decodes, or take in a step of their own if they go first."""
         if self.load.mixed_steps:
             return maximum(self.passes[name].seconds - self._most_s, 0.0)
         return self.passes[name].seconds + self._host_s(0.0)

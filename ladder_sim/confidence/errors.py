@@ -147,10 +147,7 @@ def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Width
 
 
 def by_own_algorithms(request: Request, other: Request, parts: Collection[str] = ("stack",)) -> float:
-    """Return the error of a ratio of times in collectives that only the first request runs as long.
-
-    `parts` are those that were not compared.
-    """
+    """Return the error of a ratio from collectives that the first request runs longer, with unchecked `parts`."""
     own_s, others_s = (_algorithms(each) for each in (request, other))
     apart_s = math.fsum(max(0.0, seconds - others_s.get(name, 0.0)) for name, seconds in own_s.items())
     exposed = request.breakdown.exposed_comm_s / float(request.request_s)
@@ -170,10 +167,7 @@ def by_own_plan(request: Request, other: Request, parts: Collection[str]) -> flo
 
 
 def by_servings_of_plans(*servings: ServingCheck | None) -> float:
-    """Return the error of a ratio of two plans, from the times per token of measured servings.
-
-    A serving is None where its stack had no serving.
-    """
+    """Return the error of two plans' ratio from TPOT of measured servings, each None if its stack had none."""
     return math.hypot(*(math.log1p(each.tpot) for each in servings if each)) * math.sqrt(1.0 - SHARED_BY_PLANS)
 
 

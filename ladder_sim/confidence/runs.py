@@ -80,10 +80,7 @@ def most_alike(scenario: Scenario, profile: CalibrationProfile | None) -> Compar
 
 
 def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Compared]:
-    """Return the runs that a scenario is compared with.
-
-    For requests in flight these are the shipped servings, else the runs of shipped fits and of the profile's own fit.
-    """
+    """Return the runs to compare with: shipped servings for requests in flight, else runs of fits."""
     if scenario.workload.concurrency is not None:
         return [Compared(check.cluster, check) for check in checks_of(scenario.model)]
     # a fit that another GPU takes over was not made on that one's tables

@@ -55,10 +55,7 @@ def fit_error(
 
 
 def same_gpus(scenario: Scenario) -> list[Change]:
-    """Return changes with which the model fits the same GPUs.
-
-    They are single changes if any of these fits, else a precision and a stack together.
-    """
+    """Return changes with which the model fits the same GPUs: single ones, else a precision with a stack."""
     fitting = [change for change in _single(scenario) if _fits(scenario, change)]
     return fitting or [
         change

@@ -157,10 +157,7 @@ class KernelCosts:
         return [estimates[number] for number in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
-        """Return the estimate of an op from real passes.
-
-        There is none if the profile has no such passes, or holds the GEMM in a table of them.
-        """
+        """Return the estimate of an op from real passes; None without passes, or if their table holds the GEMM."""
         times = self.profile.in_place if self.profile else None
         if times is None:
             return None
@@ -235,10 +232,7 @@ class KernelCosts:
         return shape.duty * maximum(lasting_s - seconds, 0.0)
 
     def _table(self, kind: Kind, table_of: TableOf) -> tuple[RatioTable | None, bool]:
-        """Return the table of a kernel, and whether it was measured in this precision.
-
-        In another precision the kernel is as far from its roofline as in bf16.
-        """
+        """Return the table of a kernel, and whether it is of this precision: if not, its bf16 ratios hold."""
         if self.profile is None:
             return None, False
         if isinstance(table_of, Experts):

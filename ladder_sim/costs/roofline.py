@@ -207,10 +207,7 @@ def prompt_len(shape: CachedAttention) -> Any:
 
 
 def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -> Shape:
-    """Return the op at coordinates of a table of `kind`; coordinates may be arrays.
-
-    `table_of` is the key of the table, as `table_key` returns it.
-    """
+    """Return the op at coordinates, maybe arrays, of the table of `kind` with the key `table_of`."""
     sizes: list[Any] = [np.asarray(point[name], np.float64) for name in AXES[kind]]
     if isinstance(table_of, Experts):
         expert_tp, ep, tokens = sizes

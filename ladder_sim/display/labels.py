@@ -439,10 +439,7 @@ def placed_text(scenario: Scenario, *, where: str = "") -> str:
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:
-    """Return a variant as tables call it, or as a sentence starts with it.
-
-    One that nobody can run is in parentheses.
-    """
+    """Return a variant as tables call it, or as a sentence starts with it; in parentheses if nobody can run it."""
     if variant == NO_COMMUNICATION:
         return "A model without communication" if sentence else "(no communication)"
     return f"{variant[0].upper()}{variant[1:]}" if sentence else variant

@@ -279,10 +279,7 @@ def _page(load: object) -> str | None:
 
 
 def _answerable(queries: Queries, query: object) -> PageState:
-    """Return a query's state; raise PreventUpdate if it has no answer.
-
-    Views of such a query stay as they are, since the headline says what is wrong.
-    """
+    """Return a query's state; raise PreventUpdate if it has no answer, since only the headline says why."""
     try:
         state = queries.state(query)
         queries.answer(state.query(pins=False))

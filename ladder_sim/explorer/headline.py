@@ -146,10 +146,7 @@ def control_values(setup: Setup) -> ControlValues:
 
 
 def comparison(candidates: Sequence[Candidate]) -> list[Component]:
-    """Return the pinned scenarios in one table.
-
-    It shows what differs, then every variant, then the runs behind them and warnings.
-    """
+    """Return a table of what differs between pinned scenarios and of every variant, then runs and warnings."""
     rows = [
         html.Tr([html.Th(name, scope="row"), *(html.Td(text) for text in texts)])
         for name, texts in {**_differences(candidates), **_results(candidates)}.items()

@@ -43,9 +43,6 @@ class Panel:
 
 
 def page_notes(notes: Notes) -> Notes:
-    """Return the notes of a view, marked as using every setting.
-
-    Which settings the page ignores is said once, with the sources of its numbers.
-    """
+    """Return the notes of a view without settings that are not used: the page says those once."""
     settings = (name for confidence in notes.confidences.values() for name in confidence.scenario.settings)
     return replace(notes, used=frozenset(settings))

@@ -179,10 +179,7 @@ class Queries:
         return self._grid(answer, tuple(answer.predictions), {answer.along: values})
 
     def map_grid(self, query: str) -> tuple[Grid, How]:
-        """Return the grid of the map, and what all its points share.
-
-        Raises UsageError if both axes are equal, or one has a single value.
-        """
+        """Return the sweep of the map; raise UsageError if both axes are equal, or one has a single value."""
         answer = self.answer(query)
         across = answer.across
         if across == answer.up:

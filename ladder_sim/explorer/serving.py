@@ -72,10 +72,7 @@ class _CachedService(Service):
         slo: SLO | None = None,
         **how: Any,
     ) -> Outcome:
-        """Run requests as `Service.run` does, without data on times between tokens and preemptions.
-
-        Only those need such data, which takes megabytes for each run.
-        """
+        """Run requests as `Service.run`, without the megabytes that only ITL and preemptions need."""
         key = variant, requests, replicas, slower, *how.items()
         if key not in self._outcomes:
             outcome = self._outcomes[key] = super().run(variant, requests, replicas=replicas, slower=slower, **how)
@@ -99,10 +96,7 @@ class ServingView:
         _Answer(self, State.parse(query, self.allowlist), tell).give()
 
     def service(self, state: State, scenario: Scenario, traffic: Traffic) -> Service:
-        """Return the service of a state.
-
-        States that differ in rates, SLOs, variants and prices only share one.
-        """
+        """Return the service of a state; states that differ only in rates, SLO, variants and price share one."""
         key = replace(state, rate=None, ttft_p95="", tpot_p95="", variants=(), price=None).query()
         if key not in self._services:
             profile = state.how(self.allowlist)["profile"]
@@ -192,10 +186,7 @@ class _Answer:
         self._curves.setdefault(name, {})[rate] = outcome
 
     def _rates(self) -> list[float]:
-        """Return the rates of the curves: first a few from end to end.
-
-        They are the same in every query, so that each is simulated once.
-        """
+        """Return the rates of the curves, equal in every query so that each is simulated once, a few first."""
         limits = [need.rate_limit for need in self._needs.values()]
         highest = log2(max(limits) or self._traffic.rate)
         steps = range(ceil(_STEPS * (highest - _BELOW)), floor(_STEPS * (highest + _ABOVE)) + 2)

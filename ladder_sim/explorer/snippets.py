@@ -100,10 +100,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
 
 
 def capacity_code(state: State, allowlist: Allowlist) -> str:
-    """Return the Python code that gives a page's answer on requests under load.
-
-    The plan is that of one replica.
-    """
+    """Return the Python code that gives a page's answer on requests under load, for the plan of one replica."""
     scenario = state.under_load().scenario(allowlist)
     traffic = traffic_of(state, scenario)
     experts = ("ep", "attention_dp") if scenario.model.experts else ()

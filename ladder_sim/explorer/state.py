@@ -135,10 +135,7 @@ class State:
         return SLO.parse(",".join(f"{name}={getattr(self, name) or usual}" for name, usual in SLO_BOUNDS.items()))
 
     def under_load(self) -> Self:
-        """Return the part of the state that requests under load depend on.
-
-        It leaves out other views, and the number of requests that those hold in flight.
-        """
+        """Return the state without other views and without their number of requests in flight."""
         groups = self.arguments["dp"] * self.arguments["attention_dp"]
         requests = {name: DEFAULTS[name] for name in ("batch", "arrivals")} | {"concurrency": groups}
         return type(self)(
@@ -241,10 +238,7 @@ def _pairs(query: object) -> list[tuple[str, str]]:
 
 
 def _argument(argument: Argument, text: str) -> Any:
-    """Return an argument's value from a link.
-
-    Names are looked up later, so that none is read as a path.
-    """
+    """Return an argument's value from a link; names are looked up later, so that none is read as a path."""
     key = argument.key
     if argument.kind is bool:
         # a link names a switch only if it is not at its default

@@ -11,10 +11,7 @@ from ladder_sim.specs.arguments import DEFAULTS
 
 
 def question(state: State) -> State:
-    """Return the part of the state that `versus` depends on.
-
-    Neither the page's own wirings and techniques, nor other views.
-    """
+    """Return the part of the state that `versus` depends on: no wiring or technique of the page, no other view."""
     return State(
         arguments={**state.arguments, "technique": DEFAULTS["technique"]},
         shape=state.shape,

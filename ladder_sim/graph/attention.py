@@ -14,10 +14,7 @@ SQUARES_BYTES = 4
 
 
 def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:
-    """Add all kernels of an attention; return the position of its output.
-
-    `reduces` says whether ranks exchange what they need.
-    """
+    """Add an attention's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
     if isinstance(kind, Mla):
         return _latent(block, kind, prefix)
     width = qkv_width(kind, block.rank.tp)

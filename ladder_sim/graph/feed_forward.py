@@ -22,10 +22,7 @@ SCORE_BYTES = 4
 
 
 def feed_forward(block: BlockKernels, kind: Dense | Moe, prefix: str = "", *, reduces: bool) -> int:
-    """Add all kernels of a feed-forward block; return the position of its output.
-
-    `reduces` says whether ranks exchange what they need.
-    """
+    """Add a feed-forward block, with exchanges between ranks if it `reduces`; return its output's position."""
     if isinstance(kind, Moe):
         return _experts(block, kind, prefix, reduces=reduces)
     return mlp(block, kind, _up(block, kind, prefix), prefix)

@@ -61,10 +61,7 @@ class PassInputs(NamedTuple):
         return tokens * float(self.model.hidden * STATE_BYTES) <= self.fused_norm_bytes
 
     def of_one_token(self) -> Self:
-        """Return the inputs of a pass over a single token.
-
-        `ladder_sim.graph.sizes` gives the ops of such a pass any size.
-        """
+        """Return the inputs of a pass over one token, whose ops `ladder_sim.graph.sizes` gives any size."""
         workload = replace(self.workload, batch=1, prompt=1, gen=1)
         return self._replace(workload=workload, fused_norm_bytes=0.0, techniques=())
 

@@ -86,10 +86,7 @@ class BlockKernels:
         tokens: int | None = None,
         held: bool = True,
     ) -> int:
-        """Add a linear layer of all tokens, or of `tokens`; return its number.
-
-        The input is quantised first where the format wants it.
-        """
+        """Add a linear layer of all tokens or of `tokens`, its input quantised if need be; return its number."""
         rank = self.rank
         shape = GemmShape(m=rank.tokens if tokens is None else tokens, n=n, k=k, duty=rank.duty, **operands(format))
         if format.quantizes:

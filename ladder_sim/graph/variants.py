@@ -141,10 +141,7 @@ def delayed(at: Place, late: int) -> Rule:
 
 
 def desync(at: Place, every: int) -> Rule:
-    """Return the rule of a block where each rank has a residual of its own.
-
-    The residual of rank r is ``x^r + p_i^r``, and after every N-th block ``sum over r of (x^r / ranks + p_i^r)``.
-    """
+    """Return the rule of ``x^r + p_i^r`` with, after every N-th block, ``sum over r of (x^r / ranks + p_i^r)``."""
     reduces = (at.number + 1) % every == 0 or at.is_last
     return Rule(reduces=reduces, carries="residual" if reduces and every > 1 else "nothing")
 
@@ -155,10 +152,7 @@ def track(at: Place, layers: int) -> Rule:
 
 
 def drop(at: Place, parameter: int) -> Rule:
-    """Return the rule of a block where attention has no all-reduce of its own.
-
-    The MLP reads ``x + sum_{j<i-1} s_j + p_{i-1}^r``, and its all-reduce sums ``p_{i-1}^r + p_i^r``.
-    """
+    """Return the rule of an MLP that reads ``x + sum_{j<i-1} s_j + p_{i-1}^r`` and sums ``p_{i-1}^r + p_i^r``."""
     if at.part == "attention":
         return Rule(reduces=False)
     return Rule(late=1, reads_own=True, carries="own")

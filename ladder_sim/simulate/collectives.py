@@ -42,10 +42,7 @@ class _Place(NamedTuple):
 
 
 def collectives(schedule: Schedule, distinct: Sequence[Op], timeline: Timeline) -> list[Collective]:
-    """Return the collectives of a simulated pass, in issue order.
-
-    Arguments are as in `ladder_sim.simulate.breakdown.simulated_ops`.
-    """
+    """Return a simulated pass's collectives in issue order, from arguments of `breakdown.simulated_ops`."""
     compute = timeline.busy([COMPUTE])
     launches = len(timeline.end_s) - len(schedule.layout.names)
     spans = list(zip(timeline.start_s[launches:].tolist(), timeline.end_s[launches:].tolist(), strict=True))

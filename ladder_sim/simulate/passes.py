@@ -182,10 +182,7 @@ class ForwardPass:
         return [self.prices[number][0] for number in schedule.numbers]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
-        """Return the schedule and the tasks of this pass, with `keep` periods of each run of identical layers.
-
-        They are priced on other hardware, if any is given.
-        """
+        """Return schedule and tasks of this pass, with `keep` periods of each run of layers, on `hardware` if given."""
         schedule = self.schedule.with_periods(keep)
         return schedule, self._lower(schedule, hardware or self.hardware)
 

@@ -37,10 +37,7 @@ class PathSums:
 
     @classmethod
     def in_turn(cls, schedule: Schedule, estimates: Sequence[Estimate], durations_s: Sequence[Number]) -> Self:
-        """Return the sums of a pass in which nothing overlaps and no launch is waited for.
-
-        `durations_s` holds the seconds of each role.
-        """
+        """Return the sums of a pass without overlap and launch waits, given each role's seconds `durations_s`."""
         errors_s: dict[str, Number] = defaultdict(float)
         collectives_s: Number = 0.0
         exposed_s: Number = 0.0
@@ -102,10 +99,7 @@ class PathSums:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Any, "PathSums"]], count: int) -> "PathSums":
-        """Return the sums of `count` configurations, given those of some rows each.
-
-        Where several parts have a row, the last one counts.
-        """
+        """Return the sums of `count` configurations from parts with some rows each; the last part of a row counts."""
         kinds = {kind: None for _, part in parts for kind in part.errors_s}
         errors_s: dict[str, Any] = {kind: np.zeros(count) for kind in kinds}
         collectives_s, exposed_s = np.zeros(count), np.zeros(count)

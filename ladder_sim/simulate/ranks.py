@@ -115,10 +115,7 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
 
 
 def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> tuple[Schedule, Timeline]:
-    """Return the schedule and first replicate of all layers on all ranks.
-
-    Tasks are those of the first rank, then of the next.
-    """
+    """Return the schedule and first replicate of all layers on all ranks; tasks are in order of ranks."""
     typical = replace(step.hardware, rank_skew=0.0)
     schedule, program = step.lowered(step.schedule.kernels.rank.model.layers, typical)
     random = np.random.default_rng([jitter.seed, 0])
@@ -129,10 +126,7 @@ def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> t
 def _all_ranks(
     schedule: Schedule, program: Program, ranks: int, skew: float, sigma: float, random: np.random.Generator
 ) -> Program:
-    """Return the program of every rank.
-
-    A rank's kernels are slower by its skew and by chance, and its collectives are joined with other ranks'.
-    """
+    """Return the program of every rank, its kernels slower by its skew and by chance, its collectives joined."""
     count = len(program.tasks)
     slower = 1.0 + skew * np.arange(ranks) / max(1, ranks - 1)
     # mean 1, so that jitter alone makes no kernel slower on average

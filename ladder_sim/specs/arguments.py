@@ -50,10 +50,7 @@ class Argument:
 
     @property
     def key(self) -> str:
-        """Name of the argument in a link, and with dashes as a flag.
-
-        An argument that is on by default is switched off, as in ``no_p2p``.
-        """
+        """Name of the argument in a link, and with dashes as a flag; ``no_p2p`` switches off what is on by default."""
         return f"no_{self.name}" if self.default is True else self.name
 
     @property

@@ -274,10 +274,7 @@ def _yield_floor(tier: dict[str, Any], where: str) -> None:
 
 
 def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None = None) -> StackSpec:
-    """Return a stack of its newest version or of another.
-
-    For another version, the tables ``[versions.before."X"]`` apply from the latest on.
-    """
+    """Return a stack of its newest version, or of another by the tables ``[versions.before."X"]``."""
     table.setdefault("name", name)
     versions = Versions.read(table.pop("versions", {}), file)
     if version is not None:

@@ -112,10 +112,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
 
 
 def read_wiring(reader: ConfigReader) -> str:
-    """Return the wiring that a config's field `ladder_sim_wiring` names; empty without it.
-
-    Of published wirings, only llamaLadder's is known to have a config field.
-    """
+    """Return the wiring that the config's field `ladder_sim_wiring` names; empty without it."""
     value = reader.config.get("ladder_sim_wiring", "")
     if not isinstance(value, str):
         raise reader.error("ladder_sim_wiring", "must be the name of a variant", "for example 'delayed:2'")

@@ -37,10 +37,7 @@ class ConfigReader:
         self.source = source
 
     def decoder(self) -> Self:
-        """Return the config of the decoder, with the defaults of its type.
-
-        In a multimodal model it is a part of the config, else the config itself.
-        """
+        """Return the config of the decoder, which a multimodal model holds inside its own, with the type's defaults."""
         nested = next((key for key in TEXT_CONFIGS if self.config.get(key)), None)
         if nested is None:
             return self._filled({})

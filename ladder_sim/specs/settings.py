@@ -226,10 +226,7 @@ def _setting(key: str) -> Setting:
 
 
 def unknown_setting(key: str, also: Sequence[str] = (), commands: Sequence[str] = ()) -> UnknownNameError:
-    """Return the error of a name that no setting has.
-
-    `also` are names that may be meant; `commands` have a setting of this name.
-    """
+    """Return the error of an unknown setting: `also` may be meant, and `commands` have a setting of this name."""
     argument = ARGUMENTS.get(key.replace("-", "_"))
     answer = instead_of(key)
     if argument is not None:
@@ -248,10 +245,7 @@ def _fields(section: str) -> dict[str, object]:
 
 
 def _fabric_of(tier: str) -> Callable[[str], str]:
-    """Return the function that looks up the name of a tier's fabric.
-
-    Only a cluster's file may give a link a name of its own.
-    """
+    """Return the function that looks up the name of a tier's fabric; only a cluster's file may name another."""
 
     def fabric(text: str) -> str:
         name, names = text.strip(), catalog.fabric_names(tier)

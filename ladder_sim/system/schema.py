@@ -29,10 +29,7 @@ class Schema:
         return {KEY: self.version, **content}
 
     def check(self, document: Mapping[str, Any], origin: str, *, error: type[LadderSimError]) -> int:
-        """Return a document's version; raise `error` if it cannot be read.
-
-        Errors call the document `origin`.
-        """
+        """Return the version of a document, called `origin` in errors; raise `error` if it cannot be read."""
         version = document.get(KEY, 1)
         if type(version) is not int or version < 1:
             raise error(

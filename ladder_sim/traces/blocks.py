@@ -147,10 +147,7 @@ def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[in
 
 
 def _layers(graph: TraceGraph, segments: Sequence[tuple[int, ...]], first: int, stop: int) -> tuple[int, int]:
-    """Return the first and last all-reduce of whole layers.
-
-    A layer has two all-reduces: attention's, then the MLP's.
-    """
+    """Return the first and last all-reduce of whole layers: a layer has attention's, then the MLP's."""
     signatures = (_signature([graph.ops[index] for index in segments[place]]) for place in range(first, stop - 1))
     attention = next((place for place, signature in enumerate(signatures, first) if _attends(signature)), None)
     if attention is None:

@@ -77,8 +77,5 @@ class Contention:
 
 
 def default_contention(graph: TraceGraph) -> Contention | None:
-    """Return the contention of CPU cores where collectives run on them, else None.
-
-    Only the profile of a GPU says what contends there.
-    """
+    """Return the contention of CPU cores where collectives run on them; None for GPUs, whose profile says it."""
     return Contention.of_cores() if any(lane.name.startswith((_GLOO, SHARED_MEMORY)) for lane in graph.lanes) else None

@@ -246,10 +246,7 @@ class TraceGraph:
         return self._of(ops)
 
     def arranged(self, order: Sequence[int], changed: Mapping[int, TraceOp]) -> "TraceGraph":
-        """Return the graph with ops in another order, some replaced.
-
-        `changed` and its dependencies use the present positions.
-        """
+        """Return the graph with reordered ops, some replaced; `changed` and its dependencies use present positions."""
         arranged = self._of({index: changed.get(index, self.ops[index]) for index in order})
         return replace(arranged, ops=tuple(replace(op, after=tuple(sorted(op.after))) for op in arranged.ops))
 

@@ -124,10 +124,7 @@ def step_position(graph: TraceGraph, step: str | None) -> int | None:
 
 
 def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> TraceGraph:
-    """Return the ops that start in a stretch of time, in seconds since the first op.
-
-    Raises UsageError if none does.
-    """
+    """Return the ops that start in a stretch of seconds since the first op; raise UsageError if none does."""
     low_s, high_s = from_s or 0.0, float("inf") if to_s is None else to_s
     chosen = [index for index, op in enumerate(graph.ops) if low_s <= op.start_s < high_s]
     if not chosen:

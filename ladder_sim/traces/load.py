@@ -116,10 +116,7 @@ def _of_tags(file: KinetoFile, parts: dict[str, dict[str, list[Event]]]) -> Iter
 
 
 def _check_one_process(file: KinetoFile) -> None:
-    """Refuse a file in which calls of several processes share correlation ids.
-
-    Nothing in such a file says which process launched a kernel.
-    """
+    """Refuse a file whose processes share correlation ids: nothing says which of them launched a kernel."""
     calls = {(event.process, event.args.get("correlation")) for event in file.events[CALLS]}
     processes = Counter(correlation for _, correlation in calls if correlation is not None)
     if processes and max(processes.values()) > 1:
@@ -151,10 +148,7 @@ def _foreign(file: Path) -> Iterator[None]:
 
 
 def _traces(path: Path) -> list[Path]:
-    """Return the traces of a path: the path itself, or the files of a folder.
-
-    Execution traces are read with their trace.
-    """
+    """Return the traces of a path, a file or a folder; execution traces are read with their trace."""
     # pathlib raises an error for a name that is too long
     if not os.path.isdir(path):
         return [] if _EXECUTION in path.name else [path]

@@ -85,10 +85,7 @@ def launch_share(step: TraceGraph) -> float:
 
 
 def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:
-    """Return the step with ops as long as they take alone.
-
-    Under contention, their replay then takes the recorded times.
-    """
+    """Return the step with ops as long as they take alone; under contention they then take recorded times."""
     alone = step
     for _ in range(_ROUNDS):
         shared = simulate(alone, contention)

@@ -132,10 +132,7 @@ class RunCheck(Answer):
         return float(np.mean(own)) if own else None
 
     def row(self, variant: str, quantity: str) -> Compared | None:
-        """Return the comparison of a wiring's quantity.
-
-        There is none for standard's speedup, and for the TPOT of a single token.
-        """
+        """Return the comparison of a wiring's quantity; None: standard's speedup, or TPOT of a single token."""
         return next((row for row in self.rows if (row.variant, row.quantity) == (variant, quantity)), None)
 
     def require(self, **bounds: float) -> None:

@@ -63,10 +63,7 @@ def cluster_name(system: str) -> str:
 
 
 def stack_name(backend: str, version: str) -> str:
-    """Return the stack of cells of ``backend`` and ``backend_version``, e.g. "vllm@0.12.0".
-
-    Without a version it is the newest.
-    """
+    """Return the stack of ``backend`` and ``backend_version``, e.g. "vllm@0.12.0"; without a version the newest."""
     is_file = backend.lower().endswith(".toml")
     name = backend if is_file else backend.lower()
     # made after the newest release

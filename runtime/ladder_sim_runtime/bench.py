@@ -167,10 +167,7 @@ class _Requests:
         self._done = count(1)
 
     def round(self, number: int, *, watched: bool = False) -> "dict[str, _Sample]":
-        """Run every wiring once, and return times by wiring on the slowest rank.
-
-        With `watched`, requests report their communication. The next number begins with the next wiring.
-        """
+        """Run every wiring once; return times on the slowest rank by wiring, with communication if `watched`."""
         turn, generator = number % len(self._wirings), self._generator
         samples = {}
         for wiring in (*self._wirings[turn:], *self._wirings[:turn]):
@@ -182,10 +179,7 @@ class _Requests:
 
 
 def _rounds(done: _Requests, config: BenchConfig) -> "list[dict[str, _Sample]]":
-    """Return the rounds that count.
-
-    They are `repeats` rounds, and more while speedups are not known well enough and there is time.
-    """
+    """Return `repeats` rounds, and more while speedups are not known well enough and there is time."""
     rounds = [done.round(number) for number in range(config.repeats)]
     # as the slowest ranks see it, so that all stop at once
     spent_s = 0.0

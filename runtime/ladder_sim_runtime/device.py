@@ -70,10 +70,7 @@ class Device:
         return kernel
 
     def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
-        """Return a block through torch.compile.
-
-        What would break its graph is an error, and `dynamic` is torch's.
-        """
+        """Return a block through torch.compile; what breaks its graph is an error, and `dynamic` is torch's."""
         return _compiled(block, dynamic=dynamic)
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:

@@ -115,10 +115,7 @@ def envelope(values: Floats, axes: Sequence[int]) -> Floats:
 
 
 def dense(values: Sequence[Floats], series: Series) -> Floats:
-    """Return times of one series on the grid `values`, NaN where it has none.
-
-    Repeated rows count as their median.
-    """
+    """Return times of one series on the grid `values`: the median of repeated rows, NaN where it has none."""
     shape = tuple(len(v) for v in values)
     index = np.ravel_multi_index([np.searchsorted(v, series.points[:, i]) for i, v in enumerate(values)], shape)
     order = np.argsort(index, kind="stable")
@@ -134,10 +131,7 @@ def dense(values: Sequence[Floats], series: Series) -> Floats:
 
 
 def rounded(seconds: Floats) -> Floats:
-    """Return times as they are stored.
-
-    They are rounded through text, so that errors are those of the decimal number.
-    """
+    """Return times as they are stored, rounded through text so that errors are those of the decimal number."""
     return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 
 

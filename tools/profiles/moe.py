@@ -241,20 +241,14 @@ def _experts_table(key: Experts, grid: Grid, reference: Gpu) -> RatioTable:
 
 
 def _capped(own: Series, base: RatioTable) -> RatioTable:
-    """Return an engine's times where `base` has its own.
-
-    They are whole hundredths of the times of `base`, and at most as long.
-    """
+    """Return an engine's times where `base` has its own, as whole hundredths of those, and at most as long."""
     inside = np.logical_and.reduce([np.isin(own.points[:, i], values) for i, values in enumerate(base.axes)])
     share = np.minimum(1.0, np.maximum(0.01, np.round(dense(list(base.axes), own.at(inside)) / base.seconds, 2)))
     return replace(base, seconds=base.seconds * share)
 
 
 def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, RatioTable]:
-    """Return times with other imbalances over those with the measured one.
-
-    They are medians over engines, formats, widths and TP.
-    """
+    """Return times with other imbalances over the measured one's: medians over engines, formats, widths and TP."""
     logs: dict[Experts, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, engines in experts.items():
         if key.imbalance == MEASURED_IMBALANCE:

@@ -154,10 +154,7 @@ def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series
 
 
 def _lengths(columns: Columns, rows: NDArray[np.bool_], *, prompt: bool) -> dict[str, Any]:
-    """Return the queries and keys of an attention.
-
-    `step` tokens are in the cache of a decode step, and `isl` (one) joins them.
-    """
+    """Return queries and keys of an attention; a decode step's `step` cached tokens are joined by `isl` (one)."""
     new = columns["isl"][rows]
     return {"q_len": new, "kv_len": new} if prompt else {"q_len": 1, "kv_len": columns["step"][rows] + new}
 

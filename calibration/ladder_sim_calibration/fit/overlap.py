@@ -107,10 +107,7 @@ def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) 
 
 
 def _of_losses(losses: Sequence[Loss], sms: int) -> dict[str, float]:
-    """Return the parameters that say what a kernel loses with its SMs.
-
-    Values are tried one by one, because waves leave no slope to follow.
-    """
+    """Return what a kernel loses with its SMs: values are tried, because waves leave no slope to follow."""
     gemms = [loss for loss in losses if loss.kernel.startswith("gemm")]
     attention = [loss for loss in losses if loss.kernel.startswith("attention")]
     others = [loss for loss in losses if not loss.kernel.startswith(("gemm", "attention"))]

@@ -134,10 +134,7 @@ def _sample(op: Sample, weights: WeightPool) -> Run:
 
 
 def _experts(op: Sample, weights: WeightPool) -> Run:
-    """Return a run of the experts of the rank with the most work.
-
-    Where its experts' tokens begin is known before, so that nothing waits.
-    """
+    """Return a run of the busiest rank's experts; where tokens begin is known before, so that nothing waits."""
     names = (*LAYER, *AXES["moe"])
     hidden, width, experts, top_k, expert_tp, ep, tokens = (int(op.point[name]) for name in names)
     held, width = experts // ep, width // expert_tp
@@ -199,10 +196,7 @@ def _elementwise(op: Sample, weights: WeightPool) -> Run:
 
 
 def _rope(moved_bytes: float, device: torch.device) -> Run:
-    """Return a run of RoPE that moves about `moved_bytes`.
-
-    It reads queries, keys and values, and writes the rotated ones, keys and values to the cache.
-    """
+    """Return a run of RoPE on about `moved_bytes` of queries, keys and values, with the cache writes."""
     heads, key_heads = ROPE_HEADS
     tokens = max(1, round(moved_bytes / 2.0 / DTYPE.itemsize / ROPE_WIDTH / (heads + 2 * key_heads)))
     q = normal((1, tokens, heads, ROPE_WIDTH), device)

@@ -167,11 +167,7 @@ class AcrossNodes:
         return ports_s
 
     def _rail_traffic(self, kind: CollectiveKind) -> float:
-        """Return the bytes that all ports of a node carry for a byte of the message, with many nodes.
-
-        In an all-to-all each rank's message goes through its own port; in other collectives the ports share one
-        message.
-        """
+        """Return the bytes that a node's ports carry for a byte of the message, for many nodes."""
         return {"all_reduce": 2.0, "all_to_all": float(self._ranks)}.get(kind, 1.0)
 
     def _ways(

@@ -70,18 +70,12 @@ def to_all(ranks: float) -> float:
 
 
 def multicast(ranks: float) -> float:
-    """Return the bytes that each GPU sends for a byte of a message that the switch reduces.
-
-    The switch reads the message once from each GPU and reduces it; each GPU writes its share to all.
-    """
+    """Return the bytes that each GPU sends for a byte of a message that the switch reads once and reduces."""
     return (ranks + 1) / ranks
 
 
 def mnnvl_two_shot(ranks: float) -> float:
-    """Return the bytes that each GPU sends for a byte of the message in MNNVL's two-shot all-reduce.
-
-    They are those of a ring up to 8 GPUs, and 1.46 times as many on 16; the cause of this growth is not published.
-    """
+    """Return the bytes that each GPU sends for a byte: those of a ring up to 8 GPUs, 1.46 times as many on 16."""
     return max(ring(ranks), ring(8.0) * math.pow(ranks / 8.0, 0.55))
 
 

@@ -180,10 +180,7 @@ class Network:
         )
 
     def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """Return the all-reduce times that the engine gets by itself.
-
-        They are measured times, else those of the stack's rule, without a rule those of about the fastest algorithm.
-        """
+        """Return the all-reduce times of the engine: as measured, else by its rule or about the fastest."""
         if not self._custom:
             return self._nccl("all_reduce", message)
         if rules:

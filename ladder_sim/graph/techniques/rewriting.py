@@ -42,10 +42,7 @@ def readers_of(steps: Sequence[Step]) -> Mapping[int, list[int]]:
 
 
 def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
-    """Return the layout with other ops.
-
-    `steps` are in issue order, each with the key by which others need it.
-    """
+    """Return the layout with other ops, in issue order, each with the key by which others need it."""
     positions: dict[int, int] = {}
     roles: dict[Role, int] = {}
     names, kinds, layers, after, same_as = [], [], [], [], []

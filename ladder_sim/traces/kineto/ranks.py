@@ -50,10 +50,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
-    """Yield the n-th collective that each rank of a process group issued, together.
-
-    Collectives that differ are yielded apart.
-    """
+    """Yield together the n-th collectives of a process group on all ranks, or apart those that differ."""
     queues: dict[str, list[list[Draft]]] = defaultdict(list)
     for file in files:
         own: dict[str, list[Draft]] = defaultdict(list)

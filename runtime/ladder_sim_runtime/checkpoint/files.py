@@ -174,10 +174,7 @@ def _is_mixtral(names: Collection[str]) -> bool:
 
 
 def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored], spare: tuple[str, ...]) -> Iterator[str]:
-    """Yield what is wrong with a checkpoint's tensors.
-
-    Names may begin with `spare`: layers that predict further tokens, which are not run.
-    """
+    """Yield what is wrong with the tensors; `spare` starts the names of layers that are not run."""
     for name, shape in shapes.items():
         stored = tensors.get(name)
         if stored is None:

@@ -127,10 +127,7 @@ class Communicator:
         """Overwrite `x` with rank 0's."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
-        """Return the maximum over the ranks of all groups, element by element.
-
-        It is called after a measurement, not in it.
-        """
+        """Return the maximum over the ranks of all groups, element by element; call it after a measurement only."""
         return seconds
 
     def barrier(self) -> None:

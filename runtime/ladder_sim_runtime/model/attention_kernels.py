@@ -116,10 +116,7 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 
 @kernel("expand")
 def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of the heads, to be attended to as any others.
-
-    Shapes: q_BHTK, k_BHSK and v_BHSV.
-    """
+    """Return queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
     heads, nope = q_BTHM.shape[2:]
     c_BSR, k_BSP = c_BSC.split((weight_NR.shape[1], q_BHTP.shape[-1]), dim=-1)
     # one GEMM over all sequences, although this is a part of the cache

@@ -96,10 +96,7 @@ def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, 
 @kernel("squares")
 @fused
 def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
-    """Return this rank's part of the mean squares of each token's queries and keys, 2 x B x T in float32.
-
-    They are divided by `ranks`, so that the sum over ranks is the mean.
-    """
+    """Return a rank's part of the mean squares of queries and keys, 2 x B x T in float32, over `ranks` ranks."""
     return torch.stack([x.float().square().mean(dim=(-2, -1)) for x in (q_BTHK, k_BTGK)]) / ranks
 
 
@@ -172,10 +169,7 @@ def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
 @kernel("activation")
 @fused
 def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
-    """Return the MLP's nonlinearity of `x_BTN`.
-
-    Its N features are gate and up side by side, N = 2I, or I features without a gate.
-    """
+    """Return the MLP's nonlinearity of N = 2I features, gate and up side by side, or of I features."""
     return _activated(x_BTN, name, gated)
 
 
@@ -190,10 +184,7 @@ def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
 
 @kernel("router")
 def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
-    """Return a router's score of every expert for every token.
-
-    It is float32, since the choice depends on small differences.
-    """
+    """Return a router's score of every expert for every token, float32: small differences decide the choice."""
     return nn.functional.linear(x_BTD, weight_ED).float()
 
 

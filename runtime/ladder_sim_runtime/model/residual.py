@@ -43,10 +43,7 @@ class _Output:
         return self.output.own() if isinstance(self.output, Arriving) else self.output
 
     def take_shared(self) -> list[Tensor]:
-        """Return the output of shared experts, if the next block reads it before the sum.
-
-        The sum is without it from then on.
-        """
+        """Return the output of shared experts if the next block reads it early; the sum then lacks it."""
         if self.block.read_ahead == "nothing" or not isinstance(self.output, Arriving):
             return []
         return self.output.take_shared()
@@ -142,10 +139,7 @@ class ResidualStream:
         return last
 
     def _read_ahead(self, block: BlockPlan) -> list[Tensor]:
-        """Return the outputs that a block reads without waiting for their sums.
-
-        Outputs without a sum are in the residual then.
-        """
+        """Return the outputs that a block reads without waiting for sums; those without a sum join the residual."""
         tensors = []
         for output in tuple(self._pending) if block.ahead == "own" else ():
             if output.is_read:
