@@ -93,7 +93,7 @@ class UnknownNameError(UsageError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The valid name, in lower case, that a mistyped one stands for; empty if there is none.
+    """Return the valid name, in lower case, that a mistyped one stands for; empty if there is none.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def _listed(name: str, names: list[str]) -> str:
 
 
 def _marks(name: str) -> tuple[list[str], set[str]]:
-    """What tells products apart that are spelled alike: digits, in any order, and one or two letters before a number.
+    """Return what tells similar product names apart: digits, and one or two letters before a number.
 
     An h20 is no mistyped h200, and fp4 none of fp8.
 
@@ -205,7 +205,7 @@ class RankError(LadderSimError):
 
 
 def install_command(extra: str = "", *, plug_in: str = "") -> str:
-    """The command that installs this copy of ladder-sim again, with an extra, or a plug-in that its source has.
+    """Return the command that installs this copy of ladder-sim again, with an extra or a plug-in.
 
     It names where the copy came from, never a package of the index: neither is there, and their names are free.
     """

@@ -64,7 +64,7 @@ def _line(what: str, values: Mapping[str, str]) -> list[str]:
 
 
 def describe_stack_fit(stack_fit: StackFit) -> RenderableType:
-    """What a fit to end-to-end runs found, figure by figure."""
+    """Return a table of the figures that a fit to end-to-end runs found."""
     chosen = f", protocol {stack_fit.protocol}" if stack_fit.protocol else ""
     head = (
         f"figures of stack {stack_fit.stack}, fitted to {stack_fit.rows} runs of {stack_fit.runs}{chosen} at TP "

@@ -101,7 +101,7 @@ def _step(where: str, line: str) -> tuple[float, ...] | None:
 
 
 def _server(name: str, lines: Sequence[str]) -> dict[str, Any]:
-    """What the server says of itself when it starts."""
+    """Return the server's settings from the lines it logs when it starts."""
     starts = [match for line in lines if (match := _ENGINE.search(line))]
     sizes = [match for line in lines if (match := _KV_CACHE.search(line))]
     if not starts or not sizes:

@@ -170,7 +170,7 @@ def breakeven(
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.direction) for crossing in result.crossings]
     [('170.0 us', 'falling')]
     >>> [f"{1e6 * start:.0f} to {1e6 * stop:.0f} us" for start, stop in result.sure]
-    []
+    ['53 to 72 us']
     """
     point = point_asked(scenario, fields)
     target = 1.0 + _gain(gain)

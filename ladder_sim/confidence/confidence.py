@@ -51,7 +51,7 @@ class Confidence:
         self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
 
     def request(self, name: str) -> Request:
-        """The simulated request of a variant; standard's is always there."""
+        """Return the simulated request of a variant; that of standard is always there."""
         return self._requests[name]
 
     def request_s(self, name: str) -> float:
@@ -75,7 +75,7 @@ class Confidence:
 
     @cached_property
     def validated(self) -> Mapping[str, bool]:
-        """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
+        """Whether predictions of each part of the scenario (`UNCHECKED`) were compared with end-to-end runs."""
         return parts_alike(self.scenario, self.costs.profile, self.compared, self._requests)
 
     @cached_property

@@ -145,7 +145,7 @@ def _agreement(scenario: Scenario) -> Agreement:
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
-    """What a profile does not hold of a scenario's engine and precisions, and what stands in for it."""
+    """Yield a warning for each part of the engine and precision that the profile's tables lack, with the stand-in."""
     stack, workload = scenario.stack, scenario.workload
     engine, _, version = profile.environment.get("engine", "").partition(" ")
     if stack.version and stack.engine == engine and release(stack.version) != release(version):

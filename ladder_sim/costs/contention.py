@@ -99,7 +99,7 @@ _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 
 def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
-    """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
+    """Return what a kernel takes of a GPU with `sms` SMs, given its share `memory` of the memory bandwidth."""
     if isinstance(shape, GemmShape | BmmShape | MoeShape):
         rows: Any = shape.rows_of_expert if isinstance(shape, MoeShape) else shape.m
         if isinstance(shape, GemmShape) and shape.chunks > 1:

@@ -116,13 +116,13 @@ class Hardware:
 
     @classmethod
     def of(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
-        """The figures of a scenario, with those that a profile's fit replaces."""
+        """Return the figures of a scenario, with those that a profile's fit replaces."""
         stated = cls.stated(scenario, profile)
         return stated._replace({name: figure.value for name, figure in stated.fitted(scenario, profile).items()})
 
     @classmethod
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
-        """The figures as the scenario's specs and the profile's measurements state them."""
+        """Return the figures as the scenario's specs and the profile's measurements state them."""
         stack = {name: getattr(scenario.stack, name) for name in _STATED}
         if scenario.model.experts and "stack.eager_launch_s" not in scenario.settings:
             stack["eager_launch_s"] = min(stack["eager_launch_s"], EXPERT_LAUNCH_S)

@@ -84,7 +84,7 @@ class InPlace:
 
     @staticmethod
     def unmeasured(kind: str) -> UsageError:
-        """The error of an op that no pass of the profile ran; the profile may hold other points of a sweep."""
+        """Return the error of an op that no pass of the profile ran; the profile may hold other points of a sweep."""
         return UsageError(
             f"the profile's passes ran no {kind.replace('_', '-')} of this size",
             hint="measure this model, workload and wiring: ladder-sim calibrate run --out",

@@ -114,7 +114,7 @@ class RatioTable:
         return np.exp(place.between(self._grid.log_ratio)).reshape(shape), in_range.reshape(shape)
 
     def factor(self, **points: ArrayLike) -> Floats:
-        """The ratio alone, in half the time."""
+        """Return the ratio to the roofline without its source, in half the time of `ratio`."""
         columns, shape = self._columns(points)
         ratio: Floats = np.exp(self._grid.place(columns).between(self._grid.log_ratio)).reshape(shape)
         return ratio

@@ -58,7 +58,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> str:
-        """The same in words, largest first."""
+        """Parts of the memory in words, largest first."""
         ordered = sorted(self.part_bytes.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in ordered)
 
@@ -70,7 +70,7 @@ def weight_bytes(scenario: Scenario) -> float:
 
 @lru_cache(maxsize=1024)
 def _weight_bytes(inputs: PassInputs) -> float:
-    """Of the pipeline stage that holds most."""
+    """Return the bytes of weights on a GPU of the pipeline stage that holds most."""
     kernels = kernels_of(inputs, "decode")
     # as many periods as a pass is simulated with at first, whose layout it is
     layout = kernels.layout(inputs.variant, keep=3)
@@ -109,12 +109,12 @@ def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) 
 
 
 def running_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
-    """Requests that the stack runs at a time, at most: as many as the KV cache has room for, and as it admits."""
+    """Return the most requests that run at a time: what the KV cache holds, and what the stack admits."""
     return np.minimum(kv_requests(scenario, prompt, gen), float(scenario.step_requests))
 
 
 def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
-    """Requests whose KV cache the stack has room for under continuous batching; less than 1: it cannot serve them.
+    """Return the number of requests whose KV cache fits; below 1 the stack cannot serve them.
 
     They are those of one group of ranks that share attention. Their tokens may be arrays of one length.
     """
@@ -138,7 +138,7 @@ class _Kept(NamedTuple):
 
 
 def _kept(scenario: Scenario) -> _Kept:
-    """What the engine keeps, by its own rule for the size of the KV cache."""
+    """Return the bytes of a GPU that hold neither weights nor KV cache, by the engine's own rule."""
     stack, plan, capacity_bytes = scenario.stack, scenario.plan, scenario.cluster.gpu.hbm_bytes
     reserve_bytes, activation_bytes = stack.serving_reserve_bytes, _step_activation_bytes(scenario)
     share = stack.memory_fraction
@@ -174,7 +174,7 @@ def _step_activation_bytes(scenario: Scenario) -> float:
 
 
 def _kv_pool_bytes(scenario: Scenario) -> float:
-    """What the stack leaves for the KV cache on a GPU."""
+    """Return the bytes of a GPU that the stack leaves for the KV cache."""
     return max(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - sum(_kept(scenario)))
 
 
@@ -252,7 +252,7 @@ def kv_bytes(scenario: Scenario, tokens: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _kv_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """What one token keeps on a GPU of each stage: windows of its layers, 0 for none, and elements."""
+    """Return what a token keeps in a GPU's KV cache, by stage: pairs of a window (0: none) and elements."""
     stages = []
     start = 0
     for layers in plan.stages(model.layers):

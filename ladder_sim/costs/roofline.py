@@ -159,7 +159,7 @@ def _cache(shape: CachedAttention) -> str:
 
 
 def coordinates(shape: TabledShape) -> dict[str, ArrayLike]:
-    """A shape's coordinates in its table.
+    """Return the coordinates of a shape in its table.
 
     Work and traffic of attention depend on batch x heads alone, but for a latent cache, which is one for all heads; a
     prompt's has no earlier context. A chunk of a prompt is looked up as the whole prompt, of whose time it takes its
@@ -207,7 +207,7 @@ def prompt_len(shape: CachedAttention) -> Any:
 
 
 def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -> Shape:
-    """The op at coordinates, which may be arrays, of a table of `kind`; `table_of` is as `table_key` has it."""
+    """Return the op at coordinates, maybe arrays, of the table of `kind` with the key `table_of`."""
     sizes: list[Any] = [np.asarray(point[name], np.float64) for name in AXES[kind]]
     if isinstance(table_of, Experts):
         expert_tp, ep, tokens = sizes

@@ -106,7 +106,7 @@ def in_place(part: InPlacePart) -> InPlace:
 
 
 def in_place_entry(times: InPlace) -> Any:
-    """Times of real passes as JSON."""
+    """Return the times of real passes as JSON values."""
     return {
         "element_bytes": times.element_bytes,
         "kernels": [
@@ -164,7 +164,7 @@ def _increasing(values: list[float], where: str) -> Floats:
 
 
 def entry(value: Any) -> Any:
-    """A part of a profile as JSON."""
+    """Return a part of a profile as JSON values."""
     if isinstance(value, RatioTable):
         axes = dict(zip(value.names, value.axes, strict=True))
         return entry({"axes": axes, "seconds": value.seconds, "left_out": value.left_out})

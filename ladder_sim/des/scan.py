@@ -167,7 +167,7 @@ def _topological(program: Program, compute: int, comm: int) -> list[int]:
     units.add_edges_from((unit_of[before], unit_of[after]) for before, after in program.precedence().edges)
 
     def early(unit: int) -> tuple[bool, bool, int]:
-        """Collectives first, then tasks that share nothing, kernels last."""
+        """Return the key that orders units: collectives first, then tasks that share nothing, kernels last."""
         first = members[unit][0]
         stream = program.tasks[first].stream
         return (stream != comm, stream == compute, first)

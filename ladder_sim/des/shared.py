@@ -22,7 +22,7 @@ Number = float | Floats
 
 
 def maximum(first: Number, second: Number) -> Number:
-    """The larger number, element by element for arrays."""
+    """Return the larger number, element by element for arrays."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         larger: Number = np.maximum(first, second)
         return larger
@@ -30,7 +30,7 @@ def maximum(first: Number, second: Number) -> Number:
 
 
 def minimum(first: Number, second: Number) -> Number:
-    """The smaller number, element by element for arrays."""
+    """Return the smaller number, element by element for arrays."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         smaller: Number = np.minimum(first, second)
         return smaller
@@ -43,14 +43,14 @@ def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
 
 
 def where(condition: Any, value: Any, other: Any) -> Any:
-    """One of two values, element by element if the condition is an array."""
+    """Return one of two values, element by element if the condition is an array."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, value, other)
     return value if condition else other
 
 
 def values_of(value: Number, chosen: NDArray[np.int_]) -> Number:
-    """A number, or the values of some configurations from an array of one for each."""
+    """Return the values of the chosen configurations; a number holds for all of them."""
     return value[chosen] if isinstance(value, np.ndarray) else value
 
 
@@ -168,7 +168,7 @@ class Device:
         return maximum(1.0, task.held_sms) if task.is_collective else float(self.sms)
 
     def traits_of(self, demand: Demand) -> Traits:
-        """What a demand is; one of plain numbers is kept in `traits`."""
+        """Return the traits of a demand, and keep those of plain numbers in `traits`."""
         varies = any(isinstance(getattr(demand, name), np.ndarray) for name in demand.__slots__)
         traits = Traits(varies, demand.is_collective, demand.uses_shared)
         if not varies:
@@ -186,7 +186,7 @@ class Device:
         return rates
 
     def waves(self, tiles: Number) -> Number:
-        """Rounds in which all SMs process `tiles`."""
+        """Return the number of rounds in which all SMs process `tiles`."""
         return maximum(1, -(-tiles // self.sms))
 
     def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":

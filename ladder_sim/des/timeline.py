@@ -40,7 +40,7 @@ def union(spans: Iterable[Span]) -> Spans:
 
 
 def subtract(spans: Spans, cover: Spans) -> Spans:
-    """The parts of `spans` that lie outside `cover`.
+    """Return the parts of `spans` that lie outside `cover`.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class Timeline:
 
     @classmethod
     def of(cls, program: Program, times: TaskTimes) -> Self:
-        """That of one configuration."""
+        """Return the timeline of one configuration."""
         ready_s, start_s, end_s = (np.array(column, np.float64) for column in times)
         return cls(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 

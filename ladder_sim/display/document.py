@@ -30,7 +30,7 @@ class Document:
         return cls(content={**head, "rows": rows}, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold, with the version of its keys."""
+        """Return the content as JSON can hold it, with the version of its keys."""
         plain: dict[str, Any] = _without_nan(SCHEMA.marked(**self.content))
         return plain
 
@@ -39,7 +39,7 @@ class Document:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_csv(self) -> str:
-        """A header, and one line per row."""
+        """Return the rows as CSV: a header, and a line per row."""
         if not self.rows:
             return ""
         text = io.StringIO()
@@ -59,6 +59,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """What was simulated."""
+    """Return the fields of the simulated scenario."""
     fields = {name: value for name, value in scenario.fields().items() if name != "allreduce"}
     return {**fields, "batching": scenario.workload.batching}

@@ -101,7 +101,7 @@ _LOG_SPAN = 8.0
 
 
 def field_label(name: str) -> str:
-    """A field's name without its unit.
+    """Return a field's name without its unit.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def field_label(name: str) -> str:
 
 
 def field_title(name: str) -> str:
-    """A field's name in words, where it has one.
+    """Return a field's name in words, where it has one.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def field_title(name: str) -> str:
 
 
 def field_text(name: str, value: Any, typed: str = "") -> str:
-    """A field's value with its unit: the typed one, if any.
+    """Return a field's value with its unit: the typed one, if any.
 
     Examples
     --------
@@ -163,7 +163,9 @@ def range_text(interval: Interval, write: Callable[[float], str]) -> str:
 
 
 def axis_values(name: str, values: Sequence[Any] | NDArray[Any], typed: str = "") -> tuple[str, NDArray[Any]]:
-    """The unit of a field's values (empty: none), and the values in it: the typed one, or what suits the largest value.
+    """Return the unit of a field's values, and the values in that unit.
+
+    It is the typed unit, or one that suits the largest value; it is empty if the field has none.
 
     Examples
     --------
@@ -181,7 +183,7 @@ def axis_values(name: str, values: Sequence[Any] | NDArray[Any], typed: str = ""
 
 
 def with_unit(title: str, unit: str) -> str:
-    """A title with a unit, where there is one."""
+    """Return a title with a unit, where there is one."""
     return f"{title} ({unit})" if unit else title
 
 
@@ -192,12 +194,12 @@ def needs_log_axis(values: Sequence[Any] | NDArray[Any]) -> bool:
 
 
 def kind_label(kind: str) -> str:
-    """A kind of op or limit in words: ``all-reduce`` for ``all_reduce``."""
+    """Return a kind of op or limit in words: ``all-reduce`` for ``all_reduce``."""
     return kind.replace("_", "-")
 
 
 def next_to_label(collective: Collective) -> str:
-    """The kernels that can run next to a collective: the first to the last."""
+    """Return the first and the last of the kernels that can run next to a collective, in words."""
     kernels = collective.next_to
     return " to ".join(dict.fromkeys((kernels[0], kernels[-1]))) if kernels else "nothing"
 
@@ -227,7 +229,7 @@ def load_label(workload: Workload) -> str:
 
 
 def batching_label(batching: Iterable[str]) -> str:
-    """What some results are of, given how each one's requests share the GPUs.
+    """Return the kinds of batching that results have, in words.
 
     Examples
     --------
@@ -271,7 +273,7 @@ def _stack_text(scenario: Scenario) -> str:
 
 
 def validated_lines(*confidences: Confidence) -> list[str]:
-    """The end-to-end runs that predictions were compared with, what scenarios had that they did not, and stacks."""
+    """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
     runs = [_compared_line(each) for each in confidences]
     absent: dict[str, list[str]] = {}
     for each in confidences:
@@ -288,7 +290,7 @@ def validated_lines(*confidences: Confidence) -> list[str]:
 
 
 def _compared_line(confidence: Confidence) -> str:
-    """The nearest runs with their errors, or first that none is of this engine and kind of model."""
+    """Return a sentence on the nearest runs with their errors, or that none has this engine and kind of model."""
     scenario, compared = confidence.scenario, confidence.compared
     if not compared.same_kind(scenario):
         what = "static batch" if scenario.workload.concurrency is None else "serving"
@@ -307,7 +309,7 @@ def errors_label(compared: Compared) -> str:
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:
-    """What of a scenario the runs did not have, by part."""
+    """Return the parts of a scenario that the runs did not have, with details."""
     scenario = confidence.scenario
     details = {
         "stack": _stack_text(scenario),
@@ -332,13 +334,13 @@ def _absent(confidence: Confidence) -> dict[str, list[str]]:
 
 
 def _part_label(part: str, *, served: bool) -> str:
-    """What was compared or not, in words."""
+    """Return the name of a compared part in words."""
     load = {"batch": "requests in flight"} if served else {}
     return {"gpu": "GPU", "tp": "TP", "gen": "new tokens", **load}.get(part, part.replace("_", " "))
 
 
 def _runs_label(compared: Compared) -> str:
-    """What runs were."""
+    """Return a description of the runs: stack, sizes and cluster."""
     cluster, runs = compared
     what, load = f"runs of {runs.stack}", "batch {batch}"
     if isinstance(runs, ServingCheck):
@@ -350,7 +352,7 @@ def _runs_label(compared: Compared) -> str:
 
 
 def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = None) -> str:
-    """The runs that are the most like an answer, how far predictions were off there, and what they did not have.
+    """Return the runs most like an answer, the error of predictions there, and what those runs lacked.
 
     `wirings`: the variants that the answer is about; by default all.
     """
@@ -382,12 +384,12 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
 
 
 def _told(part: str) -> bool:
-    """The wirings come first."""
+    """Return a sort key that puts wirings first."""
     return part != "wiring"
 
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> str:
-    """What runs did not have, in a few words."""
+    """Return what runs lacked of a scenario's part, in a few words."""
     if part == "gpu":
         return scenario.cluster.gpu.name
     if part == "stack":
@@ -402,9 +404,8 @@ def _percent(share: float) -> str:
 
 
 def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
-    """What an answer is about: model, precision, plan, GPUs, engine, load, tokens of a prompt and its answer.
+    """Return what an answer is about: model, precision, plan, GPUs, engine, load and tokens.
 
-    An engine that was not named has the flag that changes it.
     `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several.
 
     Examples
@@ -412,7 +413,18 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
     'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
     """
-    workload, cluster = scenario.workload, scenario.cluster
+    workload = scenario.workload
+    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
+    return f"{placed_text(scenario, where=where)}; {load or one}{lockstep}, {workload.prompt} + {workload.gen}"
+
+
+def placed_text(scenario: Scenario, *, where: str = "") -> str:
+    """Model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
+
+    `where` stands for plan and GPUs.
+    """
+    cluster = scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
     whole = scenario.nodes * cluster.gpus_per_node
     if scenario.plan.gpus < whole:
@@ -422,22 +434,19 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
     engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
-    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
-    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    tokens = f"{workload.prompt} + {workload.gen}"
-    plan = f"{where or f'{scenario.plan} on {gpus}'}, {scenario.stack.name}{engine}{allreduce}"
-    return f"{scenario.model.name} {workload.dtype}, {plan}; {load or one}{lockstep}, {tokens}"
+    where = where or f"{scenario.plan} on {gpus}"
+    return f"{scenario.model.name} {scenario.workload.dtype}, {where}, {scenario.stack.name}{engine}{allreduce}"
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:
-    """A variant as tables call it, or at the start of a sentence; one that nobody can run is in parentheses."""
+    """Return a variant as tables call it, or as a sentence starts with it; in parentheses if nobody can run it."""
     if variant == NO_COMMUNICATION:
         return "A model without communication" if sentence else "(no communication)"
     return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
 
 
 def gain_text(gain: Interval) -> str:
-    """What a speedup says, as the middle of a sentence.
+    """Return what a speedup says, as the middle of a sentence.
 
     Examples
     --------

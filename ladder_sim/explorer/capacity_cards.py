@@ -23,7 +23,7 @@ def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
 
 
 def verdict(result: ServingResult) -> str:
-    """What ladder, or else the last variant, needs."""
+    """Return a sentence on the GPUs that ladder needs, or else the last variant."""
     rows = _rows(result)
     name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
     standard, other = rows["standard"]["gpus"], rows[name]["gpus"]
@@ -52,7 +52,7 @@ def cards(result: ServingResult) -> list[html.Article]:
 
 
 def notes(result: ServingResult) -> list[Component]:
-    """What was simulated, what was compared with runs, and how sure times are."""
+    """Return what was simulated, the runs it was compared with, and warnings on the times."""
     return [
         html.P(result.label, className="summary"),
         html.P(" ".join(result.compared)),
@@ -86,12 +86,12 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
 
 
 def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """With its interval, once that is there."""
+    """Return a figure of a row as text, with its interval once that is known."""
     return write(row[name]) + (f" ({_ends(row, name, write)})" if f"{name}_low" in row else "")
 
 
 def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """Of an interval; where no number of GPUs does, it has none."""
+    """Return the ends of a figure's interval as text; an end that no number of GPUs satisfies is "none"."""
     return "-".join("none" if end is None else write(end) for end in (row[f"{name}_low"], row[f"{name}_high"]))
 
 

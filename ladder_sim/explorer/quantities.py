@@ -22,12 +22,12 @@ _DOUBLED = {
 
 
 def busiest_link(scenario: Scenario) -> str:
-    """The tier that the all-reduce waits for: across nodes if there are several."""
+    """Return the tier that the all-reduce waits for: "inter" if there are several nodes, else "intra"."""
     return "inter" if scenario.crosses_nodes else "intra"
 
 
 def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
-    """A field's value; raises UsageError if it is not given."""
+    """Return a field's value; raise UsageError if it is not given."""
     value = used_value(scenario, name, profile)
     if value is None:
         raise UsageError(f"{field_title(name)} is empty here", hint="enter a number first, or choose another field")

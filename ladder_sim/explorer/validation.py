@@ -26,12 +26,12 @@ _BATCHES = (
 
 
 def question(state: State) -> State:
-    """What the answer depends on: the scenario."""
+    """Return the part of the state that validation depends on: the scenario."""
     return State(arguments=state.arguments, shape=state.shape, settings=state.settings)
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """The nearest runs."""
+    """Return the panel of the measured runs nearest to the scenario."""
     scenario = state.scenario(allowlist)
     runs = nearest(scenario)
     near = runs[:SHOWN]
@@ -52,7 +52,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
 
 
 def command(state: State, allowlist: Allowlist) -> str:
-    """What compares all these runs with predictions."""
+    """Return the command that compares all measured runs of this kind with predictions."""
     return f"ladder-sim validate {table_of(state.scenario(allowlist))}"
 
 

@@ -14,7 +14,7 @@ SQUARES_BYTES = 4
 
 
 def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:
-    """All of them; `reduces`: ranks exchange what they need. Returns the output's position, as all of these do."""
+    """Add an attention's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
     if isinstance(kind, Mla):
         return _latent(block, kind, prefix)
     width = qkv_width(kind, block.rank.tp)
@@ -24,7 +24,7 @@ def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces
 
 
 def qkv_width(kind: Gqa, tp: int) -> int:
-    """Queries, keys and values of one rank."""
+    """Return the width of one rank's queries, keys and values together, in elements."""
     heads, kv_heads = _heads(kind, tp)
     return (heads + 2 * kv_heads) * kind.head_dim
 
@@ -34,7 +34,7 @@ def _heads(kind: Gqa, tp: int) -> tuple[int, int]:
 
 
 def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduces: bool) -> int:
-    """From queries, keys and values to attention's output."""
+    """Add the kernels from queries, keys and values to attention's output; return the output's position."""
     rank = block.rank
     heads, kv_heads = _heads(kind, rank.tp)
     if kind.qk_norm != "none" and kind.rotated:

@@ -32,7 +32,7 @@ CHANNELS = 8
 
 @lru_cache(maxsize=256)
 def kernels_of(inputs: PassInputs, phase: Phase) -> "PassKernels":
-    """Those of a pass over one token (`PassInputs.of_one_token`), made once."""
+    """Return the kernels of a pass over one token (`PassInputs.of_one_token`), made once."""
     return PassKernels(inputs, phase)
 
 
@@ -77,7 +77,7 @@ class PassKernels:
         return rewritten(lay_out(structure._replace(blocks=orders), keep), rewrites)
 
     def of(self, role: Role) -> Op:
-        """The kernel of a role; it has no layer."""
+        """Return the kernel of a role, without a layer."""
         if role not in self._of:
             if isinstance(role, ResidualOp):
                 self._of[role] = self._stream(role)
@@ -133,7 +133,7 @@ class PassKernels:
         return block
 
     def _stream(self, role: ResidualOp) -> Op:
-        """An op of the residual stream between the blocks."""
+        """Return an op of the residual stream between the blocks."""
         rank, name = self.rank, role.op
         own_bytes = rank.state_bytes / rank.tp if role.split else rank.state_bytes
         norm_weights = float(rank.model.hidden) * STATE_BYTES
@@ -155,13 +155,13 @@ class PassKernels:
         return self._end(role)
 
     def _channels(self, role: ResidualOp) -> int:
-        """Of the residual, those that an op is about."""
+        """Return the number of channels of the residual that an op is about."""
         hidden = self.rank.model.hidden
         first = min(hidden, -(-hidden * role.percent // (100 * CHANNELS)) * CHANNELS)
         return hidden - first if role.others else first
 
     def _end(self, role: ResidualOp) -> Op:
-        """An op before the first block or after the last."""
+        """Return an op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
         if name == "embedding":
             rows = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab

@@ -100,7 +100,7 @@ class Wiring:
         return any(block.reduces for layer in self.layers for block in layer.blocks)
 
     def condense(self, keep: int) -> "Wiring":
-        """The same wiring with every run of identical layers cut down to `keep` periods.
+        """Return the wiring with every run of identical layers cut down to `keep` periods.
 
         The second last kept period carries ``repeats`` for all that were cut; the period before it is its twin. Joins
         count backwards over blocks, so they stay right across a cut.

@@ -17,7 +17,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, table_of
+from ladder_sim.report.columns import Column, fields_of, interval_text, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.documents.quality import adaptation_fields
 from ladder_sim.report.figures.versus import versus_figure
@@ -87,17 +87,9 @@ def _speedup(gain: Interval) -> str:
 
 
 def _gpus(fleet: "Fleet") -> str:
-    from ladder_sim.report.tables.serve import gpus_text
+    from ladder_sim.report.capacity import gpus_text
 
-    if not fleet.need.replicas:
-        return "none"
-    return gpus_text(fleet.gpus) if fleet.gpus.low < fleet.gpus.high else f"{fleet.gpus.value:.0f}"
-
-
-def _rate(fleet: "Fleet") -> str:
-    from ladder_sim.report.tables.serve import rate_text
-
-    return rate_text(fleet.rate_limit)
+    return gpus_text(fleet.gpus)
 
 
 def _limit(fleet: "Fleet") -> str:
@@ -140,7 +132,7 @@ _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
     Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
-    Column("", lambda row: row.fleet and _rate(row.fleet), "req/s each (90 %)"),
+    Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s each (90 %)"),
     _LIMIT,
 )
 
@@ -221,9 +213,9 @@ class VersusReport(Report[Versus]):
         if result.cost:
             head["cost"] = adaptation_fields(result.cost)
         if result.load:
-            from ladder_sim.report.documents.serve import fleet_fields
+            from ladder_sim.report.capacity import FLEET
 
-            head["under_load"] = {name: fleet_fields(each) for name, each in result.load.fleets.items()}
+            head["under_load"] = {name: fields_of(FLEET, each) for name, each in result.load.fleets.items()}
         return Document.of_rows(head, [fields_of(VALUES, row) for row in self.rows()])
 
 

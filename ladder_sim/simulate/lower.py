@@ -104,11 +104,11 @@ class Schedule:
 
     @property
     def distinct(self) -> dict[int, Op]:
-        """Its ops that differ in kind or shape, by number."""
+        """Ops of the pass that differ in kind or shape, by number."""
         return {number: self.kernels.distinct[number] for number in self.numbers}
 
     def with_periods(self, keep: int) -> "Schedule":
-        """The same pass with so many periods of each run of identical layers."""
+        """Return the schedule of the pass with `keep` periods of each run of identical layers."""
         return schedule_pass(self.kernels, self.variant, keep, self.rewrites)
 
 
@@ -262,7 +262,7 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
 
 @lru_cache(maxsize=1024)
 def _outline(layout: Layout, launches: int) -> Outline:
-    """A layout's ops behind their launches: one for each, one for all, or none."""
+    """Return a layout's ops behind their launches: one for each, one for all, or none."""
     order = _order(layout)
     # the last kind is a launch
     kinds = {span: kind for kind, span in enumerate(order.spans)}

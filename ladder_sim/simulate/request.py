@@ -136,8 +136,9 @@ def simulate_request(
 def _in_turn(
     passes: Sequence[ForwardPass], stands_for: Sequence[Number], micro_batches: Number
 ) -> list[tuple[ForwardPass, Number]]:
-    """Passes of a prefill and of decode steps, and how many each stands for, of micro-batches that follow one another.
+    """Return passes of a prefill and of decode steps, and how many each stands for.
 
+    Micro-batches follow one another.
     Prompts: the first pass goes through every stage, each further one adds the time of the slowest. Tokens: a step
     begins when its own micro-batch's last one has ended, and the slowest stage is free.
     """
@@ -203,7 +204,7 @@ def simulated_alike(
 def joined(
     parts: Iterable[tuple[Rows, Mapping[str, Request]]], variants: Sequence[str], count: int
 ) -> dict[str, Request]:
-    """The times of so many configurations, from those that were simulated together."""
+    """Return the times of `count` configurations, from those that were simulated together."""
     times = {name: (np.empty(count), np.empty(count)) for name in variants}
     for rows, requests in parts:
         for name, (ttft_s, decode_s) in times.items():
@@ -278,7 +279,7 @@ def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) ->
 
 
 def single(values: Count) -> Count:
-    """A number where all are equal: what does not vary is priced once."""
+    """Return a single number where all values are equal, so that it is priced once."""
     if not isinstance(values, np.ndarray):
         return values
     first = int(values[0])
@@ -286,6 +287,6 @@ def single(values: Count) -> Count:
 
 
 def _total(values: Iterable[Number]) -> Number:
-    """The sum; of plain numbers without rounding in between."""
+    """Return the sum; of plain numbers without rounding in between."""
     terms = list(values)
     return sum(terms, start=0.0) if any(isinstance(term, np.ndarray) for term in terms) else math.fsum(terms)

@@ -112,7 +112,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
 
 
 def read_wiring(reader: ConfigReader) -> str:
-    """A field of this project: published wirings other than llamaLadder's have none that is known."""
+    """Return the wiring that the config's field `ladder_sim_wiring` names; empty without it."""
     value = reader.config.get("ladder_sim_wiring", "")
     if not isinstance(value, str):
         raise reader.error("ladder_sim_wiring", "must be the name of a variant", "for example 'delayed:2'")
@@ -228,7 +228,7 @@ def _latent(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _window(reader: ConfigReader, layers: int) -> dict[str, Any]:
-    """The window or chunk that layers attend to, which of them do, and which are not rotated."""
+    """Return the window or chunk of attention, the layers that have it, and those without rotation."""
     llama_4 = reader.model_type() == "llama4_text"
     key = "attention_chunk_size" if llama_4 else "sliding_window"
     # read in any case, so that a damaged file does not pass
@@ -279,7 +279,7 @@ def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def read_ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Those that a llamaLadder config wires as ladder; empty: none."""
+    """Return the layers that a llamaLadder config wires as ladder; empty if there are none."""
     value = reader.config.get("ladder_layers")
     if reader.model_type() != "llamaLadder":
         if value:

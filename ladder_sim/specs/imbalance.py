@@ -31,7 +31,7 @@ class ExpertLoads:
 
     @classmethod
     def of(cls, given: "str | Sequence[float] | ExpertLoads") -> Self:
-        """Those of a name, of a file of numbers, or of a list of them.
+        """Return the loads of a name, of a file of numbers, or of a list of numbers.
 
         Raises
         ------

@@ -92,7 +92,7 @@ def _all_degrees(base: Scenario, gpus: int) -> dict[str, Sequence[Any]]:
 
 
 def _few_enough(values: Mapping[str, Sequence[Any]], gpus: int) -> Iterator[dict[str, Any]]:
-    """Combinations that need no more GPUs."""
+    """Yield the combinations of degrees that need at most `gpus` GPUs."""
     for tp, attention_dp in itertools.product(values["tp"], values["attention_dp"]):
         ranks = tp * attention_dp
         eps = values.get("ep") or [ep for ep in range(1, ranks + 1) if ranks % ep == 0]

@@ -27,7 +27,7 @@ def engines(support: Sequence[Support]) -> str:
 
 
 def with_sources(support: Sequence[Support]) -> str:
-    """The same with the sources."""
+    """Return the engines that support a technique, with sources, as text."""
     return "; ".join(f"{each.engine} ({each.source})" for each in support) or "none"
 
 
@@ -155,7 +155,7 @@ class Techniques:
 
     @property
     def name(self) -> str:
-        """All of them, e.g. "fused-norm"; "none" if there are none."""
+        """Names of all techniques together, e.g. "fused-norm"; "none" if there are none."""
         return "+".join(self.chosen) or "none"
 
     @property
@@ -201,12 +201,12 @@ def technique_names() -> tuple[str, ...]:
 
 
 def family_of(name: str) -> str:
-    """A technique's name without its parameter."""
+    """Return a technique's name without its parameter."""
     return name.partition(":")[0]
 
 
 def parameter_of(name: str) -> str:
-    """What follows the colon in a technique's name; empty if nothing does."""
+    """Return what follows the colon in a technique's name; empty if nothing does."""
     return name.partition(":")[2]
 
 

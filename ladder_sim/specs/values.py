@@ -107,7 +107,7 @@ def nonempty(value: object, what: str) -> str:
 
 
 def answer(kind: str, name: str) -> str:
-    """What to do instead of a name that no catalog holds; empty if there is nothing to say.
+    """Return what to do instead of a name that no catalog holds; empty if there is nothing to say.
 
     Examples
     --------
@@ -118,7 +118,9 @@ def answer(kind: str, name: str) -> str:
 
 
 def same_size(name: str, names: tuple[str, ...]) -> str:
-    """The models with as many parameters as a name says, in words; empty if it says none, or is one of them mistyped.
+    """Return the models with as many parameters as a name says, in words.
+
+    The text is empty if the name says no number, or is one of those models mistyped.
 
     Examples
     --------

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The options of a command.
+        """Return the options of a command line.
 
         Raises
         ------

@@ -85,7 +85,7 @@ def _framed(message: bytes) -> bytes:
 
 
 def _field(number: int, value: int) -> bytes:
-    """An unsigned integer, a boolean or an enumeration."""
+    """Return an encoded field with an unsigned integer, a boolean or an enumeration."""
     return _varint(number << 3) + _varint(value)
 
 

@@ -137,7 +137,7 @@ class TraceGraph:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that it holds, in order."""
+        """Ranks that the trace holds, in order."""
         return sorted({lane.rank for lane in self.lanes})
 
     @property
@@ -246,7 +246,7 @@ class TraceGraph:
         return self._of(ops)
 
     def arranged(self, order: Sequence[int], changed: Mapping[int, TraceOp]) -> "TraceGraph":
-        """The ops in another order, some replaced. `changed` and its dependencies use the present positions."""
+        """Return the graph with reordered ops, some replaced; `changed` and its dependencies use present positions."""
         arranged = self._of({index: changed.get(index, self.ops[index]) for index in order})
         return replace(arranged, ops=tuple(replace(op, after=tuple(sorted(op.after))) for op in arranged.ops))
 

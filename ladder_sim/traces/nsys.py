@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 def read_database(path: Path) -> list[KinetoFile]:
-    """The events of each process that used a GPU."""
+    """Return the events of each process that used a GPU."""
     if path.suffix == ".nsys-rep":
         raise UsageError(f"trace '{path}' is a report", hint=f"nsys export --type sqlite {path}")
     if not path.is_file():
@@ -108,7 +108,7 @@ class _Database:
         yield from self._waits()
 
     def _waits(self) -> Iterator[Event]:
-        """What streams and threads waited for, with the call that recorded the event."""
+        """Yield what streams and threads waited for, with the call that recorded the event."""
         recorded: dict[tuple[int, Any], list[Row]] = defaultdict(list)
         for row in self._rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", "correlationId"):
             recorded[_process(row["globalPid"]), row["eventId"]].append(row)

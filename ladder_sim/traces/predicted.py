@@ -194,7 +194,7 @@ class _RecordedCosts:
         self.hardware: Hardware = replace(costs.hardware, stack=changed)
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
-        """Times of ops, each alone on its GPU."""
+        """Return the estimates of ops, each alone on its GPU, scaled to recorded times."""
         return [
             self._scaled(estimate, self._shapes.get((op.kind, op.shape), self._kinds.get(_family(op.kind), 1.0)))
             for op, estimate in zip(ops, self._costs.estimates(ops), strict=True)
@@ -242,7 +242,7 @@ def _ratios(
 
 
 def _family(kind: str) -> str:
-    """A kind, all-reduces with a norm among all-reduces."""
+    """Return the family of a kind of op: an all-reduce with a norm counts as an all-reduce."""
     return "all_reduce" if kind in REDUCES else kind
 
 
@@ -251,7 +251,7 @@ def _ratio(recorded_s: float, predicted_s: float) -> float:
 
 
 def _kept(passes: Passes, origin: Origin) -> Passes:
-    """Those that a run holds: all, or the step to which it was cut."""
+    """Return the passes that a run holds: all, or the step to which it was cut."""
     if origin.step == ALONE:
         return passes
     name, each = passes.steps[origin.step], passes.passes[origin.step]
@@ -286,7 +286,7 @@ def _graphs(
 
 
 def _joined(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], passes: Passes) -> TraceGraph:
-    """Passes one after another, each behind what the CPU does before it."""
+    """Return passes one after another, each behind what the CPU does before it."""
     ops: list[TraceOp] = []
     begin_s = 0.0
     lanes = tuple(replace(lane, device=number % 3 != LAUNCH) for number, lane in enumerate(graphs[0][0].lanes))

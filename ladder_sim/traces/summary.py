@@ -88,7 +88,7 @@ class IdleTime:
 
     @property
     def idle_s(self) -> float:
-        """All of it."""
+        """Seconds that a stream is idle, for whatever reason."""
         return self.host_s + self.kernel_s + self.other_s
 
 

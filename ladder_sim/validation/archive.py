@@ -151,7 +151,7 @@ def figures(scenario: Scenario, variants: Sequence[str]) -> dict[str, dict[str, 
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """The folder of an archive, captures left out."""
+    """Yield the folder of an archive, captures left out."""
     if path.is_dir():
         yield path
         return
@@ -185,7 +185,7 @@ def _read(name: str, folder: Path) -> Archive:
 
 
 def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """The variants of one run."""
+    """Yield a row for each variant of one run."""
     arguments, variants = rows[0]["scenario"], [row["variant"] for row in rows]
     measured, intervals = _measured(folder, rows)
     now: Mapping[str, Mapping[str, float]] = {}
@@ -250,7 +250,7 @@ def _of_bench(
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Those of `FIGURES` that a row has."""
+    """Return the figures of `FIGURES` that a row has."""
     return {name: real(row[name], name, MOST) for name in FIGURES if row.get(name) is not None}
 
 
@@ -265,7 +265,7 @@ def _spread(errors: Sequence[float]) -> str:
 
 
 def _inside(folder: Path, name: str) -> str:
-    """A catalog id, or the place of a file that came along."""
+    """Return a catalog id, or the path of a file in the archive's folder."""
     return str(folder / Path(name).name) if Path(name).suffix in (".json", ".toml") else name
 
 

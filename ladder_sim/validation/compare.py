@@ -165,7 +165,7 @@ class Unseen:
 
 
 def evidence(level: Level) -> str:
-    """What a level predicts from, in words."""
+    """Return what a level predicts from, in words."""
     return LEVELS.get(level, "the profile that was given")
 
 
@@ -331,7 +331,7 @@ class _NoEvidenceError(LadderSimError):
 
 
 def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
-    """What a level predicts from; None for datasheet figures."""
+    """Return the profile that a level predicts from; None for datasheet figures."""
     cluster, stack = scenario.cluster, scenario.stack
     if level == "roofline":
         return None
@@ -405,7 +405,7 @@ def check_error(errors: ErrorStats | None, maximum: float, figure: str, rows: st
 
 
 def unseen(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    """Those that no fit behind the predictions has used."""
+    """Return the comparisons that no fit behind the predictions has used."""
     return tuple(row for row in comparisons if not row.seen)
 
 

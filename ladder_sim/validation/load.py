@@ -129,12 +129,12 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_failures(result), *served.cautions),
+        cautions=(*_failures(result), *served.cautions, served.interval_note),
     )
 
 
 def _failures(result: Result) -> tuple[str, ...]:
-    """What failed requests mean for a comparison."""
+    """Return notes on what failed requests mean for a comparison."""
     if not result.failed:
         return ()
     sent = result.failed + result.answered
@@ -145,7 +145,7 @@ def _failures(result: Result) -> tuple[str, ...]:
 
 
 def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
-    """What served a load: as the file says, but for what is given."""
+    """Return the scenario that served a load: as the file says, but for what is given."""
     arguments = {**_said(result.server, given), **given}
     missing = [name for name in _NEEDED if name not in arguments]
     if missing:

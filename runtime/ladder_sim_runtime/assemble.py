@@ -39,8 +39,9 @@ def assemble(
     wirings: Sequence[Wiring] = (),
     execution: ExecutionConfig | None = None,
 ) -> Generator:
-    """A generator with random weights and prompts, of one model and batch on all ranks; raises as `load`.
+    """Return a generator with random weights and prompts, of one model and batch on all ranks.
 
+    Raises what `load` raises.
     Where groups of ranks have requests of their own, each has its part of the batch.
     """
     each, wanted = batch // comm.exchange.size, execution or ExecutionConfig()
@@ -65,7 +66,7 @@ def load(
     work: Workload,
     device: torch.device,
 ) -> Decoder:
-    """A decoder with the weights of `source`.
+    """Return a decoder with the weights of `source`.
 
     Raises
     ------

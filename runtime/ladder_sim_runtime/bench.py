@@ -68,7 +68,7 @@ def bench(
 def _prepared(
     config: BenchConfig, engine: EngineConfig, links: CommConfig, execution: ExecutionConfig
 ) -> tuple[Generator, list[Wiring], str]:
-    """What runs: a model with its batch, in which wirings, and the name of its data type."""
+    """Return a generator with a model and batch, its wirings, and the name of its data type."""
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
@@ -167,7 +167,7 @@ class _Requests:
         self._done = count(1)
 
     def round(self, number: int, *, watched: bool = False) -> "dict[str, _Sample]":
-        """Times by wiring on the slowest rank, `watched` with communication; the next number begins with the next."""
+        """Run every wiring once; return times on the slowest rank by wiring, with communication if `watched`."""
         turn, generator = number % len(self._wirings), self._generator
         samples = {}
         for wiring in (*self._wirings[turn:], *self._wirings[:turn]):
@@ -179,7 +179,7 @@ class _Requests:
 
 
 def _rounds(done: _Requests, config: BenchConfig) -> "list[dict[str, _Sample]]":
-    """The rounds that count: `repeats`, and more while speedups are not known well enough and there is time."""
+    """Return `repeats` rounds, and more while speedups are not known well enough and there is time."""
     rounds = [done.round(number) for number in range(config.repeats)]
     # as the slowest ranks see it, so that all stop at once
     spent_s = 0.0

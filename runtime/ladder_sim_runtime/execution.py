@@ -34,7 +34,7 @@ class Execution:
 
     @classmethod
     def of(cls, model: Decoder, config: ExecutionConfig) -> Self:
-        """As far as possible; what is "on" has to be.
+        """Return the execution, as far as possible; what `config` sets to "on" must be possible.
 
         Raises
         ------

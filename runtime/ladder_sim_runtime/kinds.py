@@ -27,13 +27,13 @@ _IMPLIED: Mapping[str, Mapping[str, object]] = {
 
 
 def numbers_of(reader: ConfigReader) -> ConfigReader:
-    """A config with the numbers that its type implies."""
+    """Return a config with the numbers that its type implies."""
     given = {key: value for key, value in reader.config.items() if value is not None}
     return ConfigReader({**_IMPLIED.get(reader.model_type(), {}), **given}, reader.source)
 
 
 def number(reader: ConfigReader, key: str, default: float) -> float:
-    """A number above 0."""
+    """Return a config's number, which must be above 0."""
     value = reader.config.get(key)
     return default if value is None else real(value, f"{reader.source}: {key}", _LARGEST)
 
@@ -148,7 +148,7 @@ class Latent:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
-        """None, if the model has none."""
+        """Return the model's latent attention; None if it has none."""
         if not spec.kv_lora_rank:
             return None
         return cls(
@@ -197,7 +197,7 @@ class Experts:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
-        """None, if the model has none.
+        """Return the model's routed experts; None if it has none.
 
         Raises
         ------

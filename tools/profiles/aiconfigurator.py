@@ -176,7 +176,7 @@ def _read_gemms(files: package.SystemFiles, figures: Mapping[str, float]) -> dic
 def _read_attention(
     files: package.SystemFiles, bandwidth_Bps: float
 ) -> tuple[dict[tuple[Kind, str], list[Series]], dict[str, str]]:
-    """Its series, and the decode kernel of each engine."""
+    """Return the series of attention, and the decode kernel of each engine."""
     tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
     kernels: dict[str, str] = {}
     for kind, phase in PHASES.items():
@@ -241,7 +241,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 def make_engine_profile(
     measured: Measurements, engine: str, base: CalibrationProfile, *, created: str
 ) -> CalibrationProfile:
-    """What one engine does by itself, over the profile of the GPU, `base`: attention and all-reduce."""
+    """Return the profile of one engine: its attention and all-reduce, over the GPU's profile `base`."""
     own = of_engine(measured.tables, engine)
     version, curves = engine_curves(measured.custom, engine)
     labels = [s.label for key, many in own.items() if key[0] != "gemm" for s in many]
@@ -280,7 +280,7 @@ def _tables(kind: Kind, measured: Mapping[tuple[Kind, str], list[Series]], refer
 
 
 def reference_gpu(measured: Measurements) -> Gpu:
-    """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
+    """Return the GPU of the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
     fastest_s = float(np.nanmin(_merge("gemm", measured.tables["gemm", "bf16"]).seconds))
     return Gpu(
@@ -338,7 +338,7 @@ def _left_out_errors(
 
 
 def nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
-    """Without series that have no rows, and without keys that have no others."""
+    """Return the keys and series that have rows."""
     kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 

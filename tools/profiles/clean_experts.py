@@ -80,7 +80,7 @@ EXCLUSIONS = (
 
 
 def without_excluded(series: Series, system: str, key: Experts) -> tuple[Series, set[str]]:
-    """The rows that are used, in which no time falls as tokens are added; a note on each exclusion that took some."""
+    """Return the rows that are used, in which more tokens never take less, and a note on each exclusion."""
     expert_tp, ep, tokens = series.points.T
     rows = (expert_tp <= MAX_EXPERT_TP) & (expert_tp * ep <= MAX_RANKS)
     version, notes = series.label.split()[1], set()

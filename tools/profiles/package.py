@@ -113,7 +113,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def newest_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """The file `name` of the newest version of each framework below `folder`, with its label."""
+    """Yield the file `name` of the newest version of each framework below `folder`, with a label."""
     for framework in sorted(entry for entry in folder.glob("*") if entry.is_dir()):
         versions = [version for version in framework.iterdir() if (version / name).is_file()]
         if versions:
@@ -122,7 +122,7 @@ def newest_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def all_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """The file `name` of every version of every framework below `folder`, with its label."""
+    """Yield the file `name` of every version of every framework below `folder`, with a label."""
     for path in sorted(folder.glob(f"*/*/{name}")):
         yield f"{path.parent.parent.name} {path.parent.name}", path
 

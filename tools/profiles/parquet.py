@@ -154,7 +154,7 @@ def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series
 
 
 def _lengths(columns: Columns, rows: NDArray[np.bool_], *, prompt: bool) -> dict[str, Any]:
-    """Queries and keys of an attention: `step` tokens are in the cache of a decode step, and `isl` (one) joins them."""
+    """Return queries and keys of an attention; a decode step's `step` cached tokens are joined by `isl` (one)."""
     new = columns["isl"][rows]
     return {"q_len": new, "kv_len": new} if prompt else {"q_len": 1, "kv_len": columns["step"][rows] + new}
 
@@ -166,7 +166,7 @@ def _timed(label: str, columns: Columns, rows: NDArray[np.bool_], *point: Any) -
 
 
 def _most(names: NDArray[Any]) -> object:
-    """The most frequent name."""
+    """Return the most frequent name."""
     distinct, counts = np.unique(names, return_counts=True)
     return distinct[np.argmax(counts)]
 

@@ -68,7 +68,7 @@ def thin(
 
 
 def predicted_s(table: RatioTable, axes: Mapping[str, Floats], roofline_s: Floats) -> Floats:
-    """Times that `table` gives on the whole grid, seconds."""
+    """Return times that `table` gives on the whole grid, seconds."""
     ratio, _ = table.ratio(**dict(zip(axes, np.ix_(*axes.values()), strict=True)))
     times: Floats = ratio * roofline_s
     return times

@@ -46,7 +46,7 @@ def of_samples(store: SampleStore) -> Iterator[Check]:
 
 
 def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
-    """Of a result of `run --bench` on GPUs: that what its stack says was done, and that ladder hides communication."""
+    """Check a result of `run --bench` on GPUs: what the stack says was done, and ladder hides communication."""
     done = result["execution"]
     says = ", ".join(f"{part} {done[part]}" for part in ("decode", "blocks", "kernels"))
     yield Check(f"{name}: launches", not done["missing"], "; ".join([says, *done["missing"]]))
@@ -67,9 +67,9 @@ def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def of_captures(folder: Path, stack: str, layers: int) -> Iterator[Check]:
-    """Of the captures of standard and ladder: a prefill, launched one by one, and then decode steps.
+    """Check the captures of standard and ladder: a prefill, launched one by one, and then decode steps.
 
-    Of the first rank: the others run the same.
+    Only the capture of the first rank is read: the other ranks run the same.
     """
     for variant in ("standard", "ladder"):
         try:

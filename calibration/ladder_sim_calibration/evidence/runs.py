@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """What `Scenario` takes of a run, but for the model and the cluster."""
+    """Return the arguments of `Scenario` for a run, without the model and the cluster."""
     return {
         "stack": run.stack,
         "allreduce": None if run.allreduce == "own" else run.allreduce,
@@ -98,7 +98,7 @@ def linked(*, p2p: bool) -> Iterator[None]:
 
 
 def links(options: argparse.Namespace, *, on_gpus: bool) -> tuple[bool, ...]:
-    """With and without peer-to-peer access, as asked for; by default as the environment has it."""
+    """Return whether runs have peer-to-peer access, as asked for; by default as the environment has it."""
     if not options.p2p:
         return (links_here() or not on_gpus,)
     unknown = [text for text in options.p2p if text not in ("on", "off")]

@@ -234,7 +234,7 @@ class Evidence:
         return f"it needs {use.total_bytes / 1e9:.0f} GB of each GPU"
 
     def _expected_s(self, run: Run) -> float:
-        """What the requests of a run take as predicted; 0: nothing is predicted."""
+        """Return the predicted seconds of all requests of a run; 0 if nothing is predicted."""
         if not (self._folder / PREDICTED).exists():
             return 0.0
         rows = json.loads(read_bytes(self._folder / PREDICTED, what="predictions"))["rows"]
@@ -249,7 +249,7 @@ class Evidence:
         yield from serve(self._served, self._folder, self._options.vllm, time.monotonic() + spend_s)
 
     def _table(self, run: Run) -> Path:
-        """The all-reduces that a single rank waits for: what is predicted for links of the cluster."""
+        """Return the path of a CSV with the predicted all-reduce times that a single rank waits for."""
         links = f"{run.stack}{'' if run.tp == self._tp else f'-tp-{run.tp}'}{'' if run.p2p else '-p2p-off'}"
         path, scenario = self._folder / f"all-reduce-{links}.csv", self._scenario(run)
         if not path.exists():
@@ -287,7 +287,7 @@ class Evidence:
                 return
 
     def _fit(self) -> Iterator[str]:
-        """A profile of the samples, however good: what it is worth, and what was not measured, stands next to it."""
+        """Fit a profile to the samples, save it, and yield a line on each error and on what was not measured."""
         fitted = make_profile(self._store, name="evidence", cluster=self._cluster, created=self._options.created)
         refused = (f"error above the limit: {line}" for line in fitted.refused)
         missing = [*self._unmeasured()]
@@ -320,7 +320,7 @@ class Evidence:
                 yield f"{op}: not measured, none of {sizes} sizes: {causes.get(op, 'no time was left')}"
 
     def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
-        """Of the runs that were measured."""
+        """Yield the runs that were measured, with their results."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():
@@ -410,7 +410,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _cluster_of(machine: Mapping[str, Any]) -> str:
-    """A cluster of the catalog with this machine's GPU, one with a shipped profile if there is; on CPUs any."""
+    """Return a cluster of the catalog with this machine's GPU, if possible with a shipped profile; on CPUs any."""
     device = str(machine.get("gpu", ""))
     names = [name for name in catalog.cluster_names() if device and catalog.cluster(name).gpu.is_called(device)]
     if device and not names:
@@ -419,7 +419,7 @@ def _cluster_of(machine: Mapping[str, Any]) -> str:
 
 
 def _commit() -> str:
-    """The commit of the clone that this code is from, and whether files differ; empty if it is no clone."""
+    """Return the commit of the clone of this code, "-dirty" behind it if files differ; empty outside a clone."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

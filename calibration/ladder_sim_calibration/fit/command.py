@@ -85,7 +85,7 @@ def _fabric(store: SampleStore, cluster: str, created: str) -> str:
 
 
 def report(fitted: FittedProfile) -> Iterator[str]:
-    """What was fitted and how well, line by line."""
+    """Yield lines that say what was fitted and how well."""
     for label, stats in fitted.errors.items():
         yield f"{label}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"
     for label in fitted.unjudged:
@@ -113,7 +113,7 @@ def report(fitted: FittedProfile) -> Iterator[str]:
 
 
 def _losses(fitted: FittedProfile, kernel: str, ratios: Sequence[float]) -> str:
-    """The median by number of held SMs of what is said of each loss."""
+    """Return the medians of `ratios` of one kernel's losses, by number of SMs held, as text."""
     by_count: dict[float, list[float]] = defaultdict(list)
     for loss, ratio in zip(fitted.losses, ratios, strict=True):
         if loss.kernel == kernel:

@@ -45,7 +45,7 @@ class Loss(NamedTuple):
     ratio: float
 
     def predicted(self, sms: int, parameters: OverlapParameters) -> float:
-        """The same by the simulator's rule for a processor of so many SMs."""
+        """Return how many times as long the kernel takes by the simulator's rule, on a processor of `sms` SMs."""
         # only the SMs are shared: nothing else moves data
         demand = kernel_demand(self.shape, sms, parameters, 0.0)
         return 1.0 / float(Device(sms=sms).rate(demand, [Demand(held_sms=min(self.held, sms - 1))]))
@@ -72,7 +72,7 @@ def losses(samples: Sequence[Sample]) -> list[Loss]:
 
 
 def _ratios(samples: Sequence[Sample]) -> Iterator[tuple[str, Mapping[str, float], float]]:
-    """Of every op next to another one, its point and how many times as long it takes: the median of its samples."""
+    """Return, for every op next to another one, its point and the median of how many times as long it takes."""
     ratios: dict[Any, list[float]] = defaultdict(list)
     points = {}
     for sample in samples:
@@ -107,7 +107,7 @@ def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) 
 
 
 def _of_losses(losses: Sequence[Loss], sms: int) -> dict[str, float]:
-    """Those that say what a kernel loses with its SMs: tried one by one, because waves leave no slope to follow."""
+    """Return what a kernel loses with its SMs: values are tried, because waves leave no slope to follow."""
     gemms = [loss for loss in losses if loss.kernel.startswith("gemm")]
     attention = [loss for loss in losses if loss.kernel.startswith("attention")]
     others = [loss for loss in losses if not loss.kernel.startswith(("gemm", "attention"))]
@@ -132,7 +132,7 @@ def _of_losses(losses: Sequence[Loss], sms: int) -> dict[str, float]:
 
 
 def _best(losses: Sequence[Loss], sms: int, tried: Sequence[Mapping[str, float]]) -> tuple[float, dict[str, float]]:
-    """The figures with the least error, and that: the mean square of logarithms."""
+    """Return the least mean square error, in logarithms, and the figures that have it."""
     errors = [error_of(losses, sms, figures) for figures in tried]
     least = int(np.argmin(errors))
     return errors[least], {name: float(value) for name, value in tried[least].items()}

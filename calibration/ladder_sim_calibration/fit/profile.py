@@ -115,7 +115,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 def _tables(
     points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[Kind, dict[Any, RatioTable]]:
-    """By kind, and which of that kind."""
+    """Return the tables of ratios by kind of op, and by data type or layer of experts within a kind."""
     tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
     for op, at in points.items():
         if op.table:
@@ -133,7 +133,7 @@ def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict
 def _curves(
     points: Mapping[MeasuredOp, Points], errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[str, dict[str, dict[int, Curve]]]:
-    """Collectives in one node; a profile holds no others."""
+    """Return the curves of collectives inside one node; a profile holds no others."""
     curves: dict[str, dict[str, dict[int, Curve]]] = {}
     for op, at in points.items():
         if op.op in CURVES and op.nodes == 1:
@@ -174,7 +174,7 @@ def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
 
 
 def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
-    """Times that a prediction would take from the points."""
+    """Return the times, seconds, that a prediction would take from the points at `columns`."""
     if op.table:
         ratio, _ = table_of(*op.table, points, reference).ratio(**columns)
         return ratio * roofline_s(table_shape(*op.table, columns), reference)

@@ -207,7 +207,7 @@ class SampleStore:
         return machine
 
     def _sample(self, line: bytes, number: int) -> Sample | None:
-        """The sample of a line; None: it holds states of GPUs."""
+        """Return the sample of a line; None if the line holds states of GPUs."""
         if line.startswith(f'{{"{KEY}"'.encode()):
             raise ProfileError(
                 f"samples '{self.path}', line {number}: a second header: samples of two machines or runs are mixed",
@@ -295,12 +295,12 @@ def _layer(point: Mapping[str, float]) -> Experts:
 
 
 def layer_label(layer: Experts) -> str:
-    """A layer of experts as people read it."""
+    """Return a layer of experts in words, for example "8 of 4096 x 14336, top 2"."""
     return f"{layer.experts} of {layer.hidden} x {layer.width}, top {layer.top_k}"
 
 
 def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
-    """The median of each point's samples, without ops that did not fit in memory or ran at the same time as others.
+    """Return the median of each point's samples, without ops that ran out of memory or overlapped others.
 
     Bursts count only where a point has nothing else.
     """

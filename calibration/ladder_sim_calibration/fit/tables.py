@@ -12,7 +12,7 @@ from ladder_sim_calibration.fit.samples import Points, layer_label
 
 
 def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTable:
-    """A table of the points, NaN where there is none."""
+    """Return the table of measured points as ratios to the roofline, NaN where nothing was measured."""
     axes = [np.unique(column) for column in zip(*points, strict=True)]
     seconds = np.full([len(axis) for axis in axes], np.nan)
     for at, measured_s in points.items():
@@ -44,6 +44,6 @@ def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> I
 
 
 def curve_of(points: Points) -> Curve:
-    """A curve of times by message size."""
+    """Return the curve of times, seconds, by message size, bytes."""
     sizes, seconds = np.array(sorted((size, measured_s) for (size,), measured_s in points.items())).T
     return Curve(size_bytes=sizes, seconds=seconds)

@@ -50,7 +50,7 @@ class Clock:
     warm_s = 0.0
 
     def now(self) -> Any:
-        """The moment at which all work issued so far is done."""
+        """Return a mark of the moment at which all work issued so far is done."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Any, end: Any) -> float:
@@ -69,7 +69,7 @@ class Clock:
         return 1
 
     def frequency(self) -> float | None:
-        """Of the device's clock, MHz; None: it is not known."""
+        """Return the frequency of the device's clock in MHz; None if it is not known."""
         return None
 
 
@@ -123,7 +123,7 @@ class CudaClock(Clock):
 
 @cache
 def clock_of(device: torch.device) -> Clock:
-    """The clock of a device's work."""
+    """Return the clock that times a device's work."""
     return CudaClock() if device.type == "cuda" else Clock()
 
 

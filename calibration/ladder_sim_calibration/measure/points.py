@@ -117,7 +117,7 @@ def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[
 
 
 def _longest(shard: Shard) -> Sample:
-    """The GEMM of a long prompt that takes the longest, to be run until the GPU's clock has settled."""
+    """Return the longest GEMM of a long prompt, to be run until the GPU's clock has settled."""
     n, k = max(shard.gemms, key=math.prod)
     return _op(SUSTAINED, m=max(ROWS), n=n, k=k)
 
@@ -150,7 +150,7 @@ def _math_attention(shard: Shard) -> Iterator[Sample]:
 
 
 def _sampling(model: ModelSpec) -> Iterator[Sample]:
-    """Of the whole vocabulary: every rank has all logits by then."""
+    """Yield sampling ops over the whole vocabulary: every rank has all logits by then."""
     for sequences in SAMPLED:
         for op in ("sample_greedy", "sample_top_p"):
             yield _op(op, batch=sequences, vocab=model.vocab)
@@ -196,7 +196,7 @@ def _collectives(world: Layout, *, cuda: bool) -> Iterator[Sample]:
 
 
 def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
-    """The down projection and attention, each during an all-reduce of all ranks in the node."""
+    """Yield the down projection and attention, each during an all-reduce of all ranks in the node."""
     if world.per_node == 1:
         return
     n, k = shard.gemms[-1]
@@ -224,7 +224,7 @@ def _op(op: str, **point: float) -> Sample:
 
 
 def _size(op: Sample) -> float:
-    """What `most` of `ops_of` is compared with."""
+    """Return the size of an op, in tokens or KiB, which `ops_of` compares with its limit `most`."""
     point = op.point
     tokens = max(point.get(name, 0.0) for name in ("m", "q_len", "kv_len", "tokens"))
     logits_bytes = point.get("batch", 0.0) * point.get("vocab", 0.0) * STATE_BYTES

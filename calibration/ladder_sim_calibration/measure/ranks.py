@@ -67,7 +67,7 @@ class Ranks:
             raise heartbeat.blame(error) from error
 
     def group(self, op: Sample) -> dist.ProcessGroup:
-        """The group of this rank that has the size an op needs."""
+        """Return this rank's process group with the number of nodes and ranks that an op needs."""
         return self._groups[int(op.point["nodes"]), int(op.point["ranks"])]
 
     def share(self, value: _T) -> _T:

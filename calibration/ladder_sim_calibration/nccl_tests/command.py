@@ -127,7 +127,7 @@ def _tell(sweep: Sweep, others: str) -> None:
 
 
 def _flag_or_log(given: int | None, listed: int, flag: str, minimum: int) -> int:
-    """The value of a flag, by default what the file lists."""
+    """Return the value of a flag, by default what the file lists."""
     if given is None and not listed:
         raise UsageError(f"{flag} is missing", hint=f"the file does not list its ranks: give {flag}")
     value = listed if given is None else given

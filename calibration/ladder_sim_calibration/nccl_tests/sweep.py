@@ -334,7 +334,7 @@ def add_to_profile(
 
 
 def _within(curve: Curve, whole: MeasuredCollective, ranks: int) -> Curve:
-    """A curve with what `whole` has for messages outside of it."""
+    """Return a curve, completed by that of `whole` for messages outside of it."""
 
     def ideal_s(size_bytes: Floats) -> Floats:
         return whole.formula(size_bytes, ranks, whole.tier.allreduce_floor_s, whole.tier.bandwidth_Bps)

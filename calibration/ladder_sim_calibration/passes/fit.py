@@ -97,14 +97,14 @@ def times_of(scenario: Scenario, variant: str, profile: CalibrationProfile) -> T
 
 
 def on_link(profile: CalibrationProfile, all_reduce: Curve | None) -> CalibrationProfile:
-    """The same machine with an emulated link; None: as it was measured."""
+    """Return the profile with collectives of an emulated link; unchanged if `all_reduce` is None."""
     if all_reduce is None or profile.in_place is None:
         return profile
     return replace(profile, in_place=replace(profile.in_place, collectives=emulated_collectives(all_reduce)))
 
 
 def emulated_collectives(all_reduce: Curve) -> dict[str, Curve]:
-    """Collectives of a link as the runtime emulates them."""
+    """Return the curves of a link's collectives as the runtime emulates them, by kind."""
     half = replace(all_reduce, seconds=0.5 * all_reduce.seconds)
     return {"all_reduce": all_reduce, **dict.fromkeys(("all_gather", "reduce_scatter", "broadcast"), half)}
 

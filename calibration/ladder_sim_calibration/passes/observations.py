@@ -71,13 +71,13 @@ def steps(scenario: Scenario, phase: Phase) -> range:
 
 
 def scenario_of(scenario: Scenario, variant: str) -> Scenario:
-    """The scenario with a variant, as `Run` names it."""
+    """Return the scenario with a variant and techniques as `Run` names them."""
     wiring, _, techniques = variant.partition("+")
     return scenario.having(variant=canonical(wiring), techniques=Techniques.of(techniques or "none"))
 
 
 def name_of(scenario: Scenario) -> str:
-    """What `Run` calls the variant of a scenario."""
+    """Return the name by which `Run` calls the variant and techniques of a scenario."""
     return "+".join((scenario.variant, *scenario.techniques.chosen))
 
 
@@ -88,7 +88,7 @@ def ops_of(scenario: Scenario, variant: str, phase: Phase, step: int | None = No
 
 
 def kernels_of(scenario: Scenario) -> set[tuple[Phase, OpKey]]:
-    """The kernels of a request."""
+    """Return the kernels of a request: phase, kind and shape of each."""
     return {
         (phase, (op.kind, op.shape))
         for phase in PHASES

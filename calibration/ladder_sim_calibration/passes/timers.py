@@ -25,7 +25,7 @@ _POLL_S = 1e-3
 
 
 def message(size_bytes: float) -> torch.Tensor:
-    """A tensor to send."""
+    """Return a tensor of about `size_bytes` to send."""
     return torch.zeros(1, max(1, round(size_bytes / ELEMENT_BYTES)))
 
 

@@ -88,7 +88,7 @@ class Problem:
 
     @cached_property
     def _covariance(self) -> Floats:
-        """Of the runs' errors, shape (runs, runs)."""
+        """Covariance of the runs' errors, in logarithms, shape (runs, runs)."""
         shared = np.array([[row == column for column in self.groups] for row in self.groups])
         return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
 
@@ -116,7 +116,7 @@ class Problem:
         return np.asarray(self._log_rates(point[np.newaxis])[0])
 
     def _log_rates(self, points: Floats) -> Floats:
-        """The same at several points: shape (points, runs)."""
+        """Return the logarithms of the runs' rates at several points, shape (points, runs)."""
         # a single configuration would be priced with plain numbers: two keep every array an array
         columns = np.vstack([points, points[-1:]])
         values = dict(zip(self.figures, self.values(columns).T, strict=True))
@@ -134,7 +134,7 @@ class Problem:
         return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
 
     def solve_without(self, start: Floats, groups: Groups, left_out: Hashable) -> tuple[Hashable, Floats]:
-        """A group of runs, and the solution for the runs outside it."""
+        """Return the group that was left out, and the solution for the runs outside it."""
         kept = np.flatnonzero([group != left_out for group in groups])
         return left_out, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
 
@@ -204,7 +204,7 @@ def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[in
 
 
 def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> Scenario:
-    """The scenario of the first run, whose stack and cluster all runs share."""
+    """Return the scenario of the first run; raise UsageError unless all runs share its stack and cluster."""
     if len(runs) < 2:
         raise UsageError(
             f"{len(runs)} runs: must be 2 or more", hint="start with standard and upper-bound at one batch"

@@ -63,7 +63,7 @@ def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> d
 
 
 def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Widths]) -> IntervalScale:
-    """The factor with which 90 % of the unseen runs lie inside their intervals (split conformal prediction)."""
+    """Return the factor that makes intervals hold 90 % of the unseen runs (split conformal prediction)."""
     rates, speedups = [], []
     for prediction in unseen:
         widths = nominal[prediction.run.configuration, prediction.run.variant]
@@ -74,6 +74,6 @@ def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str
 
 
 def conformal(scores: Sequence[float]) -> float:
-    """The score that a further one stays below with a probability of 90 %; 1 if there are too few scores."""
+    """Return the score that a further one stays below with a probability of 90 %; 1 if there are too few."""
     rank = int(np.ceil(0.9 * (len(scores) + 1)))
     return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else 1.0

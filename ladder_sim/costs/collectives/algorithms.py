@@ -65,17 +65,17 @@ def one_way(ranks: float) -> float:
 
 
 def to_all(ranks: float) -> float:
-    """The whole message to every peer."""
+    """Return the bytes that each GPU sends for a byte of the message, where every peer gets all of it."""
     return ranks - 1.0
 
 
 def multicast(ranks: float) -> float:
-    """The switch reads it once from each GPU and reduces; each GPU writes its share to all."""
+    """Return the bytes that each GPU sends for a byte of a message that the switch reads once and reduces."""
     return (ranks + 1) / ranks
 
 
 def mnnvl_two_shot(ranks: float) -> float:
-    """As a ring up to 8 GPUs, 1.46 times as much on 16; what grows so with the ranks is not published."""
+    """Return the bytes that each GPU sends for a byte: those of a ring up to 8 GPUs, 1.46 times as many on 16."""
     return max(ring(ranks), ring(8.0) * math.pow(ranks / 8.0, 0.55))
 
 
@@ -177,11 +177,11 @@ class Algorithm:
 
     @property
     def holds_norm(self) -> bool:
-        """Its kernels can add and normalise what they reduced: every rank has all of it in its registers."""
+        """Whether kernels can add and normalise what they reduced: every rank has all of it in its registers."""
         return self.inline and not self.symmetric
 
     def unmet(self, scenario: Scenario) -> Need | None:
-        """The first need that a scenario does not meet; None if it works there."""
+        """Return the first need of the algorithm that a scenario does not meet; None if it works there."""
         return next((need for need in self.needs if not need.met(scenario)), None)
 
 
@@ -338,7 +338,7 @@ MAX_GAP = 64.0
 
 
 def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
-    """True where `message` lies between two measured sizes no further than `MAX_GAP` apart."""
+    """Return a mask of the messages between two measured sizes at most a factor `MAX_GAP` apart."""
     sizes = curve.size_bytes
     right = np.minimum(np.maximum(np.searchsorted(sizes, message, side="left"), 1), len(sizes) - 1)
     inside = (message >= sizes[0]) & (message <= sizes[-1])
@@ -347,7 +347,7 @@ def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
 
 
 def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
-    """True where `message` lies between two measured sizes further apart than that."""
+    """Return a mask of the messages between two measured sizes more than a factor `MAX_GAP` apart."""
     inside = (message >= curve.size_bytes[0]) & (message <= curve.size_bytes[-1])
     bridge: NDArray[np.bool_] = inside & ~bracketed(curve, message)
     return bridge
@@ -411,7 +411,7 @@ class MeasuredCollective:
 
     @cached_property
     def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
-        """Of each curve: logarithms of its sizes, and of its times over the formula's."""
+        """Logarithms of each curve's sizes, and of its times over the formula's."""
         return {
             ranks: (
                 np.log(curve.size_bytes),

@@ -180,7 +180,7 @@ class Network:
         )
 
     def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """What the engine takes: as measured, else by the stack's rule; without a rule, about the fastest."""
+        """Return the all-reduce times of the engine: as measured, else by its rule or about the fastest."""
         if not self._custom:
             return self._nccl("all_reduce", message)
         if rules:
@@ -195,7 +195,7 @@ class Network:
         return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
 
     def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """The first algorithm of the stack's rule that works here and takes such messages; NCCL if none does."""
+        """Return the times of the first algorithm of the stack's rule that works here; NCCL's where none does."""
         rule = self._scenario.allreduce_rule(rules)
         works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
         names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
@@ -239,7 +239,7 @@ class Network:
         return fastest([host, unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
-        """Of the ranks in a node, or of so many where some are measured across nodes."""
+        """Return the times of a collective between the ranks of a node, or between `ranks` ranks."""
         algorithm, tier, ranks = ALGORITHMS[kind, name], self._hardware.intra, ranks or self._ranks
         if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
@@ -268,7 +268,7 @@ class Network:
         ).at_least(port_s)
 
     def _source(self, algorithm: Algorithm) -> Source:
-        """Of a formula's figures."""
+        """Return the source of a formula's figures."""
         if algorithm.measured_on is None:
             return "roofline"
         here = algorithm.measured_on and self._hardware.same_node(catalog.cluster(algorithm.measured_on))

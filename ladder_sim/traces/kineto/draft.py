@@ -93,7 +93,7 @@ def _set_work(drafts: Iterable[Draft]) -> None:
 
 
 def finish(drafts: Sequence[Draft], steps: tuple[str, ...], notes: Iterable[str]) -> TraceGraph:
-    """Number the ops: each after the ops it waits for, otherwise in order of time."""
+    """Return the trace of the ops, numbered in order of time, each after the ops it waits for."""
     ordered = _in_order(drafts)
     position = {id(draft): index for index, draft in enumerate(ordered)}
     used = sorted({draft.lane for draft in drafts}, key=lambda lane: (lane.rank, lane.device, lane.name))

@@ -50,7 +50,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
-    """The collectives of a process group that were issued n-th on all ranks; apart if they differ."""
+    """Yield together the n-th collectives of a process group on all ranks, or apart those that differ."""
     queues: dict[str, list[list[Draft]]] = defaultdict(list)
     for file in files:
         own: dict[str, list[Draft]] = defaultdict(list)
@@ -68,7 +68,7 @@ def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
 
 
 def _together(members: Sequence[Draft]) -> Iterator[list[Draft]]:
-    """Those that ran at the same time.
+    """Yield groups of the collectives that ran at the same time.
 
     Others did not meet: their recordings began at different collectives, or they are of groups whose names were not
     recorded, such as those of pipeline stages.

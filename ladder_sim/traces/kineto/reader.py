@@ -207,13 +207,13 @@ def _check_single(category: str, events: Sequence[Event]) -> None:
 
 
 def read_trace(path: Path) -> str:
-    """A file's text, gzipped or not; raises UsageError."""
+    """Return a file's text, gzipped or not; raise UsageError if it cannot be read."""
     raw = read_bytes(path, what="a trace", limit_bytes=LIMIT_BYTES, unpack=True, error=UsageError)
     return raw.decode("utf-8", errors="replace")
 
 
 def unread(file: KinetoFile) -> Iterator[str]:
-    """Notes on what a file does not record, and on dropped events that may matter."""
+    """Yield notes on what a file does not record, and on dropped events that may matter."""
     yield from file.notes
     frames = file.dropped.get(PYTHON_FRAMES, 0)
     if frames:
@@ -263,7 +263,7 @@ class Clock:
         self._ends_s = [self.seconds(mark.end_us) for mark in file.marks]
 
     def seconds(self, time_us: float) -> float:
-        """A time of the file, in seconds since its first event."""
+        """Return a time of the file in seconds since its first event."""
         return (time_us - self._origin_us) * _US
 
     def step(self, time_s: float) -> int:

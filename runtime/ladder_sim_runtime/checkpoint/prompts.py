@@ -70,7 +70,7 @@ class Text:
 
 
 def _library(file: Path, call: Callable[[], Result]) -> Result:
-    """What a call of the tokenizers library returns; raises UsageError if it fails, in whatever way."""
+    """Return what a call of the tokenizers library returns; raise UsageError if it fails in any way."""
     try:
         return call()
     except BaseException as error:

@@ -27,7 +27,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def mixtral_name(name: str) -> str:
-    """What Mixtral's checkpoints call a tensor."""
+    """Return the name of a tensor in Mixtral's checkpoints."""
     for ours, theirs in _MIXTRAL.items():
         name = name.replace(ours, theirs)
     return name

@@ -34,7 +34,7 @@ class Sliceable(Protocol):
     """A full tensor, possibly on disk."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> Tensor:
-        """A part of it."""
+        """Return a part of the tensor."""
 
 
 # what the rank with a shard holds along one dimension
@@ -89,7 +89,7 @@ class _Drawn:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _chunk(self, first: int) -> Tensor:
-        """The rows from this one on."""
+        """Return the rows of the chunk that begins at row `first`."""
         if self._kept is None or self._kept[0] != first:
             self._kept = None
             seed = self._seed if first == 0 else f"{self._seed} {first}"
@@ -123,7 +123,7 @@ def fill(model: Decoder, source: Source) -> None:
 
 
 def _chunk_rows(shape: tuple[int, ...]) -> int:
-    """Of a full tensor, in float32."""
+    """Return the number of rows in a chunk of a full tensor, in float32."""
     return max(1, _CHUNK_BYTES // (math.prod(shape[1:]) * 4))
 
 
@@ -248,7 +248,7 @@ def _experts(routed: RoutedExperts, where: str) -> Iterator[Piece]:
 
 
 def _summed(linear: Linear, name: str, features: Features) -> Iterator[Piece]:
-    """A projection split by its inputs, whose outputs the ranks sum."""
+    """Yield the pieces of a projection split by its inputs, whose outputs the ranks sum."""
     yield Piece(f"{name}.weight", linear.weight_NF, features, dim=1)
     if linear.bias_N is not None:
         yield Piece(f"{name}.bias", linear.bias_N, share=True)

@@ -127,19 +127,19 @@ class Communicator:
         """Overwrite `x` with rank 0's."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
-        """The maximum over the ranks of all groups, element by element; called after a measurement, not in it."""
+        """Return the maximum over the ranks of all groups, element by element; call it after a measurement only."""
         return seconds
 
     def barrier(self) -> None:
         """Wait for every rank of all groups."""
 
     def replayed(self, mark: Mark) -> None:
-        """A graph with this rank's collectives was started: `mark` where it ends."""
+        """Record that a graph with this rank's collectives was started, whose end `mark` marks."""
 
     def watched(self) -> AbstractContextManager[Times]:
         """Measure the time of collectives meanwhile."""
         return nullcontext(Times())
 
     def settings(self) -> dict[str, object]:
-        """What a result reports of the communication."""
+        """Return what a result reports of the communication."""
         return {}

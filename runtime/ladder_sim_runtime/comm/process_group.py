@@ -230,7 +230,7 @@ class Degrees(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks of all groups and stages together."""
         return self.tp * self.attention_dp * self.pp
 
     def place(self, rank: int) -> tuple[int, int, int]:
@@ -277,7 +277,7 @@ def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, time
 
 
 def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup], degrees: Degrees) -> Groups:
-    """The groups of this rank that there are, by what makes one of a kind; every rank asks for the same, in order."""
+    """Return this rank's groups, one of each kind that there is; every rank creates them in this order."""
     inside, beside, across = degrees.groups()
     return Groups(
         tensor=own("tensor", inside),
@@ -366,7 +366,7 @@ def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_
 
 
 def _nccl_options(timeout: timedelta) -> Any:
-    """Of one group: torch writes the group's name into them."""
+    """Return NCCL's options for one group: torch writes the group's name into them."""
     # of streams of NCCL's own: what a pipeline's stages send must not wait for SMs behind a GEMM
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout

@@ -26,7 +26,7 @@ def turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor
 @kernel("positions")
 @fused
 def spans(position_1: Tensor, pad_B: Tensor | None, batch: int, positions: int) -> Spans:
-    """The sequences in a cache of so many positions each, at a decode step."""
+    """Return the sequences in a cache of `positions` positions each, at a decode step."""
     query_X = torch.arange(batch + 1, dtype=torch.int32, device=position_1.device)
     first_X, length_B = query_X * positions, (position_1 + 1).int().expand(batch)
     if pad_B is None:
@@ -116,7 +116,7 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 
 @kernel("expand")
 def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
+    """Return queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
     heads, nope = q_BTHM.shape[2:]
     c_BSR, k_BSP = c_BSC.split((weight_NR.shape[1], q_BHTP.shape[-1]), dim=-1)
     # one GEMM over all sequences, although this is a part of the cache
@@ -129,7 +129,7 @@ def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tens
 
 @kernel("bmm")
 def absorb_queries(q_BTHM: Tensor, q_BHTP: Tensor, weight_HMR: Tensor) -> Tensor:
-    """Queries to be compared with latent vectors and their rotated keys, q_BHTC."""
+    """Return queries to be compared with latent vectors and their rotated keys, q_BHTC."""
     q_BHTR = _by_head(q_BTHM, weight_HMR).transpose(1, 2)
     return torch.cat((q_BHTR, q_BHTP), dim=-1)
 
@@ -199,7 +199,7 @@ def math_attention(
     scale: float | None = None,
     window: int = 0,
 ) -> Tensor:
-    """The same over every position of the cache, masked, KV heads expanded."""
+    """Return attention over every position of the cache, masked, with KV heads expanded."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = _expanded(k_BGSK, v_BGSK, shares)
     scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)

@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         self.register_buffer("rope_2SK", rope_table(config, positions), persistent=False)
 
     def cache(self, batch: int) -> Tensor:
-        """An empty cache, layer by layer, for contexts as long as this decoder's positions."""
+        """Return an empty cache, layer by layer, for contexts as long as this decoder's positions."""
         return self.layers[0].attention.cache(len(self.layers), batch, self.rope_2SK.shape[1], like=self.embedding_VD)
 
     def forward(
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         cache: Tensor | None,
         wiring: Wiring,
     ) -> Step:
-        """What the layers share in a pass of some sequences, whose cache this is."""
+        """Return what the layers share in a pass of some sequences, given the cache of those."""
         pad_B = None if pad_B is None else pad_B[rows]
         spans = None
         if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
@@ -184,7 +184,7 @@ class Decoder(nn.Module):
         return x_BTD
 
     def _sent(self, wiring: Wiring) -> Iterator[Sent]:
-        """Outputs that the stage before sends."""
+        """Yield the outputs that the stage before sends."""
         *older, newest = wiring.waiting(self.shard.layers.start)
         if newest.carries == "residual" and self.comm.size > 1:
             # it has become the residual

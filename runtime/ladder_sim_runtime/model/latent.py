@@ -58,11 +58,11 @@ class LatentAttention(nn.Module):
         return False
 
     def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:
-        """An empty one of several layers, L x B x S x C."""
+        """Return an empty cache of several layers, L x B x S x C."""
         return like.new_zeros((layers, batch, positions, self.latent.kv_rank + self.latent.rope_dim))
 
     def cache_tensors(self, cache_BSC: Tensor | None) -> tuple[Tensor, ...]:
-        """Of one layer, if there is a cache."""
+        """Return the tensors of one layer's cache; empty if there is no cache."""
         return () if cache_BSC is None else (cache_BSC,)
 
     def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:

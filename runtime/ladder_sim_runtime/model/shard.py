@@ -73,7 +73,7 @@ class Shard:
         return slice(self.rank * self.heads * width, (self.rank + 1) * self.heads * width)
 
     def key_value(self, width: int) -> slice:
-        """The same of the key/value heads."""
+        """Return the features of this rank's key/value heads, of `width` each."""
         return slice(self.kv_first * width, (self.kv_first + self.kv_heads) * width)
 
     def mlp(self, width: int) -> slice:
@@ -82,7 +82,7 @@ class Shard:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def experts(self, count: int, group: int | None = None) -> range:
-        """The experts of this rank, out of `count`, or of the rank at its position in another group."""
+        """Return the experts of this rank, out of `count`, or of the rank at its position in another group."""
         each = count // self.ep
         first = self._expert_rank(group) * self.ep // self.expert_ranks * each
         return range(first, first + each)
@@ -97,7 +97,7 @@ class Shard:
         return slice(first, first + each)
 
     def _expert_rank(self, group: int | None = None) -> int:
-        """Number of a rank among those of all groups."""
+        """Return the number of a rank among those of all groups."""
         return (self.group if group is None else group) * self.ranks + self.rank
 
     def vocabulary(self, rows: int, vocab: int) -> slice:
