@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.confidence.interval import Interval
@@ -24,6 +24,11 @@ class Column(Generic[Row]):
     """In JSON and CSV, the SI unit as its suffix: "tpot_s"; empty: it is in tables only."""
     get: Callable[[Row], Any]
     """Its value; an `Interval` takes three entries: the value, ``_low`` and ``_high``."""
+    kind: Any = field(default=None, kw_only=True)
+    """Type of its values in JSON, e.g. `int`, `str`, a Literal or `Interval`; None: what its name says: an argument of
+    `Scenario` as there, else a number that is not negative."""
+    null: bool = field(default=False, kw_only=True)
+    """Whether a row may have no value."""
     heading: str = ""
     """In tables, without its unit; empty: it is in none."""
     shown: Callable[[Row], Any] | None = None

@@ -35,7 +35,7 @@ from ladder_sim.sweeps.price import token_price
 # by default: of three, the spread of a percentile is hardly known, and each takes a simulation more
 SEEDS = 5
 MOST_SEEDS = 1000
-_SHARES = ("utilisation", "kv_occupancy", "cached_prompt_share")
+SHARES = ("utilisation", "kv_occupancy", "cached_prompt_share")
 _RATES = ("goodput", "requests_per_s", "tokens_per_s")
 
 
@@ -292,7 +292,7 @@ def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, 
     """Of each figure, from its values of all seeds, and of the first seed with slower and with faster steps."""
     names = [name for name in rows[0] if name != "stable"]
     return {
-        name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in _SHARES)
+        name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in SHARES)
         for name in names
     }
 
