@@ -78,7 +78,7 @@ _MIN_INSIDE, _MAX_HALF_WIDTH = 0.85, 0.08
 
 
 def to_files() -> dict[str, str]:
-    """The page with its tables, and every row and every summary as CSV, by file name."""
+    """Return the page with its tables, and every row and every summary as CSV, by file name."""
     data = read_dataset(DEFAULT_DATASET)
     compared = validate(data)
     document = compared.report.values()
@@ -123,7 +123,7 @@ def _targets(compared: Validation) -> Iterator[tuple[str, ...]]:
 
 
 def collectives_s(scenario: Scenario, kind: OpKind, sizes_bytes: Iterable[float]) -> NDArray[np.float64]:
-    """What collectives of some sizes take on their own, seconds."""
+    """Return the seconds that collectives of some sizes take alone."""
     costs = KernelCosts(scenario, resolve_profile(scenario, None))
     ops = [Op(name="", kind=kind, shape=CollectiveShape(message_bytes=float(size))) for size in sizes_bytes]
     return np.array([float(each.seconds) for each in costs.estimates(ops)])

@@ -16,7 +16,7 @@ MARK = "Rehearsals do not count.\n\n"
 
 
 def archives_in(folder: Path) -> Sequence[Path]:
-    """Archives of a folder, by name."""
+    """Return the archives of a folder, by name."""
     return [path for path in sorted(folder.iterdir()) if is_archive(path)]
 
 
@@ -39,7 +39,7 @@ def _mean_and_most(errors: Sequence[float]) -> str:
 
 
 def page(folder: Path) -> str:
-    """The README of a folder of archives, with the table that is made of them."""
+    """Return the README of a folder of archives, with the table that is made of them."""
     by_hand, _, _ = (folder / "README.md").read_text("utf-8").partition(MARK)
     return f"{by_hand}{MARK}{archives_table([read_archive(path) for path in archives_in(folder)])}"
 

@@ -75,7 +75,7 @@ def steps() -> Iterator[Step]:
 
 
 def predicted_layer_s(step: Step) -> float:
-    """What the simulator makes of a step, for each layer."""
+    """Return the simulated seconds of a step for each layer."""
     scenario = _scenario(step.model, step.batch)
     costs = _GivenTimes(scenario, step)
     last_norm_s = costs.kernels_s["norm"]
@@ -93,7 +93,7 @@ def errors() -> Mapping[tuple[str, int], tuple[list[float], list[float]]]:
 
 
 def spread_rows() -> list[tuple[str, list[float]]]:
-    """What is compared, and its errors."""
+    """Return what is compared, and its errors."""
     fixed, exchange, noisy = [], [], []
     for shard, (of_fixed, of_exchange) in errors().items():
         fixed += of_fixed
@@ -186,7 +186,7 @@ def _scenario(model: str, batch: int) -> Scenario:
 
 @cache
 def kernels_s(model: str, batch: int) -> dict[str, float]:
-    """Times of a layer's ops, each of one or several kernels and the gaps ahead of them."""
+    """Return the seconds of a layer's ops, each of one or several kernels and the gaps ahead of them."""
     norms_s, others_s, gemms_s = [0.0, 0.0], [0.0, 0.0], [0.0] * len(_GEMMS)
     gemm = -1
     for row in rows_in("kernels_of_a_layer.csv"):

@@ -25,7 +25,7 @@ def _compared_runs() -> list[tuple[str, StackFit | ServingCheck]]:
 
 
 def behind() -> str:
-    """The runs that answers are compared with, one line each."""
+    """Return the runs that answers are compared with, one line each."""
     rows = []
     for gpu, runs in _compared_runs():
         in_flight = isinstance(runs, ServingCheck)
@@ -63,7 +63,7 @@ _NEVER = (
 
 
 def never() -> str:
-    """What the catalog has, and none of these runs had."""
+    """Return what the catalog has and none of the compared runs had."""
     every = _compared_runs()
     kinds = {
         "one static batch": [(gpu, runs) for gpu, runs in every if isinstance(runs, StackFit)],

@@ -91,7 +91,7 @@ def fitting(model: str, cluster: str, stack: str, batch: int, prompt: int) -> Sc
 
 
 def difference(scenario: Scenario, variants: Sequence[str] = VARIANTS) -> Difference:
-    """The worst relative difference between the engines, over every variant and figure."""
+    """Return the worst relative difference between the engines, over every variant and figure."""
     fast = predict(scenario, variants, engine="fast")
     des = predict(scenario, variants, engine="des")
     worst = Difference(0.0, "nothing differs")

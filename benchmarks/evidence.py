@@ -31,7 +31,7 @@ def servings(models: str, by: str) -> list[Row]:
 
 
 def to_page() -> str:
-    """The page with its tables and lists."""
+    """Return the page with its tables and lists."""
     return remade(
         PAGE.name,
         {
@@ -53,7 +53,7 @@ def _runs() -> tuple[Comparison, ...]:
 
 
 def _glance() -> str:
-    """A line for each comparison."""
+    """Return a table with a line for each comparison."""
     ladder = [
         (row.measurement.configuration.p2p, row.speedup) for row in _runs() if row.measurement.variant == "ladder"
     ]
@@ -153,7 +153,7 @@ def _in_flight() -> str:
 
 
 def _cross_checks() -> Iterator[tuple[str, ...]]:
-    """Runs of this project's own, of which few are on the machines that predictions are about."""
+    """Yield this project's own runs, of which few are on the machines that predictions are about."""
     for file, where in (
         ("crosscheck-emulated.csv", "two CPU cores, emulated links, TP 8"),
         ("crosscheck-gloo.csv", "two CPU cores, 200 Mbit/s between two ranks"),
@@ -217,7 +217,7 @@ def _spread(errors: Iterable[float]) -> tuple[str, str, str]:
 
 
 def _misses() -> str:
-    """What is furthest off."""
+    """Return a list of the predictions that are furthest off."""
     lines = []
     for row in _runs():
         configuration = row.measurement.configuration

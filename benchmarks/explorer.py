@@ -107,7 +107,7 @@ class Reader(Page):
         return spent_ms, answer
 
     def positions(self) -> Iterator[str]:
-        """Queries of a slider that goes up and down a decade, in steps of the page's slider."""
+        """Yield queries of a slider that goes up and down a decade, in steps of the page's slider."""
         name, middle, unit = self._random.choice(_SLIDERS)
         at = self._random.randrange(-25, 25)
         while True:
@@ -115,7 +115,7 @@ class Reader(Page):
                 yield f"{self._scenario}&{name}={middle * 10 ** (step / 50):.3f}{unit}"
 
     def drag(self, until_s: float) -> list[tuple[str, float]]:
-        """What was requested, and how long it took."""
+        """Request what a moved slider shows until `until_s`; return each request, and its milliseconds."""
         spent = []
         while time.monotonic() < until_s:
             released_s = time.monotonic() + DRAG_S
@@ -142,7 +142,7 @@ def main() -> int:
 
 @contextmanager
 def serving() -> Iterator[int]:
-    """The port of an explorer in a process of its own."""
+    """Start an explorer in a process of its own, and yield its port."""
     command = [sys.executable, "-m", "ladder_sim", "explore", "--no-open", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -188,7 +188,7 @@ def server(port: int) -> bool:
 
 
 def under_load(port: int) -> bool:
-    """A move of the rate, what is new of requests under load, and how soon their curves are there."""
+    """Move the rate, and report what is new of requests under load, and how soon their curves are there."""
     reader, met = Reader(port), True
     for scenario in _UNDER_LOAD:
         spent = []

@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def write(folder: Path, layers: int, hidden: int) -> None:
-    """A Llama of eight KV heads in bfloat16, in files of 200 MB."""
+    """Write a Llama of eight KV heads in bfloat16, in files of 200 MB."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -75,7 +75,7 @@ def loaded(root: Path, tp: int) -> dict[str, float]:
 
 
 def part(folder: Path, tp: int) -> "Decoder":
-    """The first rank's part of a checkpoint."""
+    """Return the first rank's part of a checkpoint."""
     import torch
 
     from ladder_sim_runtime.assemble import load
@@ -90,7 +90,7 @@ def part(folder: Path, tp: int) -> "Decoder":
 
 
 def memory_bytes(field: str) -> int:
-    """A line of this process's /proc status."""
+    """Return the bytes of a field of this process's /proc status."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text("ascii").splitlines())
     return int(lines[field].split()[0]) * 1024
 

@@ -314,7 +314,7 @@ def file_of(name: str, scheme: str = "") -> Path:
 
 
 def drawn_by(commands: Sequence[str]) -> "go.Figure":
-    """The figure that commands draw, without a browser."""
+    """Return the figure that commands draw, without a browser."""
     with (
         TemporaryDirectory() as folder,
         contextlib.chdir(folder),
@@ -330,7 +330,7 @@ def drawn_by(commands: Sequence[str]) -> "go.Figure":
 
 
 def numbers(drawn: "go.Figure") -> list[list[float]]:
-    """What a figure draws: the numbers of each trace, to four digits, and labels that are numbers."""
+    """Return what a figure draws: the numbers of each trace, to four digits, and labels that are numbers."""
     rows = []
     for trace in drawn.data:
         values = [trace[key] for key in ("base", "x", "y", "z", "text") if key in trace and trace[key] is not None]
@@ -351,7 +351,7 @@ def _number(value: object) -> float:
 
 
 def drawn_numbers(file: Path) -> list[list[float]]:
-    """The numbers that a file draws."""
+    """Return the numbers that a file draws."""
     (text,) = _NUMBERS.findall(file.read_text("utf-8"))
     rows: list[list[float]] = json.loads(text)
     return rows

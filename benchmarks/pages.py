@@ -38,7 +38,7 @@ def table_of(page: str, heading: str, number: int = 0) -> list[Row]:
 
 
 def remade(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
-    """The text of a page, with these tables and lists in place of the first ones below each heading."""
+    """Return the text of a page, with `blocks` in place of the first tables and lists below each heading."""
     text = (DOCS / page).read_text("utf-8")
     for heading, parts in blocks.items():
         begin = text.index(f" {heading}\n")
@@ -52,20 +52,20 @@ def remade(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
 
 
 def number_in(cell: str) -> float:
-    """The first number of a cell."""
+    """Return the first number of a cell."""
     (value,) = re.findall(r"[-+]?\d+(?:\.\d+)?", cell)[:1]
     return float(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in lines of a page."""
+    """Return a table in lines of a page."""
     lines = [columns, ["---"] * len(columns), *rows]
     # names of files may hold a bar
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def bullets(texts: Iterable[str]) -> str:
-    """A list in lines of a page."""
+    """Return a list in lines of a page."""
     fill = textwrap.TextWrapper(
         120, break_long_words=False, break_on_hyphens=False, initial_indent="- ", subsequent_indent="  "
     )
@@ -73,5 +73,5 @@ def bullets(texts: Iterable[str]) -> str:
 
 
 def percent(share: float | str, digits: int = 1) -> str:
-    """A fraction in percent."""
+    """Return a fraction in percent."""
     return f"{100 * float(share):.{digits}f} %"

@@ -96,7 +96,7 @@ class Figure(NamedTuple):
     """Lower limit of a rate, upper limit of all else; None: for comparison only."""
 
     def cells(self) -> tuple[str, ...]:
-        """A row of a table."""
+        """Return the cells of a table's row."""
         if self.target is None:
             return self.name, f"{_shown(self.value)} {self.unit}", "", ""
         rate = self.unit.endswith("/s")
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def medians_ms(*calls: Callable[[int], object], runs: int = WARM_RUNS) -> list[float]:
-    """The median time of each call, which gets the number of its run; the first run is left out.
+    """Return the median milliseconds of each call, which gets the number of its run; the first run is left out.
 
     Calls take turns, so that load on the machine slows all equally.
     """
@@ -143,7 +143,7 @@ def medians_ms(*calls: Callable[[int], object], runs: int = WARM_RUNS) -> list[f
 
 
 def _run(arguments: str, runs: int, command: str = "-m ladder_sim") -> float:
-    """The median time of a fresh process, seconds."""
+    """Return the median seconds of a fresh process."""
 
     def call(number: int) -> None:
         started = [sys.executable, *shlex.split(command), *shlex.split(arguments)]
@@ -206,7 +206,7 @@ def predicting(
     engine: Any = "fast",
     **fields: Any,
 ) -> Callable[[int], object]:
-    """A prediction of four variants, in each run of other figures: by default of another bandwidth."""
+    """Return a prediction of four variants, in each run of other figures: by default of another bandwidth."""
     from ladder_sim import Scenario, predict
 
     link = "inter" if "nodes" in fields else "intra"
@@ -257,7 +257,7 @@ def warm() -> Iterator[Figure]:
 
 
 def own_graphs() -> Iterator[Figure]:
-    """What it adds to a warm prediction that a point has kernels of its own, or a graph of its own."""
+    """Yield what kernels or a graph of its own add to a point's warm prediction."""
     from ladder_sim.specs import catalog
 
     def larger(model: str, field: str, step: int) -> Callable[[int], dict[str, str]]:
@@ -274,7 +274,7 @@ def own_graphs() -> Iterator[Figure]:
 
 
 def ratios() -> Iterator[Figure]:
-    """What more layers, ranks, decode steps and techniques cost a prediction."""
+    """Yield what more layers, ranks, decode steps and techniques cost a prediction."""
     wide = {"cluster": "gb200-nvl72", "model": "405b", "stack": "vllm", "tp": 8}
     few_layers, many_layers = ({"overrides": {"model.layers": str(count)}} for count in (126, 1260))
     cases = [
@@ -317,7 +317,7 @@ def batches() -> Iterator[Figure]:
     profile = load_profile("h100-sxm")
 
     def alone(*arguments: Any) -> Program:
-        """A pass whose kernels and collectives do not slow each other."""
+        """Return a pass whose kernels and collectives do not slow each other."""
         return dataclasses.replace(lower(*arguments), device=None)
 
     for stack in ("gpt-fast", "vllm"):

@@ -61,7 +61,7 @@ def tokenweave() -> list[Gain]:
 
 
 def published() -> list[Gain]:
-    """The rows of others that a scenario can express."""
+    """Return the published gains that a scenario can express."""
     gains = []
     for row in rows_of(DATA / "overlap_techniques.csv"):
         before, after = (
@@ -74,7 +74,7 @@ def published() -> list[Gain]:
 
 
 def to_page() -> str:
-    """The page with both tables."""
+    """Return the page with both tables."""
     head = ("TP", "prompt", "no all-reduce, measured", "predicted", "fused norms alone", "both, measured", "predicted")
     first = [
         [*gain.cells, f"{gain.measured:.2f}", f"{gain.predicted:.2f}", f"{100 * gain.error:+.0f} %"]

@@ -43,7 +43,7 @@ class Runs(NamedTuple):
     """Requests in flight on average, predicted."""
 
     def median_s(self, figure: str) -> float:
-        """What was measured."""
+        """Return the median of a measured figure, in seconds."""
         return float(np.median(self.measured_s[figure]))
 
     def error(self, figure: str) -> float:
@@ -59,7 +59,7 @@ def predict(steps: MeasuredSteps, run: Mapping[str, Any]) -> Outcome:
 
 
 def compare(folder: Path) -> dict[tuple[Any, ...], Runs]:
-    """The runs of a folder with their predictions: by TP, load and rate, or by link, mode, rate and wiring."""
+    """Return the runs of a folder with predictions, by TP, load and rate, or by link, mode, rate and wiring."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in json.loads((folder / "runs.json").read_text("utf-8"))["runs"]:
         groups.setdefault(tuple(run[name] for name in (_LOADS if "tp" in run else _LINKS)), []).append(run)

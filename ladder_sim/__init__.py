@@ -4,32 +4,9 @@ The public interface is what ``__all__`` names::
 
     from ladder_sim import Scenario, advise, predict, sweep
 
-The way of a prediction through the package:
-
-``specs``
-    a scenario: model, cluster, stack, workload
-``graph``
-    what one forward pass does, for each residual wiring
-``costs``
-    how long each op takes, and how sure that is
-``des``
-    tasks on streams that share a GPU; knows no transformers
-``simulate``, ``closed_loop``
-    from ops to the seconds of a request; many requests in flight under continuous batching
-``prediction``, ``answer``, ``confidence``
-    `predict`; what it returns, which prints itself; the intervals and sources of that, and the runs behind it
-``quality``
-    published scores of models with other wirings
-``serving``
-    requests that arrive one by one: schedulers, replicas, SLOs; times of steps for others
-``sweeps``, ``analysis``, ``validation``, ``traces``
-    many predictions, questions about them, published measurements, a profiler's traces
-``display``, ``report``, ``explorer``, ``cli``
-    what every answer is shown with; the other answers' tables and files, and figures; the page in the browser; the
-    commands
-
-Who may import whom is stated in ``pyproject.toml`` (``[tool.importlinter]``). Packages that are slow to import (scipy,
-pydantic, plotly) are imported in the function that needs them, so that importing this package costs next to nothing.
+docs/development.md walks from a flag to its answer, room by room. Who may import whom is stated in ``pyproject.toml``
+(``[tool.importlinter]``). Packages that are slow to import (scipy, pydantic, plotly) are imported in the function that
+needs them, so that importing this package costs next to nothing.
 """
 
 from importlib import import_module

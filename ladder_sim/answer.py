@@ -47,29 +47,29 @@ class Answer:
         return self.report.brief.sentence
 
     def explain(self) -> str:
-        """The text that its command prints with ``--explain``."""
+        """Return the text that the command of this answer prints with ``--explain``."""
         return self.report.text(explain=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that its command prints with ``--json``."""
+        """Return the object that the command of this answer prints with ``--json``."""
         return self.report.document().to_dict()
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The lines that its command prints with ``--csv``; `path`: where they are written, too."""
+        """Return the lines that the command of this answer prints with ``--csv``, and write them to `path` if given."""
         text = self.report.values().to_csv()
         if path is not None:
             write_file(Path(path), text)
         return text
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A pandas DataFrame, one row for each of ``--csv``, with its columns.
+        """Return a pandas DataFrame with a row for each line of ``--csv`` and the columns of that.
 
         Raises MissingDependencyError without pandas.
         """
         return frame_of(list(self.report.values().rows))
 
     def plot(self, kind: str | None = None) -> "go.Figure":
-        """A plotly Figure, as the command draws it; raises UnknownNameError for a kind that this answer has not."""
+        """Return a plotly Figure, as the command draws it; raise UnknownNameError for a kind that this answer lacks."""
         return self.report.figure(kind)
 
     def __str__(self) -> str:

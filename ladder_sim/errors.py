@@ -93,7 +93,7 @@ class UnknownNameError(UsageError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The valid name, in lower case, that a mistyped one stands for; empty if there is none.
+    """Return the valid name, in lower case, that a mistyped one stands for; empty if there is none.
 
     Examples
     --------
@@ -109,12 +109,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _longer(name: str, names: Iterable[str]) -> list[str]:
-    """Names that hold another: "h100" begins "h100-sxm", and "hop_latency" ends "inter.hop_latency"."""
+    """Return the names that hold another: "h100" begins "h100-sxm", and "hop_latency" ends "inter.hop_latency"."""
     return [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
 
 
 def _listed(name: str, names: list[str]) -> str:
-    """Names that hold another, without it where it is the section of all.
+    """Return the names that hold another, without it where it is the section of all.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def _listed(name: str, names: list[str]) -> str:
 
 
 def _marks(name: str) -> tuple[list[str], set[str]]:
-    """What tells products apart that are spelled alike: digits, in any order, and one or two letters before a number.
+    """Return what tells similar product names apart: digits, and one or two letters before a number.
 
     An h20 is no mistyped h200, and fp4 none of fp8.
 
@@ -205,7 +205,7 @@ class RankError(LadderSimError):
 
 
 def install_command(extra: str = "", *, plug_in: str = "") -> str:
-    """The command that installs this copy of ladder-sim again, with an extra, or a plug-in that its source has.
+    """Return the command that installs this copy of ladder-sim again, with an extra or a plug-in.
 
     It names where the copy came from, never a package of the index: neither is there, and their names are free.
     """
@@ -244,7 +244,7 @@ def install_command(extra: str = "", *, plug_in: str = "") -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why one of many points has no result, in a line."""
+    """Return why one of many points has no result, in a line."""
     return error.message if isinstance(error, LadderSimError) else f"{type(error).__name__}: {error} (a bug)"
 
 
@@ -298,7 +298,7 @@ def exit_code(
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    r"""Text with escapes for what a terminal obeys or cannot print: files hold names of any characters.
+    r"""Return the text with escapes for what a terminal obeys or cannot print: files hold names of any characters.
 
     `lines`: with its line ends.
 

@@ -83,13 +83,13 @@ class Prediction:
 
     @property
     def unevenness(self) -> Unevenness | None:
-        """With jitter: how steps spread."""
+        """Spread of steps with jitter; None without jitter."""
         steps = self.confidence.scenario.workload.gen - 1
         return Unevenness.of(self.request.ranked, steps) if self.request.ranked else None
 
     @property
     def load(self) -> Load | None:
-        """With requests in flight: what their times are made of."""
+        """Parts of the times of requests in flight; None for a static batch."""
         if not isinstance(self.request, ServedRequest):
             return None
         return Load.of(self.request, self.rate / self.confidence.scenario.plan.gpus)
@@ -251,7 +251,7 @@ def simulation_inputs(
     jitter: float | Literal["measured"],
     seed: int,
 ) -> tuple[KernelCosts, MemoryUse, Jitter]:
-    """What a scenario is simulated with, from the arguments of `predict`, all of which are checked."""
+    """Check the arguments of `predict`, and return the costs, memory use and jitter to simulate with."""
     measured = resolve_profile(scenario, profile)
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed {seed!r}: must be a whole number, 0 or more", hint="for example 0")
@@ -263,14 +263,14 @@ def simulation_inputs(
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
-    """Variants compared by default: the usual four, with the model's own in place of ladder if it has one."""
+    """Return the variants compared by default: the usual four, or the model's own in place of ladder."""
     own = own_variant(scenario.model)
     chosen = "ladder" if own in DEFAULT_VARIANTS else own
     return canonical_names(chosen if name == "ladder" else name for name in DEFAULT_VARIANTS)
 
 
 def own_variant(model: ModelSpec) -> str:
-    """The wiring that a model's weights were trained with."""
+    """Return the wiring that a model's weights were trained with."""
     if model.wiring:
         return canonical(model.wiring)
     if model.ladder_layers:
@@ -280,7 +280,7 @@ def own_variant(model: ModelSpec) -> str:
 
 
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:
-    """The profile to use; None for the roofline.
+    """Return the profile to use; None for the roofline.
 
     The one given, else the cluster's own: its engine's on that GPU if one is shipped, with its stack's fit.
     """
@@ -304,7 +304,7 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
 
 @lru_cache(maxsize=32)
 def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> CalibrationProfile:
-    """A GPU's profile with a stack's fit; the same object for the same two, whose tables are laid out once."""
+    """Return a GPU's profile with a stack's fit: one object for equal arguments, so that tables are laid out once."""
     return dataclasses.replace(measured, stack_fit=calibrated.stack_fit)
 
 

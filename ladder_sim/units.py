@@ -172,14 +172,14 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str, likely: tuple[st
 
 
 def missing_unit(text: str, unit: Unit, *, name: str, likely: tuple[str, ...] = ()) -> UnitError:
-    """The error of a number, or a range of numbers, that has no unit: it shows the likely ones."""
+    """Return the error of a number, or a range, without a unit; its hint shows the likely units."""
     kind = _KINDS[unit]
     readings = " or ".join(f"{text.strip()}{suffix}" for suffix in likely or kind.likely)
     return UnitError(f"{name}: {quoted(text)}: {kind.called} needs a unit", hint=f"{readings}?")
 
 
 def typed_unit(value: object, unit: Unit) -> str:
-    """The unit of a quantity as it was typed; empty if it has none.
+    """Return the unit of a quantity as it was typed; empty if it has none.
 
     Examples
     --------
@@ -204,7 +204,7 @@ _SUFFIXES: dict[str, Unit] = {"_s": "s", "_Bps": "Bps", "_bytes": "bytes", "_flo
 
 
 def unit_of(field: str) -> Unit:
-    """The unit that a field's name ends in.
+    """Return the unit that a field's name ends in.
 
     Examples
     --------
@@ -215,12 +215,12 @@ def unit_of(field: str) -> Unit:
 
 
 def short_name(field: str) -> str:
-    """The field without its unit: ``bandwidth`` of ``bandwidth_Bps``."""
+    """Return the field without its unit: ``bandwidth`` of ``bandwidth_Bps``."""
     return field.removesuffix(next((suffix for suffix in _SUFFIXES if field.endswith(suffix)), ""))
 
 
 def base_unit(unit: Unit) -> str:
-    """The SI unit in which values are held; empty for numbers.
+    """Return the SI unit in which values are held; empty for numbers.
 
     Examples
     --------
@@ -231,7 +231,9 @@ def base_unit(unit: Unit) -> str:
 
 
 def step_for(value: float, unit: Unit, typed: str = "") -> tuple[float, str]:
-    """The size and name of the unit that a value, or an axis that ends there, is written in: the typed one, if any.
+    """Return the size and name of the unit that a value is written in: the typed one, if any.
+
+    For an axis, `value` is where the axis ends.
 
     Examples
     --------

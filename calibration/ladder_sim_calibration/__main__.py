@@ -42,7 +42,7 @@ def _run(argv: list[str]) -> int | None:
 
 
 def argument_parser() -> Parser:
-    """The commands and their options."""
+    """Return the parser of the `ladder-sim calibrate` commands and their options."""
     parser = Parser(gone=_GONE, prog="ladder-sim calibrate", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -39,7 +39,7 @@ def add_passes(group: Any, workload: Mapping[str, int]) -> None:
 
 
 def passes_of(options: argparse.Namespace, model: str, workload: Mapping[str, int], ranks: str) -> Scenario:
-    """The scenario of passes on this machine, on as many ranks as the option `ranks` says."""
+    """Return the scenario of passes on this machine, on as many ranks as the option `ranks` says."""
     return Scenario(
         model=model,
         cluster=THIS_MACHINE,

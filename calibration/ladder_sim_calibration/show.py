@@ -59,12 +59,12 @@ def describe(profile: CalibrationProfile) -> RenderableType:
 
 
 def _line(what: str, values: Mapping[str, str]) -> list[str]:
-    """One line, or none without values."""
+    """Return one line of a table, or none without values."""
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
 
 def describe_stack_fit(stack_fit: StackFit) -> RenderableType:
-    """What a fit to end-to-end runs found, figure by figure."""
+    """Return a table of the figures that a fit to end-to-end runs found."""
     chosen = f", protocol {stack_fit.protocol}" if stack_fit.protocol else ""
     head = (
         f"figures of stack {stack_fit.stack}, fitted to {stack_fit.rows} runs of {stack_fit.runs}{chosen} at TP "

@@ -83,7 +83,7 @@ def read_step_log(path: Path) -> StepLog:
 
 
 def _step(where: str, line: str) -> tuple[float, ...] | None:
-    """Tokens of prompts, decoded ones, seconds and share of the KV cache; None if the line is not about such a step."""
+    """Return a step's prompt tokens, decoded tokens, seconds and share of the KV cache; None for other lines."""
     if "Iteration(" not in line:
         return None
     step = _STEP.search(line)
@@ -101,7 +101,7 @@ def _step(where: str, line: str) -> tuple[float, ...] | None:
 
 
 def _server(name: str, lines: Sequence[str]) -> dict[str, Any]:
-    """What the server says of itself when it starts."""
+    """Return the server's settings from the lines it logs when it starts."""
     starts = [match for line in lines if (match := _ENGINE.search(line))]
     sizes = [match for line in lines if (match := _KV_CACHE.search(line))]
     if not starts or not sizes:

@@ -67,7 +67,7 @@ def fit_steps(log: StepLog, results: Sequence[Result]) -> MeasuredSteps:
 
 
 def _with_rest(steps: MeasuredSteps, results: Sequence[Result]) -> MeasuredSteps:
-    """With the time between two steps by which requests take as long per token as they were measured to."""
+    """Return the steps with the time between two of them that gives the measured times per token."""
     from scipy.optimize import minimize
 
     measured_s = np.array([result.figures["tpot_p50_s"] for result in results])
@@ -129,7 +129,7 @@ def _fit(log: StepLog) -> MeasuredSteps:
 
 
 def steps_toml(steps: MeasuredSteps) -> str:
-    """The file that `ladder-sim serve --steps` reads."""
+    """Return the TOML text of measured steps, which `ladder-sim serve --steps` reads."""
     lines = []
     for name, value in SCHEMA.marked(**asdict(steps)).items():
         text = f"{round(value, 12):.4g}" if isinstance(value, float) else json.dumps(value)

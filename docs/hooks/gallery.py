@@ -69,7 +69,7 @@ def on_page_read_source(page: "Page", config: "MkDocsConfig") -> str | None:
 
 
 def markdown(study: Path) -> str:
-    """A study with what its cells print and draw, as Markdown."""
+    """Return a study with what its cells print and draw, as Markdown."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -102,7 +102,7 @@ def cells(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def figures() -> Iterator[str]:
-    """The figures that a cell has drawn, which are closed."""
+    """Yield the figures that a cell has drawn, as SVG, and close them."""
     import matplotlib.pyplot as plt
 
     for number in plt.get_fignums():
@@ -116,7 +116,7 @@ def figures() -> Iterator[str]:
 
 
 def inline(svg: str, caption: str) -> str:
-    """An SVG as part of a page: it scales, black is the colour of the text, and its styles and ids stay its own."""
+    """Return an SVG as part of a page: it scales, black is the text's colour, its styles and ids stay its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)[\")]", svg))

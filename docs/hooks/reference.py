@@ -119,7 +119,7 @@ def settings() -> Iterator[str]:
 
 
 def _table(title: str, rows: Sequence[Sequence[str]], columns: Sequence[str] = ("option", "meaning")) -> Iterator[str]:
-    """A table whose first column is code; nothing if it has no rows."""
+    """Yield the lines of a table whose first column is code; nothing if it has no rows."""
     if not rows:
         return
     if title:

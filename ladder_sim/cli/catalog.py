@@ -46,7 +46,7 @@ def list_(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List what there is, published quality of wirings, or every figure of one model, cluster or stack."""
-    is_name = what not in ("all", "settings", "quality", *_LISTS)
+    is_name = what not in ("all", "settings", "quality", *LISTS)
     if what != "settings" and (model or cluster or stack):
         raise UsageError(
             "--model, --cluster and --stack choose the defaults of settings", hint="`ladder-sim list settings`"
@@ -78,7 +78,7 @@ def list_(
 def _print_overview(json: bool) -> None:
     from ladder_sim.display.document import Document
 
-    names = {name: [row[0] for row in rows()[1]] for name, rows in _LISTS.items()}
+    names = {name: [row[0] for row in rows()[1]] for name, rows in LISTS.items()}
     lines = [f"{name}: {', '.join(each)}" for name, each in names.items()]
     further = ["settings: `ladder-sim list settings`", "quality: `ladder-sim list quality`\n"]
     print(Document(content=names).to_json() if json else "\n".join([*lines, *further]), end="")
@@ -88,7 +88,7 @@ def _catalog(what: str) -> "tuple[Document, RenderableType]":
     from ladder_sim.display.document import Document
     from ladder_sim.report.console import table
 
-    columns, rows = _LISTS[what]()
+    columns, rows = LISTS[what]()
     document = Document(content={what: [dict(zip(columns, row, strict=True)) for row in rows]})
     return document, table(columns, rows, left=len(columns))
 
@@ -192,7 +192,7 @@ def _find(name: str) -> Any:
         # a file: a model's config.json, or a cluster's or stack's TOML
         return catalog.cluster_or_stack(name) if name.endswith(".toml") else catalog.model(name)
     every = {each for _, names in kinds for each in names}
-    every |= {"settings", "quality", *_LISTS}
+    every |= {"settings", "quality", *LISTS}
     raise UnknownNameError("list, model, cluster or stack", name, every, more="`ladder-sim list` shows all")
 
 
@@ -293,7 +293,7 @@ def _profiles() -> Rows:
     return ("profile", "measured on", "created", "source"), rows
 
 
-_LISTS: dict[str, Callable[[], Rows]] = {
+LISTS: dict[str, Callable[[], Rows]] = {
     "models": _models,
     "clusters": _clusters,
     "stacks": _stacks,

@@ -1,9 +1,8 @@
 """`ladder-sim serve` and `capacity`: what becomes of a load, and what it needs."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,12 +10,6 @@ from ladder_sim.cli import flags
 from ladder_sim.cli.output import PANEL, Output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ASKED, LOAD
-
-if TYPE_CHECKING:
-    from ladder_sim.confidence import Confidence
-    from ladder_sim.display.notes import Notes
-    from ladder_sim.serving import MeasuredSteps
-    from ladder_sim.specs.scenario import Scenario
 
 # tokens of a prompt and of an answer by default
 PROMPT, GEN = "1024", "256"
@@ -92,9 +85,6 @@ def serve(
     slo: Annotated[str | None, typer.Option(help=_SLO, rich_help_panel=LOAD)] = None,
 ) -> None:
     """Simulate requests that arrive under load, one by one, and show their times for each variant."""
-    from ladder_sim.report.documents.serve import serve_document
-    from ladder_sim.report.figures.serve import load_figure
-    from ladder_sim.report.tables.serve import serve_report
     from ladder_sim.serving.serve import serve as simulate
     from ladder_sim.system.files import check_folder
     from ladder_sim.system.progress import Progress
@@ -116,12 +106,7 @@ def serve(
         )
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in served.items()})
-    output.give_parts(
-        lambda: serve_document(served),
-        lambda: serve_report(served),
-        lambda: load_figure(served),
-        _notes(served.scenario, {"": served.confidence}, served.steps, served, served.cautions),
-    )
+    output.give(served)
 
 
 def capacity(
@@ -138,9 +123,6 @@ def capacity(
     ] = False,
 ) -> None:
     """Find the fewest GPUs that meet an SLO at a rate, over plans, and the rate at which one replica breaks it."""
-    from ladder_sim.report.documents.serve import capacity_document
-    from ladder_sim.report.figures.serve import capacity_figure
-    from ladder_sim.report.tables.serve import capacity_report
     from ladder_sim.serving.capacity import capacity as search
     from ladder_sim.system.progress import Progress
 
@@ -158,29 +140,4 @@ def capacity(
             curves=output.plot is not None,
             watch=progress,
         )
-    confidences = {name: each.confidence for name, each in need.items() if each.confidence}
-    output.give_parts(
-        lambda: capacity_document(need),
-        lambda: capacity_report(need),
-        lambda: capacity_figure(need),
-        _notes(need.scenario, confidences, need.steps, need, need.cautions),
-    )
-
-
-def _notes(
-    scenario: "Scenario",
-    confidences: "Mapping[str, Confidence]",
-    steps: "MeasuredSteps | None",
-    variants: Iterable[str],
-    about: tuple[str, ...],
-) -> "Notes":
-    """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
-    from ladder_sim.display.notes import Notes
-    from ladder_sim.serving.confidence import steps_note
-
-    if steps is None:
-        return Notes(confidences=confidences, about=about)
-    rewired = [name for name in variants if name != "standard"]
-    confidence = next(iter(confidences.values()), None)
-    of_rewired = {", ".join(rewired): confidence} if rewired and confidence else {}
-    return Notes(confidences=of_rewired, about=(steps_note(steps, scenario, rewired), *about))
+    output.give(need)

@@ -50,7 +50,7 @@ class ServingCheck:
 
 
 def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:
-    """Those of models with experts for such a model, the others for a dense one."""
+    """Return the checks of models with experts, if the model has any, else those of dense models."""
     return tuple(check for check in serving_checks() if any(check.layers) == bool(model.experts_label))
 
 

@@ -87,7 +87,7 @@ def steady(
     way_s: Number = 0.0,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
-    """Requests that arrive spread over time, each when another one ends.
+    """Return the steady state of requests that arrive spread over time, each when another one ends.
 
     Parameters
     ----------
@@ -176,7 +176,9 @@ def lockstep(
     way_s: Number = 0.0,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
-    """Requests that start and end together: an engine that runs prompts first, `together` of them in one step.
+    """Return the steady state of requests that start and end together.
+
+    The engine runs prompts first, `together` of them in one step.
 
     Parameters
     ----------

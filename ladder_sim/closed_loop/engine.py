@@ -90,7 +90,9 @@ class Steps:
         mixed: bool,
         cold: float = 1.0,
     ) -> Self:
-        """Steps of up to `most` requests between simulated ones, by the requests that decode and by tokens of prompts.
+        """Return the times of steps up to `most` requests, interpolated between simulated steps.
+
+        Decoding is interpolated by the number of requests, prompts by their tokens.
 
         Parameters
         ----------
@@ -105,7 +107,7 @@ class Steps:
         return cls(decode_s=between_s if mixed else [0.0, *between_s[1:]], tokens=tokens, added_s=longer_s, cold=cold)
 
     def prompts_s(self, tokens: int, duty: float) -> float:
-        """What tokens of prompts add to a step, while prompts take a share `duty` of the time."""
+        """Return the seconds that prompt tokens add to a step, while prompts take a share `duty` of the time."""
         nodes, seconds = self.tokens, self.added_s
         number = bisect_left(nodes, tokens)
         if number == 0:
@@ -129,7 +131,7 @@ def simulate(
     slots: float,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
-    """Clients that send their first requests together, and each further one when the last one is answered.
+    """Simulate clients that send their first requests together, and each further one after an answer.
 
     Parameters
     ----------

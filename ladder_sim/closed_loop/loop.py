@@ -65,12 +65,12 @@ class Loop:
         self._way_s = maximum(idle.seconds - most.seconds - delays[0], 0.0)
 
     def _host_s(self, decoding: Number) -> Number:
-        """CPU time of a step."""
+        """Return the CPU time of a step, in seconds."""
         host_s: Number = self.stack.host_request_s * decoding / self._at_once + self.stack.host_rank_s * self.load.tp
         return host_s
 
     def _share(self, decoding: Number) -> Number:
-        """How far a number of requests is on the way from few to most."""
+        """Return how far a number of requests is on the way from few to most."""
         apart = maximum(self.load.most - self.load.few, 1e-9)
         return minimum(maximum(decoding - self.load.few, 0.0), apart) / apart
 
@@ -81,7 +81,7 @@ class Loop:
         return decode_s + self._host_s(decoding), (1.0 - duty) * self._idle_s + duty * self._busy_s
 
     def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
-        """A request in steady state."""
+        """Return the times of a request in steady state."""
         load = self.load
         sizes = {"concurrency": load.concurrency, "steps": load.gen - 1, "way_s": self._way_s}
         sizes["front_end"] = load.front_end(self.stack)
@@ -106,7 +106,7 @@ class Loop:
         return self._with_passes(request)
 
     def _step_by_step(self) -> Served:
-        """Requests served one step after the other, for each configuration."""
+        """Return the steady state of requests served one step after the other, for each configuration."""
         load = self.load
         decoding = {"one": 1.0, "few": load.few, "most": load.most}
         seconds = {"one": self.passes["one"].seconds, "few": self._few_s, "most": self._most_s}
@@ -139,13 +139,13 @@ class Loop:
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
     def _added_s(self, name: str) -> Number:
-        """What prompts add to a step that decodes most of the requests; where they go first, a step of their own."""
+        """Return the seconds that prompts add to a step of decodes, or take in a step of their own if they go first."""
         if self.load.mixed_steps:
             return maximum(self.passes[name].seconds - self._most_s, 0.0)
         return self.passes[name].seconds + self._host_s(0.0)
 
     def _with_prompts(self, served: Served) -> Number:
-        """Steps with prompts until a client sends the next request."""
+        """Return the number of steps with prompts until a client sends the next request."""
         prompts: Number = served.in_engine * self.load.steps_per_prompt
         return prompts
 
@@ -174,7 +174,7 @@ class Loop:
         )
 
     def _token_passes(self, served: Served) -> list[tuple[ForwardPass, Number]]:
-        """Simulated steps, and how much of each a further token takes: what `times` adds up, step by step."""
+        """Return the simulated steps, and how many of each a further token takes, as `times` adds them up."""
         load, share, passes = self.load, self._share(served.decoding), self.passes
         decode_s, prompt_s = self.times(served.decoding, served.duty)
         prompts = (served.tpot_s - decode_s) / prompt_s if prompt_s else 0.0

@@ -81,11 +81,11 @@ class Requests:
         return maximum(self.most / 2.0, 1.0)
 
     def at_once(self, running: Any) -> Any:
-        """Steps that run at a time, in different stages, each with its part of the requests."""
+        """Return the number of steps that run at a time, in different stages, each with a part of the requests."""
         return minimum(self.stages, running)
 
     def front_end(self, stack: Stack) -> FrontEnd:
-        """What a server adds to a first token of such a prompt."""
+        """Return what the stack's front end adds to the first token of a prompt of this length."""
         return FrontEnd(stack.frontend_s, stack.frontend_steps, stack.frontend_token_s * self.prompt)
 
     @property
@@ -135,7 +135,7 @@ class Requests:
         }
 
     def passes(self, stack: StackSpec) -> Mapping[str, tuple[Phase, Sizes]]:
-        """What is simulated of a stack, by name.
+        """Return the phase and sizes of each pass that is simulated of a stack, by name.
 
         few, most: decode of few requests, and of most. idle, busy: steps with prompts that take none of the time, or
         all of it, with most of the requests next to them where they share steps. Of requests that are served step by

@@ -93,7 +93,7 @@ def simulated_alike(
     *,
     follow: bool = False,
 ) -> Iterator[tuple[static.Rows, Mapping[str, Request]]]:
-    """As `ladder_sim.simulate.request.simulated_alike`, requests in flight included."""
+    """Yield the requests of `ladder_sim.simulate.request.simulated_alike`, requests in flight included."""
     if scenario.workload.concurrency is None:
         yield from static.simulated_alike(scenario, figures, variants, profile, follow=follow)
         return
@@ -113,7 +113,7 @@ def simulated_alike(
 
 
 def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
-    """Which configurations can be simulated together."""
+    """Yield the configurations that can be simulated together."""
     # answers of one token need no decode steps, those of few more passes, prompts of one token another kernel
     few = (sizes["gen"] - 1 <= FEW_STEPS) & (scenario.plan.group_requests(sizes["concurrency"]) > 1)
     kinds = 4 * few + 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
@@ -150,7 +150,7 @@ def _serve(
 
 
 def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPass) -> ServedRequest:
-    """A request that waits for the prompts of all others."""
+    """Return a request of one token, which waits for the prompts of all other requests."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
     # the first one goes through every stage, each further one adds the time of the slowest
     engine_s = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds

@@ -51,7 +51,7 @@ class Confidence:
         self.scenario, self._requests, self.costs, self._memory = scenario, requests, costs, memory
 
     def request(self, name: str) -> Request:
-        """The simulated request of a variant; standard's is always there."""
+        """Return the simulated request of a variant; that of standard is always there."""
         return self._requests[name]
 
     def request_s(self, name: str) -> float:
@@ -75,7 +75,7 @@ class Confidence:
 
     @cached_property
     def validated(self) -> Mapping[str, bool]:
-        """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
+        """Whether predictions of each part of the scenario (`UNCHECKED`) were compared with end-to-end runs."""
         return parts_alike(self.scenario, self.costs.profile, self.compared, self._requests)
 
     @cached_property
@@ -90,7 +90,7 @@ class Confidence:
         return Errors(self._requests, basis, fitted)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
-        """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
+        """Return how many times as fast a variant is as one of a scenario with other techniques or all-reduces.
 
         What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains;
         of another all-reduce, of the time that it takes itself. `plain` is of the same scenario without techniques, and
@@ -118,7 +118,7 @@ class Confidence:
         return Interval.around(float(other.request_s) / float(request.request_s), float(hypot(*widths)))
 
     def over_plan(self, base: "Confidence") -> Interval:
-        """How many times as fast standard is as on another plan, with the same model, hardware, stack and load.
+        """Return how many times as fast standard is as on another plan of the same model, hardware, stack and load.
 
         Errors of kernels that both run cancel; those of collectives as far as both run them.
         """
@@ -141,7 +141,7 @@ class Confidence:
         return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
 
     def _unchecked(self, name: str) -> list[str]:
-        """Parts of a variant's scenario that were not compared."""
+        """Return the parts of a variant's scenario that were not compared."""
         return not_compared(name, self.validated)
 
     @cached_property

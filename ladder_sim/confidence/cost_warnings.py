@@ -139,13 +139,13 @@ def differs_from_serve(scenario: Scenario, request: ServedRequest) -> bool:
 
 
 def _agreement(scenario: Scenario) -> Agreement:
-    """Where its engine's closed form agrees with `serve`; what is not known of an engine is as of SGLang."""
+    """Return where the engine's closed form agrees with `serve`; what is not known of an engine is as of SGLang."""
     engine = scenario.stack.engine if scenario.stack.mixed_steps else ""
     return AGREEING.get(engine, AGREEING["sglang"])
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
-    """What a profile does not hold of a scenario's engine and precisions, and what stands in for it."""
+    """Yield a warning for each part of the engine and precision that the profile's tables lack, with the stand-in."""
     stack, workload = scenario.stack, scenario.workload
     engine, _, version = profile.environment.get("engine", "").partition(" ")
     if stack.version and stack.engine == engine and release(stack.version) != release(version):
@@ -201,7 +201,7 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
 
 
 def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterator[str]:
-    """Which kernel makes a decode step take far longer than memory and arithmetic explain."""
+    """Yield which kernel makes a decode step take far longer than memory and arithmetic explain."""
     step = next(iter(simulated.values())).decode
     if step is None:
         return
@@ -221,7 +221,7 @@ def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterat
 
 
 def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
-    """Which collective took far longer on the machine that was measured than its links allow."""
+    """Yield which collective took far longer on the machine that was measured than its links allow."""
     errors = {
         f"{op.kind.replace('_', '-')} of {format_bytes(float(op.shape.message_bytes))}": estimate.error
         for step, _ in next(iter(simulated.values())).passes

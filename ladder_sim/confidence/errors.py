@@ -96,7 +96,7 @@ SHARED_BY_PLANS = 0.5
 
 
 def unchecked(parts: Collection[str]) -> Unchecked:
-    """What several parts add together."""
+    """Return the uncertainty that several unchecked parts add together."""
     return Unchecked(
         kernels=math.hypot(*(float(UNCHECKED[part].kernels) for part in parts)),
         collectives=math.hypot(*(float(UNCHECKED[part].collectives) for part in parts)),
@@ -111,12 +111,12 @@ def hypot(*widths: Number) -> Any:
 
 
 def log1p(width: Number) -> Any:
-    """The half-width in the logarithm, from one as a fraction."""
+    """Return the half-width in the logarithm, from one as a fraction."""
     return np.log1p(width) if isinstance(width, np.ndarray) else math.log1p(width)
 
 
 def by_op(request: Request, standard: Request) -> Widths:
-    """Of single ops, to first order along the critical path.
+    """Return the errors of single ops, to first order along the critical path.
 
     An error of one kind of op is one error: shared by every layer and by both variants, so that most of it cancels in a
     speedup. Those of different kinds are independent.
@@ -130,7 +130,7 @@ def by_op(request: Request, standard: Request) -> Widths:
 
 
 def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Widths:
-    """Of some parts of a scenario, to first order.
+    """Return the errors of some parts of a scenario that were not compared, to first order.
 
     What errs in both variants alike cancels in a speedup: an error counts as far as they differ.
     """
@@ -147,7 +147,7 @@ def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Width
 
 
 def by_own_algorithms(request: Request, other: Request, parts: Collection[str] = ("stack",)) -> float:
-    """Of a ratio: the error of collectives that the first request runs longer, with parts that were not compared."""
+    """Return the error of a ratio from collectives that the first request runs longer, with unchecked `parts`."""
     own_s, others_s = (_algorithms(each) for each in (request, other))
     apart_s = math.fsum(max(0.0, seconds - others_s.get(name, 0.0)) for name, seconds in own_s.items())
     exposed = request.breakdown.exposed_comm_s / float(request.request_s)
@@ -156,9 +156,10 @@ def by_own_algorithms(request: Request, other: Request, parts: Collection[str] =
 
 
 def by_own_plan(request: Request, other: Request, parts: Collection[str]) -> float:
-    """Of a ratio of two plans: what the first request errs by on its own, in parts that were not compared.
+    """Return the error of a ratio of two plans that the first request has of its own.
 
-    Its collectives as far as it runs them longer, and its kernels where no run had such a plan.
+    `parts` are those that were not compared.
+    They are errors of its collectives as far as it runs them longer, and of its kernels where no run had such a plan.
     """
     kernels = float(UNCHECKED["plan"].kernels) if "plan" in parts else 0.0
     share = request.breakdown.collectives_s / float(request.request_s)
@@ -166,12 +167,12 @@ def by_own_plan(request: Request, other: Request, parts: Collection[str]) -> flo
 
 
 def by_servings_of_plans(*servings: ServingCheck | None) -> float:
-    """Of a ratio of two plans, from the times per token of measured servings; None: of a stack that had none."""
+    """Return the error of two plans' ratio from TPOT of measured servings, each None if its stack had none."""
     return math.hypot(*(math.log1p(each.tpot) for each in servings if each)) * math.sqrt(1.0 - SHARED_BY_PLANS)
 
 
 def _algorithms(request: Request) -> Mapping[str, float]:
-    """Seconds of collectives by what they run."""
+    """Return the seconds of collectives by algorithm."""
     by_name: dict[str, float] = defaultdict(float)
     for step, times in request.passes:
         estimates = step.estimates(step.schedule)
@@ -201,7 +202,7 @@ class Basis:
     def of(
         cls, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool], variants: Iterable[str]
     ) -> Self:
-        """That of a scenario, from the runs that are the most alike and the parts of it that they had."""
+        """Return the basis of a scenario's errors: the most similar runs, and which of its parts they had."""
         tpot = ttft = 0.0
         if served := isinstance(runs, ServingCheck):
             tpot = runs.tpot if validated["stack"] else 0.0
@@ -220,7 +221,7 @@ class Basis:
 
     @classmethod
     def by_configuration(cls, bases: Sequence["Basis"], which: NDArray[np.intp]) -> "Basis":
-        """One for many configurations, given the place of each one's in a list."""
+        """Return one basis for many configurations, given the place of each one's basis in a list."""
         if len(bases) == 1:
             return bases[0]
 
@@ -242,7 +243,7 @@ class Basis:
 
 
 def not_compared(variant: str, validated: Mapping[str, bool]) -> list[str]:
-    """Parts of a variant's scenario that were not compared with runs."""
+    """Return the parts of a variant's scenario that were not compared with runs."""
     wiring = [] if has_wiring(variant) else ["wiring"]
     return [part for part, checked in validated.items() if not checked and part != "wiring"] + wiring
 
@@ -263,7 +264,7 @@ class Fitted(NamedTuple):
         profile: CalibrationProfile | None,
         configurations: Mapping[str, ArrayLike] | None = None,
     ) -> Self | None:
-        """That of a scenario's stack; None: it has none.
+        """Return the times of a scenario's requests over the draws of its stack's fit; None if no fit applies.
 
         `configurations` have values of their own of some figures and sizes, as `simulate_requests` takes them.
         """
@@ -291,18 +292,19 @@ class Fitted(NamedTuple):
         )
 
     def rate_width(self, name: str, by_op: float) -> Any:
-        """Of a variant's throughput, with the errors of its ops."""
+        """Return the half-width of a variant's throughput, in the logarithm, with the errors of its ops."""
         noise = NORMAL_90 * hypot(SHARED_LOG_SD, ROW_LOG_SD)
         return self.scale.rate * hypot(by_op, _spread(self.log_s[name]), noise)
 
     def speedup_width(self, name: str, base: "Fitted", base_name: str, by_op: float) -> Any:
-        """Of a variant's speed over that of one in another fit, or in this one."""
+        """Return the half-width, in the logarithm, of a variant's speed over that of one in this or another fit."""
         apart = self.log_s[name] - base.log_s[base_name]
         return self.scale.speedup * hypot(by_op, _spread(apart), RUN_NOISE)
 
     def plan_width(self, base: "Fitted", by_op: float) -> float:
-        """Of standard's speed over that on another plan: what runs of one plan share does not cancel.
+        """Return the half-width, in the logarithm, of standard's speed over that on another plan.
 
+        What runs of one plan share does not cancel.
         Ratios of plans were not among those that scales come from; 15 of 16 ratios of published runs lie inside.
         """
         noise = NORMAL_90 * math.sqrt(2.0) * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)

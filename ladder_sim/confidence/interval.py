@@ -22,7 +22,7 @@ class Interval:
 
     @classmethod
     def around(cls, value: float, log_width: Number) -> "Interval":
-        """An interval of `log_width` either way in the logarithm."""
+        """Return the interval of a value, `log_width` either way in the logarithm."""
         width = float(log_width)
         return cls(value=value, low=value * math.exp(-width), high=value * math.exp(width))
 
@@ -33,7 +33,7 @@ class Interval:
 
     @property
     def text(self) -> str:
-        """Of a ratio, e.g. "1.26 (1.08-1.46)"."""
+        """A ratio and the ends of its interval, e.g. "1.26 (1.08-1.46)"."""
         return f"{self.value:.2f} ({f'{self.low:.2f}-{self.high:.2f}' if self.known else 'not known'})"
 
     @property

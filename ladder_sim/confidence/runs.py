@@ -80,7 +80,7 @@ def most_alike(scenario: Scenario, profile: CalibrationProfile | None) -> Compar
 
 
 def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Compared]:
-    """The shipped servings for requests in flight, else the runs of shipped fits and of the profile's own."""
+    """Return the runs to compare with: shipped servings for requests in flight, else runs of fits."""
     if scenario.workload.concurrency is not None:
         return [Compared(check.cluster, check) for check in checks_of(scenario.model)]
     # a fit that another GPU takes over was not made on that one's tables
@@ -102,7 +102,7 @@ def parts_alike(
     compared: Compared,
     variants: Iterable[str] = ("standard",),
 ) -> dict[str, bool]:
-    """By part of a scenario, whether runs had it; of wirings, all variants'.
+    """Return, by part of a scenario, whether runs had it; for wirings, whether runs had all variants.
 
     `ladder_sim.confidence.confidence.UNCHECKED` has the parts.
     """
@@ -140,13 +140,13 @@ def _experts_measured(scenario: Scenario, profile: CalibrationProfile | None) ->
 
 
 def _plans(runs: StackFit | ServingCheck) -> Collection[str]:
-    """What `Plan.kind` says of the plans of runs."""
+    """Return the kinds of plans that runs had, as `Plan.kind` names them."""
     # static batches were those of one tensor-parallel group
     return runs.plans if isinstance(runs, ServingCheck) else (Plan().kind,)
 
 
 def _layers(runs: StackFit | ServingCheck) -> Collection[str]:
-    """What `ModelSpec.experts_label` says of the models of runs."""
+    """Return the kinds of layers that runs' models had, as `ModelSpec.experts_label` names them."""
     # static batches of models with experts were not measured
     return runs.layers if isinstance(runs, ServingCheck) else ("",)
 

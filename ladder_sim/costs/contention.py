@@ -86,7 +86,7 @@ class OverlapParameters:
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
-        """Defaults, replaced by what a profile holds; a ProfileError if there is no such parameter."""
+        """Return the defaults, replaced by what a profile holds; raise ProfileError for an unknown parameter."""
         unknown = sorted(set(overlap) - _OVERLAP_NAMES)
         if unknown:
             raise ProfileError(
@@ -99,7 +99,7 @@ _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 
 def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
-    """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
+    """Return what a kernel takes of a GPU with `sms` SMs, given its share `memory` of the memory bandwidth."""
     if isinstance(shape, GemmShape | BmmShape | MoeShape):
         rows: Any = shape.rows_of_expert if isinstance(shape, MoeShape) else shape.m
         if isinstance(shape, GemmShape) and shape.chunks > 1:
@@ -122,7 +122,7 @@ def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory:
 
 
 def gemm_tiles(m: Count, n: int, sms: int) -> Any:
-    """Thread blocks of a GEMM with `m` rows, which may be an array, and `n` columns.
+    """Return the number of thread blocks of a GEMM with `m` rows, which may be an array, and `n` columns.
 
     The tile is the one that fills the last wave best; where even the smallest leaves half of the SMs idle, the inner
     dimension is split in powers of two until they are busy.
@@ -145,7 +145,7 @@ def gemm_tiles(m: Count, n: int, sms: int) -> Any:
 
 
 def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
-    """Thread blocks of as many equal GEMMs as there are heads, or experts that any token takes, in one kernel.
+    """Return the thread blocks of equal GEMMs in one kernel: one for each head, or expert that a token takes.
 
     Of experts those of gate and up, whose columns are fewer.
 
@@ -165,7 +165,7 @@ def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
-    """SMs that a collective keeps for itself."""
+    """Return the number of SMs that a collective keeps for itself."""
     holder = HOLDERS[algorithm]
     if holder == "multimem":
         return MULTIMEM_BLOCKS
@@ -184,7 +184,7 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
 
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
-    """Device memory traffic of a collective on each GPU."""
+    """Return the bytes of device memory traffic of a collective on each GPU."""
     if ("dispatch", algorithm) in DISPATCHES:
         return message_bytes * COPY_TRAFFIC
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")

@@ -35,7 +35,7 @@ class Estimate:
     """Of a collective: time from its end until a kernel that has waited for it runs on, seconds."""
 
     def at_duty(self, duty: Number) -> "Estimate":
-        """The same where tensor cores are busy for a share of the time that this one was priced for."""
+        """Return the estimate where tensor cores are busy for the share `duty` of the time."""
         if not any_true(self.slowed_s > 0.0):
             return self
         slowed_s = duty * self.slowed_s

@@ -28,7 +28,7 @@ OTHER_AXES, NEAR = 1.5, 0.15
 
 
 def experts_table(of: Experts, measured: Mapping[Experts, RatioTable]) -> RatioTable | None:
-    """The table of a layer's experts, measured or made of others; None if its format was not measured."""
+    """Return the table of a layer's experts, measured or derived; None if the format was not measured."""
     if of in measured:
         return measured[of]
     if of.imbalance != MEASURED_IMBALANCE and of.format != ANY_LAYER.format:
@@ -40,12 +40,12 @@ def experts_table(of: Experts, measured: Mapping[Experts, RatioTable]) -> RatioT
 
 
 def any_layer(of: Experts) -> Experts:
-    """Key of the factors of an imbalance, which depend on the numbers of experts alone."""
+    """Return the key of the factors of an imbalance, which depend on the numbers of experts alone."""
     return ANY_LAYER._replace(experts=of.experts, top_k=of.top_k, imbalance=of.imbalance)
 
 
 def transferred(of: Experts, measured: Mapping[Experts, RatioTable]) -> RatioTable:
-    """A table of experts made of those of other layers, the nearer ones counting more.
+    """Return a table of experts made of the tables of other layers, similar layers counting more.
 
     Each is looked up where one of its ranks has as many experts, as much of one expert's weights and as many tokens per
     expert, as far as it was measured.
@@ -75,7 +75,7 @@ def transferred(of: Experts, measured: Mapping[Experts, RatioTable]) -> RatioTab
 
 
 def over(own: RatioTable | None, others: RatioTable) -> RatioTable:
-    """An engine's table: where it has measured nothing, what others did on the same grid, as transferred from them."""
+    """Return an engine's table, completed where it measured nothing by the others' table on the same grid."""
     if own is None:
         return replace(others, seconds=np.full_like(others.seconds, np.nan), left_out={}, beyond="transferred")
     log_ratio = np.where(np.isnan(own.seconds), others.log_ratio, own.log_ratio)
@@ -83,7 +83,7 @@ def over(own: RatioTable | None, others: RatioTable) -> RatioTable:
 
 
 def times(level: RatioTable, factor: RatioTable) -> RatioTable:
-    """A table of another imbalance: near what was measured, but not a measurement of this layer."""
+    """Return a table for another imbalance, `level` times `factor`, which no longer counts as measured."""
     points = dict(zip(level.names, np.ix_(*level.axes), strict=True))
     return replace(
         level,

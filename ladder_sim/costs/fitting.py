@@ -23,7 +23,7 @@ def fit_error(
     more: str | None = None,
     otherwise: str = "",
 ) -> MemoryFitError:
-    """The error of a model that does not fit: what the memory holds, and the ways out.
+    """Return the error of a model that does not fit, with the parts of the memory and the ways out.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def fit_error(
 
 
 def same_gpus(scenario: Scenario) -> list[Change]:
-    """Changes with which the model fits the GPUs that it has: single ones, or else a precision and a stack together."""
+    """Return changes with which the model fits the same GPUs: single ones, else a precision with a stack."""
     fitting = [change for change in _single(scenario) if _fits(scenario, change)]
     return fitting or [
         change
@@ -66,7 +66,7 @@ def same_gpus(scenario: Scenario) -> list[Change]:
 
 
 def more_gpus(scenario: Scenario) -> Change | None:
-    """The smallest TP degree and number of nodes at which the model fits, more than it has; None if none does."""
+    """Return the smallest TP degree at which the model fits on more nodes, with those nodes; None if none does."""
     fitting = smallest_fitting_tp(scenario)
     if fitting is None or (nodes := _nodes(scenario, fitting)) <= scenario.nodes:
         return None
@@ -74,12 +74,12 @@ def more_gpus(scenario: Scenario) -> Change | None:
 
 
 def smallest_fitting_tp(scenario: Scenario) -> int | None:
-    """The smallest TP degree at which the model fits, on as many nodes as it takes; None if none does."""
+    """Return the smallest TP degree at which the model fits, on as many nodes as needed; None if there is none."""
     return next((tp for tp in scenario.model.tp_degrees(scenario.model.heads) if _fits(scenario, {"tp": tp})), None)
 
 
 def _nodes(scenario: Scenario, tp: int) -> int:
-    """That the scenario's plan takes with another TP degree."""
+    """Return the number of nodes that the scenario's plan takes with another TP degree."""
     return dataclasses.replace(scenario.plan, tp=tp).nodes(scenario.cluster.gpus_per_node)
 
 
@@ -104,7 +104,7 @@ def _precisions(scenario: Scenario) -> Iterator[Change]:
 
 
 def _stacks(scenario: Scenario) -> Iterator[Change]:
-    """Other stacks that can run the workload, unless figures of this one were set by hand."""
+    """Yield the other stacks that can run the workload, unless figures of this one were set by hand."""
     if scenario.set_by_hand("stack."):
         return
     for name in catalog.stack_names():

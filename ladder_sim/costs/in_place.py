@@ -53,7 +53,7 @@ class InPlace:
     """By message bytes; messages of other sizes are as the nearest."""
 
     def kernel_s(self, op: Op) -> float | None:
-        """Seconds of a kernel in a pass; None if none of its shape ran.
+        """Return the seconds of a kernel in a pass; None if none of its shape ran.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class InPlace:
         return self.kernels.get((op.kind, op.shape))
 
     def collective(self, kind: str, shape: CollectiveShape) -> tuple[float, bool, Wait]:
-        """Seconds of a collective, whether messages as small and as large were measured, and what waiting costs.
+        """Return the seconds of a collective, whether its size lies between measured ones, and what waiting costs.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class InPlace:
 
     @staticmethod
     def unmeasured(kind: str) -> UsageError:
-        """The error of an op that no pass of the profile ran; the profile may hold other points of a sweep."""
+        """Return the error of an op that no pass of the profile ran; the profile may hold other points of a sweep."""
         return UsageError(
             f"the profile's passes ran no {kind.replace('_', '-')} of this size",
             hint="measure this model, workload and wiring: ladder-sim calibrate run --out",

@@ -136,7 +136,7 @@ class KernelCosts:
         return stack_fit is not None and stack_fit.base == self.profile.tables_of
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
-        """Times of ops, each alone on its GPU; each table is looked up once.
+        """Return the estimates of ops, each alone on its GPU; each table is looked up once.
 
         Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
@@ -157,7 +157,7 @@ class KernelCosts:
         return [estimates[number] for number in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
-        """The time of an op in real passes; None: there are no such passes, or a GEMM that a table of theirs holds."""
+        """Return the estimate of an op from real passes; None without passes, or if their table holds the GEMM."""
         times = self.profile.in_place if self.profile else None
         if times is None:
             return None
@@ -197,7 +197,7 @@ class KernelCosts:
         ]
 
     def _padded_s(self, shape: MoeShape) -> Number:
-        """The time of experts each of whose tokens are padded; small kernels around the two GEMMs wait for memory."""
+        """Return the seconds of experts with padded tokens, and of the memory-bound kernels around their two GEMMs."""
         experts, width = shape.experts / shape.ep, shape.width / shape.expert_tp
         rows: Any = shape.tokens * shape.top_k / shape.ep + experts * (EXPERT_PADDING - 1)
         rows = np.ceil(rows / EXPERT_PADDING) * EXPERT_PADDING
@@ -207,7 +207,7 @@ class KernelCosts:
         return _number(multiplied_s + self._traffic_s(moved_bytes) + (MOE_KERNELS + 1) * self._floor_s)
 
     def _of_looked_up(self, shape: Shape, seconds: Number) -> Number:
-        """The time of a kernel that tables hold at another size, whose time is given."""
+        """Return the seconds of a kernel that tables hold at another size, from the `seconds` at that size."""
         if isinstance(shape, GemmShape):
             # one of its chunks
             return seconds * shape.chunks
@@ -222,7 +222,7 @@ class KernelCosts:
         return seconds * part
 
     def _slowed_s(self, shape: Shape, seconds: Number) -> Number:
-        """How much longer a kernel takes at the rate that the GPU keeps up while prompts keep tensor cores busy."""
+        """Return how much longer a kernel takes at the rate the GPU keeps up while prompts keep tensor cores busy."""
         share = self.hardware.stack.sustained_share
         if not isinstance(shape, GemmShape) or not any_true(share < 1.0) or not any_true(shape.duty > 0.0):
             return 0.0
@@ -232,7 +232,7 @@ class KernelCosts:
         return shape.duty * maximum(lasting_s - seconds, 0.0)
 
     def _table(self, kind: Kind, table_of: TableOf) -> tuple[RatioTable | None, bool]:
-        """What is known of a kernel, and whether in this precision: else it stays behind its roofline as in bf16."""
+        """Return the table of a kernel, and whether it is of this precision: if not, its bf16 ratios hold."""
         if self.profile is None:
             return None, False
         if isinstance(table_of, Experts):
@@ -294,14 +294,14 @@ class KernelCosts:
         )
 
     def _least_s(self, shape: Shape) -> Number:
-        """What no kernel falls below: its arithmetic, and what it reads from memory, at the figures of its table."""
+        """Return the lower bound of a kernel's seconds: its arithmetic and memory traffic at the table's figures."""
         if not isinstance(shape, GemmShape | BmmShape | AttentionShape | MlaShape):
             return 0.0
         gpu = self._table_gpu
         return maximum(shape.flops / gpu.peak_flops(shape), shape.stored_bytes / gpu.hbm_bandwidth_Bps)
 
     def _chunk_s(self, shape: AttentionShape, share_s: Number) -> Number:
-        """The time of a chunk that takes a share of its prompt's: at least that of one token, which reads as much."""
+        """Return the seconds of a chunk: the share `share_s` of its prompt's, but at least those of one token."""
         continues: Any = prompt_len(shape) > shape.q_len
         if not any_true(continues):
             return share_s
@@ -331,7 +331,7 @@ class KernelCosts:
         return np.where(np.asarray(shape.m) == 1, stack.gemv_factor, several)
 
     def _send(self, message_bytes: Number) -> Estimate:
-        """From one pipeline stage to the next: an average one, where some are in another node."""
+        """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
         hardware, across = self.hardware, self._sends_across
         seconds: Number = 0.0
         for tier, share in ((hardware.intra, 1.0 - across), (hardware.inter, across)):
@@ -402,16 +402,16 @@ class KernelCosts:
 
     @property
     def _floor_s(self) -> Number:
-        """Of a small kernel of the stack."""
+        """Seconds of a small kernel of the stack."""
         return self.hardware.stack.small_kernel_factor * self.hardware.gpu.kernel_s
 
     def _traffic_s(self, moved_bytes: Number) -> Number:
-        """At the rate that memory-bound kernels reach."""
+        """Return the seconds of memory traffic at the rate that memory-bound kernels reach."""
         return moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps)
 
 
 def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> Gpu:
-    """Figures to draw a profile's rooflines with.
+    """Return the figures with which a profile's rooflines are drawn.
 
     A table's ratios belong to the figures in its profile. The measured cluster may round them otherwise, so another
     GPU's figures enter relative to that cluster's.
@@ -430,10 +430,10 @@ def _rows(values: Sequence[ArrayLike]) -> Floats:
 
 
 def _number(value: Any) -> Number:
-    """A plain number instead of a numpy scalar, which is slow to compute with."""
+    """Return a plain number instead of a numpy scalar, which is slow to compute with."""
     return value if isinstance(value, np.ndarray) and value.ndim else float(value)
 
 
 def _plain(values: Floats) -> Number:
-    """A plain number instead of an array of one configuration."""
+    """Return a plain number instead of an array of one configuration."""
     return float(values[0]) if values.shape == (1,) else values

@@ -86,7 +86,7 @@ class RatioTable:
         return cls(names=tuple(axes), axes=grid, seconds=measured_s, log_ratio=log_ratio, left_out=left_out or {})
 
     def ratio(self, **points: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
-        """Measured over ideal time at any points.
+        """Return the measured time over the ideal time at any points.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class RatioTable:
         return np.exp(place.between(self._grid.log_ratio)).reshape(shape), in_range.reshape(shape)
 
     def factor(self, **points: ArrayLike) -> Floats:
-        """The ratio alone, in half the time."""
+        """Return the ratio to the roofline without its source, in half the time of `ratio`."""
         columns, shape = self._columns(points)
         ratio: Floats = np.exp(self._grid.place(columns).between(self._grid.log_ratio)).reshape(shape)
         return ratio
@@ -124,7 +124,7 @@ class RatioTable:
         return _Grid(self)
 
     def _columns(self, points: Mapping[str, ArrayLike]) -> tuple[Floats, tuple[int, ...]]:
-        """Points one per column, and the shape they came in."""
+        """Return the points one per column, and the shape in which they came."""
         if points.keys() != set(self.names):
             raise TypeError(f"this table is looked up by {', '.join(self.names)}, not {', '.join(points)}")
         columns = np.broadcast_arrays(*(np.asarray(points[name], np.float64) for name in self.names))
@@ -213,7 +213,7 @@ class _Place:
     """Whether the point is within the grid."""
 
     def between(self, values: Floats) -> Floats:
-        """Linear on every axis between values at the grid's points."""
+        """Return values interpolated linearly on every axis between the grid's points."""
         left = values.take(self.corners)
         for share in self.shares:
             half = len(left) // 2

@@ -51,7 +51,7 @@ Positive = Annotated[float, _Positive()]
 
 
 def run_sizes(scenario: Scenario) -> dict[str, int]:
-    """The sizes of a run, by which those that were compared span a range."""
+    """Return the sizes of a scenario by which compared runs span a range."""
     workload = scenario.workload
     return {
         "model_size": scenario.model.parameters,
@@ -133,7 +133,7 @@ class StackFit:
     """For other models and degrees."""
 
     def scale(self, model: str, tp: int) -> IntervalScale:
-        """The scale for intervals of a model at a tensor-parallel degree."""
+        """Return the scale of intervals for a model at a tensor-parallel degree."""
         return self.fitted_scale if model in self.models and tp in self.tps else self.other_scale
 
 
@@ -174,7 +174,7 @@ class MoeTables:
     """Where the figures come from."""
 
     def format_for(self, name: str, gpu: GpuSpec) -> str:
-        """The format whose tables price experts in a format: its own, else the most alike that was measured on the GPU.
+        """Return the format whose tables price experts: the format itself, else the most similar measured.
 
         Weights that tensor cores cannot multiply are unpacked to 16 bits, as those of w4a16 are (vLLM's Marlin kernels
         serve MXFP4 and AWQ alike): formats that run on the same tensor cores are alike, then those of as many bytes.
@@ -194,7 +194,7 @@ class MoeTables:
         return min(measured, key=unlike)
 
     def experts_table(self, of: Experts) -> RatioTable | None:
-        """The table of a layer's experts, measured or made of other layers'; None if its format was not measured."""
+        """Return the table of a layer's experts, measured or derived; None if the format was not measured."""
         if of not in self._made:
             self._made[of] = experts_table(of, self.experts)
         return self._made[of]
@@ -255,7 +255,7 @@ class CalibrationProfile:
         return self.base or self.name
 
     def fit_of(self, stack: str) -> StackFit | None:
-        """The fit to runs of a stack; None if this profile has none."""
+        """Return the fit to runs of a stack; None if this profile has none."""
         return self.stack_fit if self.stack_fit and self.stack_fit.stack == stack else None
 
     def is_of(self, gpu: GpuSpec) -> bool:
@@ -280,10 +280,10 @@ class CalibrationProfile:
 
     @cached_property
     def measured_collectives(self) -> Mapping[tuple[str, str], MeasuredCollective]:
-        """By kind and algorithm, the curves of collectives read against their formulas."""
+        """Curves of collectives, read against their formulas, by kind and algorithm."""
         return measured_collectives(self.collectives, self.cluster.intra)
 
     @cached_property
     def measured_dispatches(self) -> Mapping[tuple[str, str], MeasuredCollective]:
-        """The same of dispatch and combine."""
+        """Curves of dispatch and combine, read against their formulas, by kind and algorithm."""
         return measured_collectives(self.moe.collectives, self.cluster.intra)

@@ -153,7 +153,7 @@ def encode(profile: CalibrationProfile) -> bytes:
 
 
 def _beyond(entries: Any, base: Any) -> Any:
-    """Those of some entries that a base has not, or otherwise; a table or a curve is one entry."""
+    """Return the entries that a base lacks or has otherwise; a table or a curve is one entry."""
     if isinstance(entries, list):
         return [entry for entry in entries if entry not in base]
     changed = {name: value for name, value in entries.items() if name not in base or base[name] != value}
@@ -168,7 +168,7 @@ def _is_leaf(entry: Any) -> bool:
 
 
 def _upgraded(document: bytes) -> bytes:
-    """The same by today's names."""
+    """Return a profile's JSON with names of today in place of earlier ones."""
     if f'"{_OLD_STACK_FIT}"'.encode() not in document:
         return document
     entries = json.loads(document)
@@ -227,7 +227,7 @@ def _moe_of(name: str) -> MoeTables:
 
 
 def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Entries of `own`, and of `base` what it lacks."""
+    """Return the entries of `own`, and of `base` what it lacks."""
     inner = {
         name: _over(base[name], value) if name in base and isinstance(value, Mapping) else value
         for name, value in own.items()
@@ -236,7 +236,7 @@ def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _measured(parsed: ProfileDocument | DerivedDocument, reference: Gpu) -> dict[str, Any]:
-    """The tables and curves of a file."""
+    """Return the tables and curves of a profile file."""
 
     def tables(kind: Kind, parts: Mapping[Any, TablePart], where: str) -> dict[str, RatioTable]:
         return {dtype: table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
@@ -277,7 +277,7 @@ def _checked(fit: StackFit) -> StackFit:
 
 
 def shipped_profiles() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
+    """Return the names of the profiles that come with the package, sorted."""
     return sorted(file.name.removesuffix(SUFFIX) for file in _SHIPPED.glob(f"*{SUFFIX}"))
 
 
@@ -319,7 +319,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
 
 
 def shipped_links(fabric: str) -> CalibrationProfile | None:
-    """The shipped profile whose in-node collectives were measured on a fabric."""
+    """Return the shipped profile whose in-node collectives were measured on a fabric."""
     for name in catalog.cluster_names():
         cluster = catalog.cluster(name)
         if cluster.intra.fabric == fabric and cluster.profile:
@@ -330,7 +330,7 @@ def shipped_links(fabric: str) -> CalibrationProfile | None:
 
 
 def shipped_fits() -> list[CalibrationProfile]:
-    """The shipped profiles in which a stack was fitted to end-to-end runs."""
+    """Return the shipped profiles in which a stack was fitted to end-to-end runs."""
     names = (catalog.stack(name).profile for name in catalog.stack_names())
     return [load_profile(name) for name in names if name]
 
@@ -360,7 +360,7 @@ def _find(text: str) -> str:
 
 
 def moe_file(path: str) -> str:
-    """Path of the second file of a profile, which models with experts or latent attention need and not all have."""
+    """Return the path of a profile's second file, which models with experts or latent attention need."""
     return os.path.join(os.path.dirname(path), MOE_FOLDER, os.path.basename(path))
 
 

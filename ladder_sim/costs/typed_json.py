@@ -48,7 +48,7 @@ def read_head(kind: type[_Head], document: bytes | str, schema: Schema, origin: 
 
 
 def refused(broken: ValidationError | BrokenRuleError, origin: str, *, what: str, error: type[Error]) -> Error:
-    """The first broken rule in this project's words: origin, entry, rule; `what` the file should be."""
+    """Return the error that says origin, entry and rule of the first broken rule; `what` the file should be."""
     damaged = "create it again; it was edited or damaged"
     if isinstance(broken, BrokenRuleError):
         return error(f"{origin}: {broken}", hint=damaged)

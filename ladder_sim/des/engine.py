@@ -114,7 +114,7 @@ class SharedGpu:
         self._share()
 
     def drain_s(self, collective: Demand) -> float:
-        """How long a collective that is ready now waits for SMs: until the end of the running kernel's wave."""
+        """Return the seconds that a ready collective waits for SMs: until the end of the running kernel's wave."""
         for task in self._running:
             if self._device.must_drain(collective, task.demand):
                 self._advance(task)

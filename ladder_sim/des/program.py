@@ -91,7 +91,7 @@ class Outline:
 
     @cached_property
     def last_tasks(self) -> Sequence[int]:
-        """Of each stream that has any."""
+        """Number of the last task of each stream that has any."""
         return list({stream: index for index, stream in enumerate(self.streams)}.values())
 
     @cached_property
@@ -112,7 +112,7 @@ class Tasks(Sequence[Task]):
 
     @classmethod
     def of(cls, rows: Iterable[Task]) -> Self:
-        """From rows, each of a kind of its own."""
+        """Return the tasks of rows, each of a kind of its own."""
         columns: Any = list(zip(*rows, strict=True)) or [()] * len(Task._fields)
         names, streams, durations_s, after, leads_s, demands, groups, wakes_s = columns
         kinds = range(len(names))
@@ -166,7 +166,7 @@ class Program:
         return cast(Tasks, self.tasks).costs
 
     def of(self, chosen: NDArray[np.int_]) -> "Program":
-        """The same tasks in some of the configurations that their arrays hold."""
+        """Return the program in the chosen configurations only, of those that its arrays hold."""
         demands = {cost.demand: cost.demand.of(chosen) for cost in self.costs}
         costs = [
             Cost(values_of(duration_s, chosen), values_of(lead_s, chosen), demands[demand], values_of(wake_s, chosen))
@@ -175,14 +175,14 @@ class Program:
         return replace(self, tasks=Tasks(self.outline, costs))
 
     def queues(self) -> list[list[int]]:
-        """Task indices of every stream, in issue order."""
+        """Return the task indices of every stream, in issue order."""
         queues: list[list[int]] = [[] for _ in self.streams]
         for index, stream in enumerate(self.outline.streams):
             queues[stream].append(index)
         return queues
 
     def precedence(self) -> "nx.DiGraph[int]":
-        """Edges from all tasks that must end before a task starts: dependencies and the task before on its stream."""
+        """Return the graph of tasks that must end before others start: dependencies, and the previous on its stream."""
         import networkx as nx
 
         graph: nx.DiGraph[int] = nx.DiGraph()

@@ -22,7 +22,7 @@ Number = float | Floats
 
 
 def maximum(first: Number, second: Number) -> Number:
-    """The larger number, element by element for arrays."""
+    """Return the larger number, element by element for arrays."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         larger: Number = np.maximum(first, second)
         return larger
@@ -30,7 +30,7 @@ def maximum(first: Number, second: Number) -> Number:
 
 
 def minimum(first: Number, second: Number) -> Number:
-    """The smaller number, element by element for arrays."""
+    """Return the smaller number, element by element for arrays."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         smaller: Number = np.minimum(first, second)
         return smaller
@@ -43,14 +43,14 @@ def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
 
 
 def where(condition: Any, value: Any, other: Any) -> Any:
-    """One of two values, element by element if the condition is an array."""
+    """Return one of two values, element by element if the condition is an array."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, value, other)
     return value if condition else other
 
 
 def values_of(value: Number, chosen: NDArray[np.int_]) -> Number:
-    """A number, or the values of some configurations from an array of one for each."""
+    """Return the values of the chosen configurations; a number holds for all of them."""
     return value[chosen] if isinstance(value, np.ndarray) else value
 
 
@@ -111,7 +111,7 @@ NOTHING = Demand()
 
 
 def _waits(own: Demand, tasks: Sequence[Demand]) -> Number:
-    """How many times as long a collective takes because its steps wait for the memory that other tasks use."""
+    """Return how many times as long a collective takes because its steps wait for the memory that other tasks use."""
     busy = sum((task.memory for task in tasks), start=0.0) - own.memory
     return 1.0 + own.slowdown * minimum(1.0, busy)
 
@@ -130,7 +130,7 @@ class Device:
     """Traits of demands of plain numbers, kept because the same demands come again."""
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
-        """Speed of a task while `others` run, relative to running alone: in (0, 1]."""
+        """Return the speed of a task while `others` run, relative to running alone: in (0, 1]."""
         if not others:
             return 1.0
         tasks = [own, *others]
@@ -164,11 +164,11 @@ class Device:
         return per_sm
 
     def _sms_of(self, task: Demand) -> Number:
-        """SMs that ask for memory: a kernel's are all, as its blocks come to whichever is free."""
+        """Return the SMs that ask for memory: all SMs for a kernel, as its blocks come to whichever is free."""
         return maximum(1.0, task.held_sms) if task.is_collective else float(self.sms)
 
     def traits_of(self, demand: Demand) -> Traits:
-        """What a demand is; one of plain numbers is kept in `traits`."""
+        """Return the traits of a demand, and keep those of plain numbers in `traits`."""
         varies = any(isinstance(getattr(demand, name), np.ndarray) for name in demand.__slots__)
         traits = Traits(varies, demand.is_collective, demand.uses_shared)
         if not varies:
@@ -176,17 +176,17 @@ class Device:
         return traits
 
     def pairs_of(self, collective: Demand) -> dict[Demand, tuple[float, float]]:
-        """Speeds of kernels and of a collective next to each other, as `pair` has computed them."""
+        """Return the speeds of kernels and of a collective next to each other, as `pair` has computed them."""
         return self._pairs.setdefault(collective, {})
 
     def pair(self, kernel: Demand, collective: Demand) -> tuple[float, float]:
-        """Speeds of a kernel and a collective next to each other, all numbers plain; kept, because both come again."""
+        """Return the speeds of a kernel and a collective next to each other, all plain numbers, and keep them."""
         rates = float(self.rate(kernel, [collective])), float(self.rate(collective, [kernel]))
         self.pairs_of(collective)[kernel] = rates
         return rates
 
     def waves(self, tiles: Number) -> Number:
-        """Rounds in which all SMs process `tiles`."""
+        """Return the number of rounds in which all SMs process `tiles`."""
         return maximum(1, -(-tiles // self.sms))
 
     def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":
@@ -194,7 +194,7 @@ class Device:
         return (kernel.tiles > 0) & (collective.held_sms > self.sms - minimum(kernel.tiles, self.sms))
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
-        """Work left in the current wave of `kernel`, seconds at rate 1; 0 between two waves."""
+        """Return the work left in the current wave of `kernel`, in seconds at rate 1; 0 between two waves."""
         wave_s = maximum(duration_s, TINY) / self.waves(kernel.tiles)
         waves_left = left_s / wave_s
         return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s

@@ -1,4 +1,1 @@
-"""What every answer is shown with: tables of the console, names and units, JSON and CSV.
-
-It lies below `ladder_sim.answer`, because a prediction prints itself.
-"""
+"""Words and plain values that every answer is shown with: names and units, notes, JSON and CSV; nothing prints here."""

@@ -26,20 +26,20 @@ class Document:
 
     @classmethod
     def of_rows(cls, head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Self:
-        """One whose JSON object holds the lines of the CSV as well."""
+        """Return a document whose JSON object holds the rows of its CSV as well."""
         return cls(content={**head, "rows": rows}, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold, with the version of its keys."""
+        """Return the content as JSON can hold it, with the version of its keys."""
         plain: dict[str, Any] = _without_nan(SCHEMA.marked(**self.content))
         return plain
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return the document as one JSON object."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_csv(self) -> str:
-        """A header, and one line per row."""
+        """Return the rows as CSV: a header, and a line per row."""
         if not self.rows:
             return ""
         text = io.StringIO()
@@ -50,7 +50,7 @@ class Document:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN, and a CSV cell is empty instead."""
+    """Return a value without NaN, which JSON lacks: None instead, and an empty cell in CSV."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
@@ -59,6 +59,6 @@ def _without_nan(value: Any) -> Any:
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """What was simulated."""
+    """Return the fields of the simulated scenario."""
     fields = {name: value for name, value in scenario.fields().items() if name != "allreduce"}
     return {**fields, "batching": scenario.workload.batching}

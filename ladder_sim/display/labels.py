@@ -105,7 +105,7 @@ _LOG_SPAN = 8.0
 
 
 def field_label(name: str) -> str:
-    """A field's name without its unit.
+    """Return a field's name without its unit.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def field_label(name: str) -> str:
 
 
 def field_title(name: str) -> str:
-    """A field's name in words, where it has one.
+    """Return a field's name in words, where it has one.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def field_title(name: str) -> str:
 
 
 def field_text(name: str, value: Any, typed: str = "") -> str:
-    """A field's value with its unit: the typed one, if any.
+    """Return a field's value with its unit: the typed one, if any.
 
     Examples
     --------
@@ -185,7 +185,9 @@ def range_text(interval: Interval, write: Callable[[float], str]) -> str:
 
 
 def axis_values(name: str, values: Sequence[Any] | NDArray[Any], typed: str = "") -> tuple[str, NDArray[Any]]:
-    """The unit of a field's values (empty: none), and the values in it: the typed one, or what suits the largest value.
+    """Return the unit of a field's values, and the values in that unit.
+
+    It is the typed unit, or one that suits the largest value; it is empty if the field has none.
 
     Examples
     --------
@@ -203,7 +205,7 @@ def axis_values(name: str, values: Sequence[Any] | NDArray[Any], typed: str = ""
 
 
 def with_unit(title: str, unit: str) -> str:
-    """A title with a unit, where there is one."""
+    """Return a title with a unit, where there is one."""
     return f"{title} ({unit})" if unit else title
 
 
@@ -214,18 +216,18 @@ def needs_log_axis(values: Sequence[Any] | NDArray[Any]) -> bool:
 
 
 def kind_label(kind: str) -> str:
-    """A kind of op or limit in words: ``all-reduce`` for ``all_reduce``."""
+    """Return a kind of op or limit in words: ``all-reduce`` for ``all_reduce``."""
     return kind.replace("_", "-")
 
 
 def next_to_label(collective: Collective) -> str:
-    """The kernels that can run next to a collective: the first to the last."""
+    """Return the first and the last of the kernels that can run next to a collective, in words."""
     kernels = collective.next_to
     return " to ".join(dict.fromkeys((kernels[0], kernels[-1]))) if kernels else "nothing"
 
 
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Batch and its size, if wanted, or requests in flight, prompt, new tokens and precision."""
+    """Return the load in words: batch, with its size if wanted, or requests in flight, prompt, answer, precision."""
     workload = scenario.workload
     size = f"static batch of {workload.batch}" if batch else "static batches"
     if workload.concurrency is not None:
@@ -238,7 +240,7 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
 
 
 def load_label(workload: Workload) -> str:
-    """How many requests the GPUs serve at a time, where the rest is said elsewhere.
+    """Return how many requests the GPUs serve at a time, where the rest is said elsewhere.
 
     Examples
     --------
@@ -249,7 +251,7 @@ def load_label(workload: Workload) -> str:
 
 
 def batching_label(batching: Iterable[str]) -> str:
-    """What some results are of, given how each one's requests share the GPUs.
+    """Return the kinds of batching that results have, in words.
 
     Examples
     --------
@@ -261,18 +263,18 @@ def batching_label(batching: Iterable[str]) -> str:
 
 
 def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Model, cluster, workload and stack by their names, for a subtitle."""
+    """Return the model, cluster, workload and stack by their names, for a subtitle."""
     where = f"{scenario.plan} on {scenario.cluster.name}"
     return f"{scenario.model.name}, {where}, {workload_label(scenario, batch=batch)}, {scenario.stack.name}"
 
 
 def hardware_label(scenario: Scenario) -> str:
-    """Degree, GPUs and links."""
+    """Return the degree of parallelism, GPUs and links, in words."""
     return f"{scenario.plan} on {gpus_label(scenario)}, {_links_label(scenario)}"
 
 
 def gpus_label(scenario: Scenario) -> str:
-    """Nodes, and what each has."""
+    """Return the nodes, and the GPUs of each, in words."""
     return f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
 
 
@@ -283,7 +285,7 @@ def _links_label(scenario: Scenario) -> str:
 
 
 def stack_label(scenario: Scenario) -> str:
-    """Engine, all-reduce and techniques."""
+    """Return the engine, all-reduce and techniques, in words."""
     return f"stack {_stack_text(scenario)}"
 
 
@@ -293,7 +295,7 @@ def _stack_text(scenario: Scenario) -> str:
 
 
 def validated_lines(*confidences: Confidence) -> list[str]:
-    """The end-to-end runs that predictions were compared with, what scenarios had that they did not, and stacks."""
+    """Return lines on the runs that predictions were compared with, and on what those runs lacked."""
     runs = [_compared_line(each) for each in confidences]
     absent: dict[str, list[str]] = {}
     for each in confidences:
@@ -310,7 +312,7 @@ def validated_lines(*confidences: Confidence) -> list[str]:
 
 
 def _compared_line(confidence: Confidence) -> str:
-    """The nearest runs with their errors, or first that none is of this engine and kind of model."""
+    """Return a sentence on the nearest runs with their errors, or that none has this engine and kind of model."""
     scenario, compared = confidence.scenario, confidence.compared
     if not compared.same_kind(scenario):
         what = "static batch" if scenario.workload.concurrency is None else "serving"
@@ -322,14 +324,14 @@ def _compared_line(confidence: Confidence) -> str:
 
 
 def errors_label(compared: Compared) -> str:
-    """How far predictions of servings were off, TPOT on average and TTFT in the median, of models no fit had seen."""
+    """Return the errors of predicted servings of unseen models: TPOT's mean and TTFT's median, in words."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
     return f"TPOT off by {runs.tpot_error:.1%}, TTFT by {runs.ttft_error:.0%} (model left out)"
 
 
 def _absent(confidence: Confidence) -> dict[str, list[str]]:
-    """What of a scenario the runs did not have, by part."""
+    """Return the parts of a scenario that the runs did not have, with details."""
     scenario = confidence.scenario
     details = {
         "stack": _stack_text(scenario),
@@ -354,13 +356,13 @@ def _absent(confidence: Confidence) -> dict[str, list[str]]:
 
 
 def _part_label(part: str, *, served: bool) -> str:
-    """What was compared or not, in words."""
+    """Return the name of a compared part in words."""
     load = {"batch": "requests in flight"} if served else {}
     return {"gpu": "GPU", "tp": "TP", "gen": "new tokens", **load}.get(part, part.replace("_", " "))
 
 
 def _runs_label(compared: Compared) -> str:
-    """What runs were."""
+    """Return a description of the runs: stack, sizes and cluster."""
     cluster, runs = compared
     what, load = f"runs of {runs.stack}", "batch {batch}"
     if isinstance(runs, ServingCheck):
@@ -372,7 +374,7 @@ def _runs_label(compared: Compared) -> str:
 
 
 def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = None) -> str:
-    """The runs that are the most like an answer, how far predictions were off there, and what they did not have.
+    """Return the runs most like an answer, the error of predictions there, and what those runs lacked.
 
     `wirings`: the variants that the answer is about; by default all.
     """
@@ -419,12 +421,12 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[
 
 
 def _told(part: str) -> bool:
-    """The wirings come first."""
+    """Return a sort key that puts wirings first."""
     return part != "wiring"
 
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> tuple[str, str]:
-    """What runs did not have, in a few words: a label, or none, and the value."""
+    """Return what runs lacked of a scenario's part, in a few words: a label, or none, and the value."""
     if part == "gpu":
         return "", scenario.cluster.gpu.name
     if part == "stack":
@@ -439,9 +441,8 @@ def _percent(share: float) -> str:
 
 
 def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: Collection[str] = ()) -> str:
-    """What an answer is about: model, precision, plan, GPUs, engine, load, tokens of a prompt and its answer.
+    """Return what an answer is about: model, precision, plan, GPUs, engine, load and tokens.
 
-    An engine that was not named has the flag that changes it.
     `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several. Arguments of
     a scenario that are `varied` are left out, and what follows from them.
 
@@ -452,7 +453,25 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: C
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64), varied=("tp", "concurrency", "prompt"))
     'llama-3.1-70b bf16, H100 SXM5 80GB, vllm; 512 new tokens'
     """
-    workload, cluster = scenario.workload, scenario.cluster
+    workload = scenario.workload
+    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
+    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
+    tokens = {"gen": f"prompt {workload.prompt}", "prompt": f"{workload.gen} new tokens"}
+    some = [text for name, text in tokens.items() if name in varied] or [f"{workload.prompt} + {workload.gen}"]
+    asked = [
+        "" if {"batch", "concurrency"}.intersection(varied) else f"{load or one}{lockstep}",
+        *(some if len(some) == 1 else []),
+    ]
+    parts = (placed_text(scenario, where=where, varied=varied), ", ".join(filter(None, asked)))
+    return "; ".join(filter(None, parts))
+
+
+def placed_text(scenario: Scenario, *, where: str = "", varied: Collection[str] = ()) -> str:
+    """Return the model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
+
+    `where` stands for plan and GPUs; arguments of a scenario that are `varied` are left out.
+    """
+    cluster = scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
     whole = scenario.nodes * cluster.gpus_per_node
     if scenario.plan.gpus < whole:
@@ -466,32 +485,24 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: C
         engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
     allreduce = f", all-reduce {scenario.stack.allreduce}" if named and "allreduce" not in varied else ""
-    one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
-    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    names = {"model": scenario.model.name, "dtype": workload.dtype}
-    tokens = {"gen": f"prompt {workload.prompt}", "prompt": f"{workload.gen} new tokens"}
-    some = [text for name, text in tokens.items() if name in varied]
-    left = [
+    names = {"model": scenario.model.name, "dtype": scenario.workload.dtype}
+    parts = [
         " ".join(text for name, text in names.items() if name not in varied),
         where or gpus,
         "" if "stack" in varied else f"{scenario.stack.name}{engine}{allreduce}",
     ]
-    right = [
-        "" if {"batch", "concurrency"}.intersection(varied) else f"{load or one}{lockstep}",
-        *([f"{workload.prompt} + {workload.gen}"] if not some else some if len(some) == 1 else []),
-    ]
-    return "; ".join(filter(None, (", ".join(filter(None, part)) for part in (left, right))))
+    return ", ".join(filter(None, parts))
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:
-    """A variant as tables call it, or at the start of a sentence; one that nobody can run is in parentheses."""
+    """Return a variant as tables call it, or as a sentence starts with it; in parentheses if nobody can run it."""
     if variant == NO_COMMUNICATION:
         return "A model without communication" if sentence else "(no communication)"
     return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
 
 
 def gain_text(gain: Interval) -> str:
-    """What a speedup says, as the middle of a sentence.
+    """Return what a speedup says, as the middle of a sentence.
 
     Examples
     --------

@@ -44,7 +44,7 @@ class Notes:
         return not (isinstance(text, Caution) and text.kind == UNUSED and text.name in self.used)
 
     def fields(self) -> dict[str, Any]:
-        """As in JSON: without entries where nothing is behind an answer but measurements."""
+        """Return the notes as in JSON; empty if an answer depends on nothing but measurements."""
         if not self.confidences and not self.about:
             return {}
         validated = {name: dict(confidence.validated) for name, confidence in self.confidences.items()}
@@ -60,7 +60,7 @@ def _names(text: str, parts: list[str]) -> bool:
 
 
 def _of_parts(text: str, parts: list[str]) -> str:
-    """A warning with the names of the parts that it is about."""
+    """Return a warning that starts with the names of the parts it is about."""
     return Caution(f"{_listed(parts)}: {text}", getattr(text, "kind", ""))
 
 

@@ -37,14 +37,14 @@ class Allowlist:
 
     @classmethod
     def of(cls, *, cluster: str = "", stack: str = "", profile: str | None = None) -> Self:
-        """The catalog, and what these name if they are files; raises UsageError if one cannot be read."""
+        """Return the catalog together with the files given; raise UsageError if one cannot be read."""
         clusters = {name: catalog.cluster(name) for name in catalog.cluster_names()}
         stacks = {name: catalog.stack(name) for name in catalog.stack_names()}
         profiles = {name: name for name in (NO_PROFILE, *shipped_profiles())}
         files: dict[tuple[str, str], str] = {}
 
         def with_file(kind: str, entries: dict[str, _Entry], name: str, path: str, entry: _Entry) -> dict[str, _Entry]:
-            """The entries with that of a file first; if there is one of its name, it gets another."""
+            """Return the entries with that of a file first; a name that is taken gets " (file)" behind it."""
             unique = f"{name} (file)" if name in entries else name
             files[kind, unique] = path
             return {unique: entry, **entries}
@@ -77,19 +77,19 @@ class Allowlist:
                 raise UsageError(f"{shown_path(path)} was changed after it was read", hint="start the explorer again")
 
     def name_of(self, kind: str, given: str | None) -> str | None:
-        """The name on the page of what was given when the explorer was started; None stays."""
+        """Return the name on the page of what was given when the explorer was started; None stays None."""
         if given is None:
             return None
         names = (name for (file_kind, name), path in self.files.items() if (file_kind, path) == (kind, given))
         return next(names, _key(given))
 
     def given(self, kind: str, value: Any) -> Any:
-        """What a command takes for a value on the page: the path of a file for its name, else the value."""
+        """Return what a command takes for a value on the page: the path of a file for its name, else the value."""
         return self.files.get((kind, value), value)
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Stamp of a file; empty: there is none."""
+    """Return the stamp of a file; empty if there is none."""
     try:
         return stamp(path)
     except OSError:
@@ -97,5 +97,5 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 
 def _key(name: str) -> str:
-    """A name as the catalog spells it."""
+    """Return a name as the catalog spells it."""
     return name.strip().lower()

@@ -274,12 +274,12 @@ def _in_page_words(error: LadderSimError) -> LadderSimError:
 
 
 def _page(load: object) -> str | None:
-    """The page that asks, by the name that the server gave it when it was loaded."""
+    """Return the name that the server gave a page when it was loaded; None without one."""
     return load if isinstance(load, str) else None
 
 
 def _answerable(queries: Queries, query: object) -> PageState:
-    """A query that has an answer; views of any other stay as they are, for the headline says what is wrong."""
+    """Return a query's state; raise PreventUpdate if it has no answer, since only the headline says why."""
     try:
         state = queries.state(query)
         queries.answer(state.query(pins=False))
@@ -289,12 +289,12 @@ def _answerable(queries: Queries, query: object) -> PageState:
 
 
 def _page_data(views: Mapping[str, object], values: headline.ControlValues) -> dict[str, object]:
-    """What the script puts on the page: views by the id of their element, and the controls' values."""
+    """Return what the script puts on the page: views by the id of their element, and the controls' values."""
     return {"views": {name: markup(view) for name, view in views.items()}, "facts": values}
 
 
 def _control_values(queries: Queries, query: object) -> headline.ControlValues:
-    """The controls' values of a scenario that has no answer, for example because it does not fit."""
+    """Return the controls' values of a scenario without an answer, for example one that does not fit."""
     try:
         return headline.control_values(queries.setup(queries.state(query).query(pins=False)))
     except LadderSimError:

@@ -14,7 +14,7 @@ from ladder_sim.units import format_seconds
 
 
 def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
-    """How far the simulation is; `ahead`: questions of others that come first."""
+    """Return how far the simulation is; `ahead` are questions of other pages that come first."""
     doing = result.doing if result else "starting"
     if ahead:
         doing = f"waits for {ahead} other question{'s' * (ahead > 1)}"
@@ -23,7 +23,7 @@ def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
 
 
 def verdict(result: ServingResult) -> str:
-    """What ladder, or else the last variant, needs."""
+    """Return a sentence on the GPUs that ladder needs, or else the last variant."""
     rows = _rows(result)
     name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
     standard, other = rows["standard"]["gpus"], rows[name]["gpus"]
@@ -46,13 +46,13 @@ def _compared(gpus: int, others: int) -> str:
 
 
 def cards(result: ServingResult) -> list[html.Article]:
-    """One for each variant that was simulated."""
+    """Return a card for each variant that was simulated."""
     rows = _rows(result)
     return [_card(row, rows.get("standard")) for row in rows.values()]
 
 
 def notes(result: ServingResult) -> list[Component]:
-    """What was simulated, what was compared with runs, and how sure times are."""
+    """Return what was simulated, the runs it was compared with, and warnings on the times."""
     return [
         html.P(result.label, className="summary"),
         html.P(" ".join(result.compared)),
@@ -86,17 +86,17 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
 
 
 def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """With its interval, once that is there."""
+    """Return a figure of a row as text, with its interval once that is known."""
     return write(row[name]) + (f" ({_ends(row, name, write)})" if f"{name}_low" in row else "")
 
 
 def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """Of an interval; where no number of GPUs does, it has none."""
+    """Return the ends of a figure's interval as text; an end that no number of GPUs satisfies is "none"."""
     return "-".join("none" if end is None else write(end) for end in (row[f"{name}_low"], row[f"{name}_high"]))
 
 
 def _rate(per_s: float) -> str:
-    """Three digits, or a whole number."""
+    """Return a rate with three digits, or as a whole number."""
     return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:.0f}"
 
 

@@ -50,7 +50,7 @@ class Slider:
 
     @property
     def title(self) -> str:
-        """Its label."""
+        """Label of the slider."""
         return field_title(self.field)
 
 
@@ -99,7 +99,7 @@ AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
 
 
 def control_id(key: str) -> str:
-    """The id of a control: ids hold no dots.
+    """Return the id of a control: ids hold no dots.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def control_id(key: str) -> str:
 
 
 def page_words(text: str) -> str:
-    """A message, with the names of the page's controls in the place of flags.
+    """Return a message, with the names of the page's controls in the place of flags.
 
     Examples
     --------
@@ -121,12 +121,12 @@ def page_words(text: str) -> str:
 
 
 def extra(name: str, value: str) -> dict[str, Any]:
-    """An attribute with a dash in its name, as a keyword argument."""
+    """Return an attribute with a dash in its name, as a keyword argument."""
     return {name: value}
 
 
 def controls(allowlist: Allowlist) -> html.Aside:
-    """The panel."""
+    """Return the panel of controls."""
     return html.Aside(
         [
             _group(
@@ -200,7 +200,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
 
 
 def models(allowlist: Allowlist) -> list[dict[str, Any]]:
-    """The options of a list of models, by what their layers are made of."""
+    """Return the options of a list of models, by what their layers are made of."""
     kinds: dict[str, list[str]] = {}
     for name in allowlist.models:
         spec = catalog.model(name)
@@ -210,29 +210,29 @@ def models(allowlist: Allowlist) -> list[dict[str, Any]]:
 
 
 def labelled(key: str, title: str, control: Component, style: str) -> html.Div:
-    """A control under its title."""
+    """Return a control under its title."""
     return html.Div([_label(key, title), control], className=style)
 
 
 def _label(key: str, title: str) -> html.Label:
-    """A control's name, with what it means as a tooltip."""
+    """Return a control's label, with the glossary's text as a tooltip."""
     return html.Label(title, htmlFor=control_id(key), title=GLOSSARY.get(title, ""))
 
 
 def axis_choice(key: str, title: str, *, empty: str = "") -> html.Div:
-    """A list of the fields to draw along; `empty` says what an empty choice means, where there may be one."""
+    """Return a list of the fields to draw along; `empty` says what an empty choice means, if allowed."""
     options = [{"label": field_title(name), "value": name} for name in AXIS_FIELDS]
     return labelled(key, title, Select(id=control_id(key), options=options, empty=empty), "inline")
 
 
 def _choice(key: str, title: str, names: Sequence[Any], *, empty: str = "") -> html.Div:
-    """A list of names, or of groups of them."""
+    """Return a control to choose from a list of names, or of groups of names."""
     own = Select(id=control_id(key), options=names, value=DEFAULTS.get(key), empty=empty)
     return labelled(key, title, own, "row")
 
 
 def slider_row(slider: Slider) -> html.Div:
-    """A slider under its title, next to its field."""
+    """Return a slider under its title, next to a field with its exact value."""
     own = control_id(slider.key)
     scale = math.log2 if slider.doubling else math.log10
     return html.Div(
@@ -263,12 +263,12 @@ def _text(key: str, title: str, example: str) -> html.Div:
 
 
 def text_row(key: str, title: str, placeholder: str) -> html.Div:
-    """A field that takes any text."""
+    """Return a titled field that takes any text."""
     return labelled(key, title, _entry(key, placeholder=placeholder), "row")
 
 
 def _technique() -> html.Div:
-    """One or several, joined by +; the names are suggested."""
+    """Return the control of techniques: one or several, joined by +; the names are suggested."""
     names = html.Datalist(
         [html.Option(value=name, label=each.summary) for name, each in TECHNIQUES.items()], id="techniques"
     )
@@ -277,7 +277,7 @@ def _technique() -> html.Div:
 
 
 def _entry(key: str, **more: Any) -> dcc.Input:
-    """A field that takes any text, and reports it when it is left or Enter is pressed."""
+    """Return a field that takes any text, and reports it when it is left or Enter is pressed."""
     return dcc.Input(
         id=control_id(key), type="text", autoComplete="off", spellCheck=False, debounce=True, value="", **more
     )

@@ -29,7 +29,7 @@ class File(NamedTuple):
 
 
 def download(queries: Queries, name: str, query: str) -> File:
-    """A file of the page for a query; raises LadderSimError if there is no such file, or no answer."""
+    """Return a file of the page for a query; raise LadderSimError if there is no such file, or no answer."""
     figure, _, ending = name.partition(".")
     if name in _FILES:
         content = _FILES[name](queries, queries.state(query).query(pins=False))

@@ -39,7 +39,7 @@ AIMS = (
 
 
 def guide(allowlist: Allowlist) -> html.Details:
-    """The questions; open on a page without a link."""
+    """Return the questions to start with; the list is open on a page without a link."""
     nodes = dcc.Input(id="guide-nodes", type="number", min=1, step=1, value=DEFAULTS["nodes"])
     return html.Details(
         [

@@ -49,25 +49,25 @@ ControlValues = dict[str, dict[str, float | str]]
 
 
 def summary(answer: Answer) -> str:
-    """What was simulated, in a line."""
+    """Return a line on what was simulated."""
     scenario = answer.scenario
     labels = hardware_label(scenario), workload_label(scenario), stack_label(scenario)
     return f"{scenario.model.name}, {'; '.join(labels)}"
 
 
 def cards(answer: Answer) -> list[html.Article]:
-    """One for each variant."""
+    """Return a card for each variant."""
     return [_card(prediction, answer) for prediction in answer.predictions.values()]
 
 
 def quality(answer: Answer) -> list[html.P]:
-    """What is published of the wirings that models must be trained with; a line each."""
+    """Return a line for each wiring with a published quality, that is, one that models must be trained with."""
     known = [quality_of(name) for name in answer.predictions]
     return [html.P(f"{each.sentence[0].upper()}{each.sentence[1:]}.") for each in known if each]
 
 
 def memory_bar(answer: Answer) -> list[Component]:
-    """What one GPU holds."""
+    """Return a bar of what one GPU's memory holds."""
     memory = next(iter(answer.predictions.values())).memory
     full = max(memory.capacity_bytes, memory.total_bytes)
     free = memory.capacity_bytes - memory.total_bytes
@@ -78,7 +78,7 @@ def memory_bar(answer: Answer) -> list[Component]:
 
 
 def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
-    """Sources of the numbers, warnings, and the error against published runs."""
+    """Return the sources of the numbers, warnings, and the error against published runs."""
     standard, confidence = answer.predictions["standard"], answer.predictions.confidence
     shares: dict[str, float] = {}
     for (source, _), seconds in standard.breakdown.sources_s.items():
@@ -110,7 +110,7 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
 
 
 def messages(answer: Answer) -> list[Component]:
-    """The collectives of every variant, those of most layers, and whether it can hide them."""
+    """Return a table of every variant's collectives in most layers, and whether each can be hidden."""
     rows = []
     for name, prediction in answer.predictions.items():
         usual = {each.name: each for each in prediction.collectives}
@@ -127,7 +127,7 @@ def messages(answer: Answer) -> list[Component]:
 
 
 def notes(answer: Answer) -> html.Ul:
-    """What the reader of latency, throughput and prices should know."""
+    """Return what the reader of latency, throughput and prices should know."""
     static = answer.scenario.workload.concurrency is None
     bounded = [TTFT_BOUND] if static and answer.state.max_ttft else []
     priced = [PRICE_CAVEAT] if answer.state.price is not None else []
@@ -135,7 +135,7 @@ def notes(answer: Answer) -> html.Ul:
 
 
 def control_values(setup: Setup) -> ControlValues:
-    """The scenario's value for each slider: as a number, and as the reader would type it."""
+    """Return the scenario's value for each slider: as a number, and as the reader would type it."""
     values: ControlValues = {}
     for slider in SLIDERS:
         value = setup.current(slider.field)
@@ -146,7 +146,7 @@ def control_values(setup: Setup) -> ControlValues:
 
 
 def comparison(candidates: Comparison) -> list[Component]:
-    """The pinned scenarios side by side: what differs, then every variant, then the runs behind them and warnings."""
+    """Return a table of what differs between pinned scenarios and of every variant, then runs and warnings."""
     rows = [
         html.Tr([html.Th(name, scope="row"), *(html.Td(text) for text in texts)])
         for name, texts in {**_differences(candidates), **_results(candidates)}.items()
@@ -179,7 +179,7 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
 
 
 def card(variant: str, gain: str, below: str, lines: Mapping[str, Any], *, chosen: bool = False) -> html.Article:
-    """A variant: what it gains, a line below that, and further figures by name."""
+    """Return a card of a variant: what it gains, a line below that, and further figures by name."""
     terms = {name: html.Dt(name, **(extra("title", GLOSSARY[name]) if name in GLOSSARY else {})) for name in lines}
     return html.Article(
         [
@@ -195,23 +195,23 @@ def card(variant: str, gain: str, below: str, lines: Mapping[str, Any], *, chose
 
 
 def _bounded(seconds: float, bound_s: float) -> str | list[Component | str]:
-    """A time, marked if it exceeds its bound."""
+    """Return a time in seconds as text, marked if it exceeds its bound."""
     text = format_seconds(seconds)
     return text if seconds <= bound_s else [html.Mark(f"over {format_seconds(bound_s)}"), f" {text}"]
 
 
 def _runs(*confidences: Confidence) -> html.P:
-    """The end-to-end runs behind predictions."""
+    """Return a paragraph on the end-to-end runs behind predictions."""
     return html.P(page_words(" ".join(validated_lines(*confidences))))
 
 
 def warnings(texts: Sequence[str]) -> html.Ul:
-    """What the reader should know."""
+    """Return warnings as a list."""
     return html.Ul([html.Li(page_words(text)) for text in texts], className="warnings")
 
 
 def _shares(parts: Mapping[str, tuple[float, str, str]]) -> list[Component]:
-    """A bar of shares, and its legend: share, colour and text by name."""
+    """Return a bar of shares, and its legend: share, colour and text by name."""
     label = ", ".join(f"{name} {share:.0%}" for name, (share, _, _) in parts.items())
     bar = [
         html.Span(style={"width": f"{100 * share:.2f}%", "background": colour}) for share, colour, _ in parts.values()

@@ -55,7 +55,7 @@ _FILES = {
 
 
 def layout(allowlist: Allowlist, start: str) -> html.Div:
-    """Everything, for one load of the page; `start` is the query of a page that was opened without one."""
+    """Return the whole page, for one load of it; `start` is the query of a page that was opened without one."""
     return html.Div(
         [
             # changes when the reader goes back or forward
@@ -85,7 +85,7 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
 
 
 def _defaults() -> dict[str, Any]:
-    """What a link leaves out, and the sliders whose steps double."""
+    """Return the values that a link leaves out, and the sliders whose steps double."""
     state = State()
     return {
         **{name: DEFAULTS[name] for name in ("model", "cluster", "arrivals", "imbalance")},
@@ -183,7 +183,7 @@ def _section(
 
 
 def _view(name: str, title: str, table: str, *choices: Component, below: str = "") -> html.Section:
-    """A figure with its choices and downloads.
+    """Return a section with a figure, its choices and downloads.
 
     `table` is the file with its numbers, and `below` the id of a text, if there is one.
     """
@@ -208,7 +208,7 @@ def _messages() -> html.Section:
 
 
 def _in_background(name: str) -> html.Section:
-    """A view that another process computes."""
+    """Return a section for a view that another process computes."""
     view = VIEWS[name]
     graph = html.Div(_graph(name), className=f"graph {name}", role="img", **extra("aria-label", view.title))
     details = [html.Summary(view.details), html.Div(id=f"{name}-details", className="tables")]
@@ -230,7 +230,7 @@ def _in_background(name: str) -> html.Section:
 
 
 def _serving() -> html.Section:
-    """Requests that arrive: their rate, what is promised, and what each variant needs for it."""
+    """Return the section on requests under load: their rate, the SLO, and what each variant needs for it."""
     title = "Serving under load"
     promised = [text_row(name, f"{name[:4].upper()} of 95 % at most", usual) for name, usual in SLO_BOUNDS.items()]
     snippets = html.Details(
@@ -278,7 +278,7 @@ def _export() -> html.Section:
 
 
 def _help() -> html.Section:
-    """What the words mean, and where to read more."""
+    """Return the section that explains the words, with links to more."""
     return _section(
         "Help",
         html.P(
@@ -304,7 +304,7 @@ def _code(name: str, title: str, *, of: str = "this scenario") -> html.Div:
 
 
 def _button(text: str, name: str, of: str) -> html.Button:
-    """A small button of a panel; its name says of which."""
+    """Return a small button of a panel; its accessible name says which panel."""
     return html.Button(text, id=name, className="link", **extra("aria-label", f"{text}: {of}"))
 
 
@@ -323,7 +323,7 @@ def _hatching() -> html.Div:
 
 
 def _compared_variants() -> list[html.Div]:
-    """The two variants that the map compares."""
+    """Return the two controls that choose the variants which the map compares."""
     names = ("ladder", "parallel", "upper-bound")
     return [
         labelled(key, title, Select(id=control_id(key), options=list(options), value=options[0]), "inline")

@@ -41,7 +41,7 @@ def standalone_page(
     served: ServingResult | None = None,
     panels: Mapping[str, Panel] | None = None,
 ) -> str:
-    """One HTML document with everything in it.
+    """Return one HTML document with everything in it.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def standalone_page(
 
 
 def _serving(served: ServingResult) -> str:
-    """What requests under load need, as a panel."""
+    """Return a panel on what requests under load need."""
     # imported here: dash is not needed to write a page
     from ladder_sim.explorer.capacity_cards import cards, notes, verdict
     from ladder_sim.explorer.markup import markup
@@ -96,7 +96,7 @@ def _serving(served: ServingResult) -> str:
 
 
 def _panel(name: str, panel: Panel) -> str:
-    """What a view in the background shows; the script draws its figure."""
+    """Return a panel of a view from another process; the script draws its figure."""
     # imported here: as above
     from ladder_sim.explorer.markup import markup
     from ladder_sim.explorer.panel_parts import details, tables
@@ -112,7 +112,7 @@ def _panel(name: str, panel: Panel) -> str:
 
 
 def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
-    """The grid and its predictions; batches outermost, then the sliders in order."""
+    """Return the grid and its predictions; batches outermost, then the sliders in order."""
     link = quantities.busiest_link(answer.scenario)
     counts = {
         f"{link}.bandwidth_Bps": BANDWIDTH_VALUES,

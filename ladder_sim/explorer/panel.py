@@ -43,6 +43,6 @@ class Panel:
 
 
 def page_notes(notes: Notes) -> Notes:
-    """The same below a view: which settings the page does not use is said once, with the sources of its numbers."""
+    """Return the notes of a view without settings that are not used: the page says those once."""
     settings = (name for confidence in notes.confidences.values() for name in confidence.scenario.settings)
     return replace(notes, used=frozenset(settings))

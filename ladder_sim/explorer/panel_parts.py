@@ -15,18 +15,18 @@ Link = Callable[[Mapping[str, Any]], str] | None
 
 
 def tables(panel: Panel, link: Link = None) -> list[Component]:
-    """What stands next to the figure."""
+    """Return the tables and the note that stand next to a view's figure."""
     return [*(_table(table, link) for table in panel.tables), html.P(panel.note)]
 
 
 def details(panel: Panel, link: Link = None) -> list[Component]:
-    """What is folded below, and what the reader should know."""
+    """Return the folded tables below a view, and its warnings."""
     headed = [part for table in panel.details for part in (html.H3(table.title), _table(table, link))]
     return [*headed, *([warnings(panel.cautions)] if panel.cautions else [])]
 
 
 def _table(table: Table, link: Link) -> html.Div:
-    """Rows under the name of their group, if it has one."""
+    """Return the table's rows under the name of their group, if it has one."""
     head = html.Tr([html.Th(column, scope="col") for column in table.columns])
     addresses = iter([link(change) for change in table.changes] if link else [])
     bodies = []

@@ -21,7 +21,7 @@ MAX_GPUS = 64
 
 
 def question(state: State) -> State:
-    """What the answer depends on: neither the page's own plan, nor other views."""
+    """Return the part of the state that the search for plans depends on: no plan of the page, no other views."""
     return State(
         arguments={**state.arguments, **{name: DEFAULTS[name] for name in DEGREES}},
         shape=state.shape,
@@ -35,13 +35,13 @@ def question(state: State) -> State:
 
 
 def trained(state: State) -> tuple[str, ...]:
-    """The variants to choose from: the page's that a model can be trained as."""
+    """Return the page's variants that a model can be trained as, to choose from."""
     shown = dict.fromkeys(("standard", *state.variants))
     return tuple(name for name in shown if name != "upper-bound") if state.variants else CANDIDATES
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """Every plan with the page's requests, as of `ladder-sim advise`."""
+    """Return the panel of every plan with the page's requests, as `ladder-sim advise` computes it."""
     load = state.arguments["concurrency"]
     requests = {"batch": state.arguments["batch"]} if load is None else {"concurrency": load}
     point = state.point(allowlist, *DEGREES, "batch", "concurrency") | requests
@@ -76,7 +76,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
 
 
 def command(state: State, allowlist: Allowlist) -> str:
-    """The command that gives the same plans in a terminal.
+    """Return the command that gives the same plans in a terminal.
 
     Examples
     --------
@@ -97,6 +97,6 @@ def command(state: State, allowlist: Allowlist) -> str:
 
 
 def _table(shown: WholeTable, options: Sequence[Option] = ()) -> Table:
-    """A table whose rows are about options, if any."""
+    """Return a table for the page; where its rows are options, each has the plan to switch to."""
     changes = [asdict(option.plan) for option in options]
     return Table(title=shown.title, columns=tuple(shown.columns), groups={"": shown.rows}, changes=changes)

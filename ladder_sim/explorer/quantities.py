@@ -22,12 +22,12 @@ _DOUBLED = {
 
 
 def busiest_link(scenario: Scenario) -> str:
-    """The tier that the all-reduce waits for: across nodes if there are several."""
+    """Return the tier that the all-reduce waits for: "inter" if there are several nodes, else "intra"."""
     return "inter" if scenario.crosses_nodes else "intra"
 
 
 def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
-    """A field's value; raises UsageError if it is not given."""
+    """Return a field's value; raise UsageError if it is not given."""
     value = used_value(scenario, name, profile)
     if value is None:
         raise UsageError(f"{field_title(name)} is empty here", hint="enter a number first, or choose another field")
@@ -35,7 +35,7 @@ def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -
 
 
 def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
-    """Values of a field to scan, ascending; raises UsageError if the field is 0, which has no multiples."""
+    """Return the values of a field to scan, ascending; raise UsageError if the field is 0: 0 has no multiples."""
     if name == "tp":
         return list(scenario.tp_degrees())
     if name in _DOUBLED:

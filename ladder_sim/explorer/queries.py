@@ -63,7 +63,7 @@ class Setup:
         return self.state.up or f"{quantities.busiest_link(self.scenario)}.allreduce_floor_s"
 
     def current(self, name: str) -> float:
-        """A field's value."""
+        """Return a field's value in this scenario; raise UsageError if it is not given."""
         return quantities.current(self.scenario, name, self.profile)
 
 
@@ -100,30 +100,30 @@ class Queries:
             setattr(self, name, lru_cache(maxsize=KEPT)(getattr(self, name)))
 
     def state(self, query: object) -> State:
-        """A query, read and checked."""
+        """Return the state of a query, read and checked."""
         self.allowlist.check_unchanged()
         return State.parse(query, self.allowlist)
 
     def setup(self, query: str) -> Setup:
-        """The scenario of a query, and the profile for it."""
+        """Return the scenario of a query, and the profile for it."""
         state = self.state(query)
         scenario = state.scenario(self.allowlist)
         profile = resolve_profile(scenario, state.how(self.allowlist)["profile"])
         return Setup(state=state, scenario=scenario, profile=profile, used=self._used(state))
 
     def answer(self, query: str) -> Answer:
-        """Its predictions."""
+        """Return the predictions of a query."""
         setup = self.setup(query)
         state, scenario = setup.state, setup.scenario
         predictions = predict(scenario, state.names(scenario), **state.how(self.allowlist))
         return Answer(state=state, scenario=scenario, profile=setup.profile, used=setup.used, predictions=predictions)
 
     def curve(self, query: str) -> SweepTable:
-        """Every variant along one field."""
+        """Return the sweep of every variant along one field."""
         return self._run(query, *self.curve_grid(query))
 
     def map(self, query: str) -> SweepTable:
-        """Two variants over two fields; the upward one varies slowest."""
+        """Return the sweep of two variants over two fields; the upward one varies slowest."""
         grid, how = self.map_grid(query)
         table, answer = self._run(query, grid, how), self.answer(query)
         varied = answer.up, answer.across
@@ -135,7 +135,7 @@ class Queries:
         return replace(table, columns=columns, varied=varied)
 
     def advice(self, query: str) -> Advice:
-        """Every degree that fits, with every batch or number of requests in flight, and the Pareto front."""
+        """Return the advice on every plan that fits and every batch or number of requests, with the Pareto front."""
         answer = self.answer(query)
         load = answer.scenario.workload.load_field
         point = answer.state.point(self.allowlist, "tp", "batch", "concurrency")
@@ -152,36 +152,36 @@ class Queries:
         )
 
     def sensitivity(self, query: str) -> Sensitivities:
-        """What each figure does to the chosen variant's request time."""
+        """Return the effect of each figure on the request time of the query's chosen variant."""
         answer = self.answer(query)
         chosen, profile = [answer.chosen.variant], answer.profile or NO_PROFILE
         return sensitivity(answer.scenario, chosen, profile=profile, ignore_memory=True)
 
     def load_query(self, query: str) -> str:
-        """What requests under load depend on; raises UsageError if there is no rate."""
+        """Return the query that requests under load depend on; raise UsageError if there is no rate."""
         state = self.state(query)
         if state.rate is None:
             raise UsageError("no requests arrive", hint="set 'Requests per second'")
         return state.under_load().query()
 
     def serving(self, query: str) -> ServingResult:
-        """What requests under load need; it takes seconds."""
+        """Return what requests under load need; computing it takes seconds."""
         return self.worker.answer(self.load_query(query))
 
     def panel(self, name: str, query: str, page: str | None = None) -> Panel:
-        """The answer of one of `VIEWS`; raises StaleError if the page has asked for another scenario since."""
+        """Return the answer of one of `VIEWS`; raise StaleError if the page has asked for another scenario since."""
         question = VIEWS[name].question(self.state(query)).query()
         # a page waits for one answer of each view
         return self.background.answer((name, question), None if page is None else (page, name))
 
     def curve_grid(self, query: str) -> tuple[Grid, How]:
-        """The sweep of the curve."""
+        """Return the grid of the curve, and what all its points share."""
         answer = self.answer(query)
         values = quantities.values(answer.scenario, answer.along, answer.profile, quantities.CURVE_VALUES)
         return self._grid(answer, tuple(answer.predictions), {answer.along: values})
 
     def map_grid(self, query: str) -> tuple[Grid, How]:
-        """The sweep of the map; raises UsageError if its axes are the same, or one has a single value."""
+        """Return the sweep of the map; raise UsageError if both axes are equal, or one has a single value."""
         answer = self.answer(query)
         across = answer.across
         if across == answer.up:
@@ -214,7 +214,7 @@ class Queries:
         return replace(table, units={name: typed.get(name, "") for name in table.varied})
 
     def candidates(self, state: State) -> Comparison:
-        """The pinned scenarios and the current one, with the variants that all of them show."""
+        """Return the pinned scenarios and the current one, with the variants that all of them show."""
         queries = {**dict(zip("AB", state.pins, strict=False)), "now": state.query(pins=False)}
         answers = {name: self.answer(self.state(query).query(pins=False)) for name, query in queries.items()}
         shared = [
@@ -235,7 +235,7 @@ class Queries:
         )
 
     def published_error(self, scenario: Scenario) -> ErrorStats | None:
-        """Error of ladder's speedup over published runs of the stack that no fit has seen; None: there are none."""
+        """Return the error of ladder's speedup over published runs of the stack that no fit has seen; None without."""
         return error_stats(
             run.speedup
             for run in self._published_runs

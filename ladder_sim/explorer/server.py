@@ -41,7 +41,7 @@ _HEADERS = {
 
 
 def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | None = LOOPBACK) -> Dash:
-    """The app.
+    """Return the Dash app of the explorer.
 
     Parameters
     ----------
@@ -74,8 +74,9 @@ def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | No
 
 
 def serving(app: Dash, host: str, port: int) -> BaseWSGIServer:
-    """A server that is bound to its port; ``serve_forever`` answers, each request on a thread of its own.
+    """Return a server bound to a port.
 
+    ``serve_forever`` answers, each request on a thread of its own.
     Raises UsageError if the port is taken, or this machine does not have the address.
     """
     try:

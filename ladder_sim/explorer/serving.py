@@ -14,7 +14,6 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import SLO_BOUNDS, State
-from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
 from ladder_sim.serving import SLO, Capacity, Fleet, Lengths, Need, Outcome, Request, Service, Traffic
 from ladder_sim.serving.engine.replica import SimulatedReplica
@@ -73,7 +72,7 @@ class _CachedService(Service):
         slo: SLO | None = None,
         **how: Any,
     ) -> Outcome:
-        """As `Service.run`, without what only times between tokens and preemptions need: megabytes of each."""
+        """Run requests as `Service.run`, without the megabytes that only ITL and preemptions need."""
         key = variant, requests, replicas, slower, *how.items()
         if key not in self._outcomes:
             outcome = self._outcomes[key] = super().run(variant, requests, replicas=replicas, slower=slower, **how)
@@ -97,7 +96,7 @@ class ServingView:
         _Answer(self, State.parse(query, self.allowlist), tell).give()
 
     def service(self, state: State, scenario: Scenario, traffic: Traffic) -> Service:
-        """The one of earlier questions, where only rates, promises, variants and prices differ."""
+        """Return the service of a state; states that differ only in rates, SLO, variants and price share one."""
         key = replace(state, rate=None, ttft_p95="", tpot_p95="", variants=(), price=None).query()
         if key not in self._services:
             profile = state.how(self.allowlist)["profile"]
@@ -164,10 +163,12 @@ class _Answer:
             self._put(needs=self._document())
         confidences = [each.confidence for each in self._fleets.values() if each.confidence]
         compared = validated_lines(*confidences) if confidences else []
-        self._put(compared=tuple(compared), cautions=self._sure().cautions, doing="", share=1.0)
+        sure = self._sure()
+        cautions = (*sure.cautions, *filter(None, [sure.interval_note]))
+        self._put(compared=tuple(compared), cautions=cautions, doing="", share=1.0)
 
     def _sure(self) -> Capacity:
-        """What has intervals by now, in the order of the page."""
+        """Return the variants with intervals so far, in the order of the page."""
         variants = {name: self._fleets[name] for name in self._shown if name in self._fleets}
         return Capacity(
             variants=variants,
@@ -179,13 +180,13 @@ class _Answer:
         )
 
     def _point(self, name: str, rate: float) -> None:
-        """Of a curve."""
+        """Simulate a point of a curve."""
         traffic = replace(self._traffic, rate=rate)
         outcome = self._service.run(name, traffic, replicas=1, slo=self._slo)
         self._curves.setdefault(name, {})[rate] = outcome
 
     def _rates(self) -> list[float]:
-        """Of the curves: the same in every query, so that they are simulated once; first a few from end to end."""
+        """Return the rates of the curves, equal in every query so that each is simulated once, a few first."""
         limits = [need.rate_limit for need in self._needs.values()]
         highest = log2(max(limits) or self._traffic.rate)
         steps = range(ceil(_STEPS * (highest - _BELOW)), floor(_STEPS * (highest + _ABOVE)) + 2)
@@ -193,8 +194,8 @@ class _Answer:
         return [2.0 ** (steps[number] / _STEPS) for number in ordered]
 
     def _document(self) -> Document:
-        """As of `ladder-sim capacity`; until intervals are there without them."""
-        document = capacity_document(self._sure())
+        """Return the document of `ladder-sim capacity`, without intervals until they are known."""
+        document = self._sure().report.values()
         rows = {row["variant"]: row for row in document.rows}
         for name, times in self._times.items():
             for bound in SLO_BOUNDS:
@@ -205,7 +206,7 @@ class _Answer:
         return Document.of_rows(document.content, [rows[name] for name in self._shown if name in rows])
 
     def _row(self, name: str, need: Need) -> dict[str, Any]:
-        """What a variant needs, without intervals."""
+        """Return a row of what a variant needs, without intervals."""
         row = {
             "variant": name,
             "gpus": need.gpus or None,
@@ -249,7 +250,7 @@ class _Answer:
         return {name: figure.to_plotly_json() for name, figure in figures.items()}
 
     def _shown_curves(self) -> dict[str, dict[float, Outcome]]:
-        """As they are by now, in the order of the page."""
+        """Return the curves as they are by now, in the order of the page."""
         return {name: self._curves[name] for name in self._shown if name in self._curves}
 
     def _say(self, doing: str) -> None:
@@ -263,6 +264,6 @@ class _Answer:
 
 
 def traffic_of(state: State, scenario: Scenario) -> Traffic:
-    """The requests of a page."""
+    """Return the traffic that a page describes."""
     prompt, gen = (Lengths.parse(str(tokens)) for tokens in (scenario.workload.prompt, scenario.workload.gen))
     return Traffic(prompt=prompt, gen=gen, rate=state.rate or 0.0, requests=REQUESTS)

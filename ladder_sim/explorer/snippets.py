@@ -18,7 +18,7 @@ _OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
 
 
 def command_line(state: State, allowlist: Allowlist) -> str:
-    """The command that gives the same numbers in a terminal.
+    """Return the command that predicts a page's scenario in a terminal.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def command_line(state: State, allowlist: Allowlist) -> str:
 
 
 def capacity_command(state: State, allowlist: Allowlist) -> str:
-    r"""The same for the requests under load of a page.
+    r"""Return the command that gives a page's answer on requests under load in a terminal.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def written(command: str, state: State, allowlist: Allowlist, *left_out: str, **
 
 
 def python_code(state: State, allowlist: Allowlist) -> str:
-    """The code that gives the same numbers in Python."""
+    """Return the Python code that predicts a page's scenario."""
     inputs = ["scenario"]
     if state.variants:
         inputs.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
@@ -100,7 +100,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
 
 
 def capacity_code(state: State, allowlist: Allowlist) -> str:
-    """The same for the requests under load of a page, whose plan is that of one replica."""
+    """Return the Python code that gives a page's answer on requests under load, for the plan of one replica."""
     scenario = state.under_load().scenario(allowlist)
     traffic = traffic_of(state, scenario)
     experts = ("ep", "attention_dp") if scenario.model.experts else ()
@@ -123,7 +123,7 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
 
 
 def _arguments(state: State, allowlist: Allowlist, *left_out: str) -> str:
-    """Of `Scenario`, without some arguments and settings."""
+    """Return the arguments of `Scenario` as code, without some arguments and settings."""
     given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape

@@ -111,7 +111,7 @@ class State:
         return state
 
     def query(self, *, pins: bool = True) -> str:
-        """The query string, defaults omitted; `pins`: with the scenarios to compare with."""
+        """Return the query string without defaults; with the pinned scenarios if `pins`."""
         pairs = [(argument.key, _field_text(value)) for argument, value in self.changed()]
         pairs += [
             (each.name, _field_text(value))
@@ -122,11 +122,11 @@ class State:
         return urlencode(pairs, quote_via=quote, safe=":/,")
 
     def changed(self) -> list[tuple[Argument, Any]]:
-        """The arguments that are not at their default, with their values."""
+        """Return the arguments that differ from their default, with their values."""
         return [(ARGUMENTS[name], value) for name, value in self.arguments.items() if value != DEFAULTS[name]]
 
     def scenario(self, allowlist: Allowlist) -> Scenario:
-        """What to simulate; raises LadderSimError if the arguments do not fit each other."""
+        """Return the scenario to simulate; raise LadderSimError if arguments contradict each other."""
         return Scenario(**self._resolved(allowlist), overrides=self.settings)
 
     @property
@@ -135,7 +135,7 @@ class State:
         return SLO.parse(",".join(f"{name}={getattr(self, name) or usual}" for name, usual in SLO_BOUNDS.items()))
 
     def under_load(self) -> Self:
-        """What requests under load depend on: neither other views, nor how many requests the others hold in flight."""
+        """Return the state without other views and without their number of requests in flight."""
         groups = self.arguments["dp"] * self.arguments["attention_dp"]
         requests = {name: DEFAULTS[name] for name in ("batch", "arrivals")} | {"concurrency": groups}
         return type(self)(
@@ -151,13 +151,13 @@ class State:
         )
 
     def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
-        """The same as a sweep's point, without some fields."""
+        """Return the scenario's arguments and settings as a point of a sweep, without the fields in `left_out`."""
         given = {name: value for name, value in self._resolved(allowlist).items() if value is not None}
         settings = {resolve(key)[0]: text for key, text in self.settings.items()}
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
     def how(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `predict` other than scenario and variants."""
+        """Return the arguments of `predict` other than scenario and variants."""
         profile = None if self.profile is None else allowlist.profiles[self.profile]
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
@@ -168,15 +168,15 @@ class State:
 
     @property
     def max_tpot_s(self) -> float:
-        """The same on TPOT."""
+        """Bound on the time per output token, in seconds; infinite without one."""
         return _seconds("max_tpot", self.max_tpot)
 
     def names(self, scenario: Scenario) -> tuple[str, ...]:
-        """Variants to show; standard is always the first."""
+        """Return the names of the variants to show; standard is always the first."""
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `Scenario`, names of the page replaced by their specs."""
+        """Return the arguments of `Scenario`, with names of the page replaced by their specs."""
         return {
             **self.arguments,
             "model": self.shape or self.arguments["model"],
@@ -205,7 +205,7 @@ class State:
 
 
 def model_name(text: str) -> str:
-    """A name for a model that is not in the catalog, as a page can show it.
+    """Return a name for a model that is not in the catalog, as a page can show it.
 
     Examples
     --------
@@ -216,12 +216,12 @@ def model_name(text: str) -> str:
 
 
 def model_text(shape: ModelSpec) -> str:
-    """A model's shape as a link holds it: one JSON object."""
+    """Return a model's shape as a link holds it: one JSON object."""
     return json.dumps(model_fields(shape), separators=(",", ":"))
 
 
 def model_fields(shape: ModelSpec) -> dict[str, Any]:
-    """The fields of a model's shape that are not at their default, without the source."""
+    """Return the fields of a model's shape that differ from their default, without the source."""
     defaults = {each.name: each.default for each in fields(shape) if each.name != "source"}
     return {name: value for name, default in defaults.items() if (value := getattr(shape, name)) != default}
 
@@ -238,7 +238,7 @@ def _pairs(query: object) -> list[tuple[str, str]]:
 
 
 def _argument(argument: Argument, text: str) -> Any:
-    """An argument's value as a link holds it: names are looked up later, so that none is read as a path."""
+    """Return an argument's value from a link; names are looked up later, so that none is read as a path."""
     key = argument.key
     if argument.kind is bool:
         # a link names a switch only if it is not at its default
@@ -296,7 +296,7 @@ def _duration(key: str, text: str) -> str:
 
 
 def _seconds(key: str, text: str) -> float:
-    """A bound; errors call it what the page does."""
+    """Return a bound in seconds, infinite for an empty text; errors call it what the page does."""
     if not text:
         return inf
     metric, _, percentile = key.removeprefix("max_").partition("_")

@@ -40,7 +40,7 @@ _DARK = {
 
 
 def on_page(figure: Mapping[str, Any], *, dark: bool, zoom_key: str = "") -> dict[str, Any]:
-    """A figure as a page shows it.
+    """Return a figure as a page shows it.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def on_page(figure: Mapping[str, Any], *, dark: bool, zoom_key: str = "") -> dic
 
 
 def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
-    """An empty figure that says why it is empty."""
+    """Return an empty figure that shows an error's message."""
     lines = wrap(f"{error.message}: {error.hint}" if error.hint else error.message, _LINE_CHARACTERS)
     colour = _DARK[VARIANT_COLOURS["standard"]] if dark else VARIANT_COLOURS["standard"]
     document: dict[str, Any] = {**EMPTY, "layout": {**EMPTY["layout"], "plot_bgcolor": PAPER}}

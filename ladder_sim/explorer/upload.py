@@ -16,7 +16,7 @@ _UNNAMED = (_PASTED, "config")
 
 
 def read_config(file: object, pasted: object) -> tuple[str, str]:
-    """The model's name, and its shape as a link holds it.
+    """Return the model's name, and its shape as a link holds it.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def _check_length(text: object, maximum: int) -> str:
 
 
 def _shape(origin: str, text: str) -> tuple[str, str]:
-    """A model, named after its file; if that says nothing, as its config does."""
+    """Return a model's name and shape; the name comes from the file, else from the config in it."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -26,12 +26,12 @@ _BATCHES = (
 
 
 def question(state: State) -> State:
-    """What the answer depends on: the scenario."""
+    """Return the part of the state that validation depends on: the scenario."""
     return State(arguments=state.arguments, shape=state.shape, settings=state.settings)
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """The nearest runs."""
+    """Return the panel of the measured runs nearest to the scenario."""
     scenario = state.scenario(allowlist)
     runs = nearest(scenario)
     near = runs[:SHOWN]
@@ -52,12 +52,12 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
 
 
 def command(state: State, allowlist: Allowlist) -> str:
-    """What compares all these runs with predictions."""
+    """Return the command that compares all measured runs of this kind with predictions."""
     return f"ladder-sim validate {table_of(state.scenario(allowlist))}"
 
 
 def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
-    """How far predictions of runs like the scenario are off, where no fit had seen them; or that there are none."""
+    """Return how far predictions of unseen runs like the scenario are off, or that there are no such runs."""
     alike = [each for each in runs if each.same_kind]
     engine, kind = scenario.stack.unversioned, scenario.model.kind_label
     if not alike:
@@ -83,7 +83,7 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
 
 
 def _groups(near: Sequence[Likeness]) -> dict[str, list[list[str]]]:
-    """Rows by what they do not share with the scenario."""
+    """Return the rows of runs, by what they do not share with the scenario."""
     groups: dict[str, list[list[str]]] = {}
     for each in near:
         title = f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes"

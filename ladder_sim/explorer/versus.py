@@ -11,7 +11,7 @@ from ladder_sim.specs.arguments import DEFAULTS
 
 
 def question(state: State) -> State:
-    """What the answer depends on: neither the page's own wirings and techniques, nor other views."""
+    """Return the part of the state that `versus` depends on: no wiring or technique of the page, no other view."""
     return State(
         arguments={**state.arguments, "technique": DEFAULTS["technique"]},
         shape=state.shape,
@@ -22,7 +22,7 @@ def question(state: State) -> State:
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """What each option gains, as of `ladder-sim versus`."""
+    """Return the panel of what each option gains, as `ladder-sim versus` computes it."""
     result = versus(state.scenario(allowlist), **state.how(allowlist))
     report = VersusReport(result)
     document, gains = report.values(), report.gains()
@@ -45,7 +45,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
 
 
 def command(state: State, allowlist: Allowlist) -> str:
-    """The command that gives the same answer in a terminal.
+    """Return the command that compares the same options in a terminal.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def command(state: State, allowlist: Allowlist) -> str:
 
 
 def _needs(document: Document) -> tuple[Table, ...]:
-    """What techniques and wirings take; tables without rows are left out."""
+    """Return the tables of what techniques and wirings need; tables without rows are left out."""
     content = document.content
     techniques = [
         [name, *(each[part] for part in ("answers", "needs", "engines"))]

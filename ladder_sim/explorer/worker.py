@@ -84,7 +84,7 @@ class Worker(Generic[Result]):
         self._given_up = multiprocessing.get_context("spawn").Value("b", lock=False)
 
     def ask(self, page: Hashable, question: Hashable) -> Job[Result]:
-        """What is known of an answer by now; a page waits for the last question that it asked."""
+        """Return the job of an answer, started if needed; a page waits for the last question that it asked."""
         with self._lock:
             self._forget(page, question)
             job = self._jobs.get(question)
@@ -102,7 +102,7 @@ class Worker(Generic[Result]):
             return job
 
     def answer(self, question: Hashable, page: Hashable = None) -> Result:
-        """The whole answer, once it is there; of a page, unless that asks another question meanwhile.
+        """Return the whole answer, once it is there; raise StaleError if the page asks another question meanwhile.
 
         Raises LadderSimError if the question has no answer, StaleError if the page has asked another one since.
         """
@@ -120,12 +120,12 @@ class Worker(Generic[Result]):
         return job.result
 
     def ahead(self, job: Job[Result]) -> int:
-        """Questions that are answered before this one."""
+        """Return the number of questions that are answered before this one."""
         with self._lock:
             return sum(not each.done for each in takewhile(lambda each: each is not job, self._jobs.values()))
 
     def leave(self, page: Hashable) -> None:
-        """A page waits for nothing."""
+        """Forget the question that a page waits for."""
         with self._lock:
             self._forget(page, None)
 
@@ -184,7 +184,7 @@ class _Process(NamedTuple):
         return cls(pool, started.result(SILENCE_S), reports)
 
     def report(self) -> Any:
-        """What it reports next; None: it is done with its question."""
+        """Return the next report of the process; None if it is done with its question."""
         if not self.reports.poll(SILENCE_S):
             os.kill(self.pid, signal.SIGKILL)
             raise TimeoutError(f"it reported nothing for {SILENCE_S:g} seconds")
@@ -195,14 +195,14 @@ _task: tuple[Compute[Any], "Connection[Any, Any]", Any]
 
 
 def _begin(*task: Any) -> None:
-    """In the process: keep what every question needs."""
+    """Keep in the process what every question needs."""
     global _task
     settle()
     _task = task
 
 
 def _answer(question: Any) -> None:
-    """In the process: answer a question, and report results and then None."""
+    """Answer a question in the process; report results and then None."""
     compute, told, given_up = _task
 
     def tell(result: object) -> None:

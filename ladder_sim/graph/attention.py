@@ -14,7 +14,7 @@ SQUARES_BYTES = 4
 
 
 def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:
-    """All of them; `reduces`: ranks exchange what they need. Returns the output's position, as all of these do."""
+    """Add an attention's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
     if isinstance(kind, Mla):
         return _latent(block, kind, prefix)
     width = qkv_width(kind, block.rank.tp)
@@ -24,7 +24,7 @@ def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces
 
 
 def qkv_width(kind: Gqa, tp: int) -> int:
-    """Queries, keys and values of one rank."""
+    """Return the width of one rank's queries, keys and values together, in elements."""
     heads, kv_heads = _heads(kind, tp)
     return (heads + 2 * kv_heads) * kind.head_dim
 
@@ -34,7 +34,7 @@ def _heads(kind: Gqa, tp: int) -> tuple[int, int]:
 
 
 def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduces: bool) -> int:
-    """From queries, keys and values to attention's output."""
+    """Add the kernels from queries, keys and values to attention's output; return the output's position."""
     rank = block.rank
     heads, kv_heads = _heads(kind, rank.tp)
     if kind.qk_norm != "none" and kind.rotated:
@@ -73,7 +73,7 @@ def _out(block: BlockKernels, kind: Gqa | Mla, k: int, after: Sequence[int], pre
 
 
 def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: bool) -> int:
-    """Two kernels of the shard's heads, as in vLLM's Qwen3Attention: one over the queries, one over the keys.
+    """Add the two kernels of the shard's heads in vLLM's Qwen3Attention: one over queries, one over keys.
 
     Over all heads, ranks add up the squares of both for each token first, as in vLLM's MiniMaxText01RMSNormTP.
     """
@@ -91,7 +91,7 @@ def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: 
 
 
 def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
-    """Multi-head latent attention: absorbed for single new tokens, expanded for prompts (vLLM, mla/common.py)."""
+    """Add multi-head latent attention: absorbed for single tokens, expanded for prompts (vLLM, mla/common.py)."""
     rank = block.rank
     heads, hidden, qkv = kind.heads // rank.tp, kind.hidden, rank.format("qkv", kind)
     latent, rope = kind.kv_lora_rank, kind.rope_head_dim

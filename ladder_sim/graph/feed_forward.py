@@ -22,7 +22,7 @@ SCORE_BYTES = 4
 
 
 def feed_forward(block: BlockKernels, kind: Dense | Moe, prefix: str = "", *, reduces: bool) -> int:
-    """All of them; `reduces`: ranks exchange what they need. Returns the output's position, as all of these do."""
+    """Add a feed-forward block, with exchanges between ranks if it `reduces`; return its output's position."""
     if isinstance(kind, Moe):
         return _experts(block, kind, prefix, reduces=reduces)
     return mlp(block, kind, _up(block, kind, prefix), prefix)
@@ -35,7 +35,7 @@ def _up(block: BlockKernels, kind: Dense, prefix: str) -> int:
 
 
 def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
-    """From the output of the first projection to that of the second."""
+    """Add the kernels from the first projection's output to the second's; return the position of that."""
     rank = block.rank
     width, hidden = kind.width // rank.tp, kind.hidden
     moved = float(rank.tokens) * (kind.up_width // rank.tp + width) * STATE_BYTES
@@ -69,7 +69,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
 
 
 def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
-    """The score of every expert, and the choice of the best."""
+    """Add the score of every expert and the choice of the best; return the number of the last op."""
     bias = kind.experts if kind.router_bias else 0
     scores = block.linear(
         f"{prefix}router", kind.experts, kind.expert.hidden, [NORM], format=FORMATS["bf16"], bias=bias, kind="router"
@@ -80,7 +80,7 @@ def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
 
 
 def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
-    """What this rank holds of the routed experts, for the tokens of all groups."""
+    """Add this rank's part of the routed experts, for the tokens of all groups; return the last op's number."""
     rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts", kind)
     held, width = kind.experts // plan.ep, expert.width // plan.expert_tp
     ups = expert.up_width // expert.width
@@ -103,7 +103,7 @@ def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
 def _exchange(
     block: BlockKernels, kind: Moe, prefix: str, name: Literal["dispatch", "combine"], element_bytes: float, after: int
 ) -> int:
-    """Tokens to their experts, or what these return, between ranks that have requests of their own."""
+    """Add the exchange of tokens for experts, or of what these return, between ranks with requests of their own."""
     rank, kernel, hidden = block.rank, block.rank.stack.dispatch, float(kind.expert.hidden)
     if kernel == "allgather":
         message = rank.tokens * rank.plan.attention_dp * hidden * element_bytes

@@ -18,7 +18,7 @@ STATE_BYTES = 2
 
 
 def operands(format: Format) -> dict[str, Any]:
-    """What the shape of a multiplication says of its operands: bytes of an element of each, and their format."""
+    """Return the operands of a multiplication as fields of its shape: bytes of an element, and the format."""
     return {
         "weight_element_bytes": format.weight_bytes,
         "input_element_bytes": format.activation_bytes,
@@ -61,7 +61,7 @@ class PassInputs(NamedTuple):
         return tokens * float(self.model.hidden * STATE_BYTES) <= self.fused_norm_bytes
 
     def of_one_token(self) -> Self:
-        """The same pass over a single token, in both phases: `ladder_sim.graph.sizes` gives its ops any size."""
+        """Return the inputs of a pass over one token, whose ops `ladder_sim.graph.sizes` gives any size."""
         workload = replace(self.workload, batch=1, prompt=1, gen=1)
         return self._replace(workload=workload, fused_norm_bytes=0.0, techniques=())
 
@@ -87,7 +87,7 @@ class RankPass:
         self._as_stored = workload.dtype == model.weights_dtype
 
     def format(self, part: LayerPart, kind: Gqa | Mla | Dense | Moe) -> Format:
-        """Operands of the linear layers of a part of a block."""
+        """Return the format of the operands of a block part's linear layers."""
         return FORMATS["bf16"] if self._as_stored and part in kind.unquantized else self._format
 
 
@@ -104,7 +104,7 @@ class ModelBlocks(NamedTuple):
 
 @lru_cache(maxsize=256)
 def model_blocks(model: ModelSpec) -> ModelBlocks:
-    """The blocks of a model."""
+    """Return the blocks of a model."""
     kinds = list(dict.fromkeys(model.kinds))
     # equal kinds of one model are the same object
     numbers = {id(kind): number for number, kind in enumerate(kinds)}

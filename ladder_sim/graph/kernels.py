@@ -58,19 +58,19 @@ class BlockKernels:
         return BlockStructure(tuple(self.kernels), self.output, self.shared, self.own)
 
     def op(self, name: str, kind: OpKind, shape: Shape, after: Sequence[int], *, weights: float = 0.0) -> int:
-        """Any kernel; `weights` are the bytes that it holds in memory."""
+        """Add a kernel; `weights` are the bytes that it holds in memory."""
         self.kernels.append(Kernel(name, kind, tuple(after), self.next_to))
         self.ops.append(Op(name=f"layer.{self.part}.{name}", kind=kind, shape=shape, weight_bytes=weights))
         return len(self.ops) - 1
 
     def elementwise(self, name: str, kind: OpKind, moved: float, after: Sequence[int], weights: float = 0.0) -> int:
-        """A memory-bound kernel that moves so many bytes."""
+        """Add a memory-bound kernel that moves `moved` bytes; return its number."""
         return self.op(name, kind, ElementwiseShape(moved_bytes=moved), after, weights=weights)
 
     def collective(
         self, name: str, kind: CollectiveKind, message: float, after: Sequence[int], group: Group = "tensor"
     ) -> int:
-        """A message of so many bytes between the ranks of a group."""
+        """Add a collective of a `message` in bytes between the ranks of a group; return its number."""
         return self.op(name, kind, CollectiveShape(message_bytes=message, group=group), after)
 
     def linear(
@@ -86,7 +86,7 @@ class BlockKernels:
         tokens: int | None = None,
         held: bool = True,
     ) -> int:
-        """A linear layer of all tokens, or of so many; its input is quantised first where the format wants it."""
+        """Add a linear layer of all tokens or of `tokens`, its input quantised if need be; return its number."""
         rank = self.rank
         shape = GemmShape(m=rank.tokens if tokens is None else tokens, n=n, k=k, duty=rank.duty, **operands(format))
         if format.quantizes:

@@ -187,12 +187,12 @@ class _Builder:
         return len(self.names) - 1
 
     def _numbered(self, name: str) -> str:
-        """A name, with a number from the second time on."""
+        """Return a name, with a number from the second use on."""
         self.used[name] += 1
         return name if self.used[name] == 1 else f"{name}{self.used[name]}"
 
     def _due(self, joins: Sequence[int]) -> list[int]:
-        """Numbers of the outputs that join, but for those that joined when they were read ahead."""
+        """Return the numbers of the outputs that join, without those that joined when they were read ahead."""
         return [number for back in joins if (number := len(self.outputs) - back) in self.waiting]
 
     def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[int]:
@@ -215,7 +215,7 @@ class _Builder:
         return last
 
     def _read_ahead(self, block: Block, prefix: str, layer: int) -> list[int]:
-        """Tensors that a block reads ahead of the sums that have them."""
+        """Return the tensors that a block reads ahead of the sums that have them."""
         tensors = []
         for number in [len(self.outputs) - back for back in block.reads_ahead]:
             output = self.outputs[number]
@@ -236,14 +236,14 @@ class _Builder:
             self.residual = self._op(name, "add", ResidualOp("add", self.split), [self.residual, tensor], layer)
 
     def _normed(self, tensor: int, prefix: str, layer: int) -> int:
-        """An output as it is added: models may normalise it first."""
+        """Return a block's output as it is added to the residual: models may normalise it first."""
         if self.structure.norms == "before":
             return tensor
         name = self._numbered(f"{prefix}.post_norm")
         return self._op(name, "norm", ResidualOp("post_norm", self.split), [tensor], layer)
 
     def _with_shared(self, number: int) -> Output:
-        """An output with that of the shared experts next to it, if there are any that were not added before."""
+        """Return an output with that of the shared experts added, if there are any that were not added before."""
         output = self.outputs[number]
         if output.shared != NORM:
             name, needed = f"{self.names[output.sum]}.shared_add", [output.sum, output.shared]
@@ -280,7 +280,7 @@ class _Builder:
         return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [read], layer)
 
     def _reduce(self, prefix: str, block: Block, output: int, layer: int) -> int:
-        """What joins the residual of an output of several ranks."""
+        """Add the ops that reduce an output of several ranks; return the last one's number."""
         if self.split:
             return self._op(f"{prefix}.reduce_scatter", "reduce_scatter", ResidualOp("reduce_scatter"), [output], layer)
         folded = [self.residual] if block.folds_residual else []

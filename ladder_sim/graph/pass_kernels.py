@@ -32,7 +32,7 @@ CHANNELS = 8
 
 @lru_cache(maxsize=256)
 def kernels_of(inputs: PassInputs, phase: Phase) -> "PassKernels":
-    """Those of a pass over one token (`PassInputs.of_one_token`), made once."""
+    """Return the kernels of a pass over one token (`PassInputs.of_one_token`), made once."""
     return PassKernels(inputs, phase)
 
 
@@ -50,7 +50,7 @@ class PassKernels:
         self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
-        """Their order in a variant, after `rewrites` (`ladder_sim.graph.techniques.forms`); `keep` as in `lay_out`."""
+        """Return the order of ops in a variant, after `rewrites` (see `techniques.forms`); `keep` as in `lay_out`."""
         rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1
@@ -77,7 +77,7 @@ class PassKernels:
         return rewritten(lay_out(structure._replace(blocks=orders), keep), rewrites)
 
     def of(self, role: Role) -> Op:
-        """The kernel of a role; it has no layer."""
+        """Return the kernel of a role, without a layer."""
         if role not in self._of:
             if isinstance(role, ResidualOp):
                 self._of[role] = self._stream(role)
@@ -92,7 +92,7 @@ class PassKernels:
         return self._of[role]
 
     def number(self, role: Role) -> int:
-        """Position in `distinct` of the op that is like it."""
+        """Return the position in `distinct` of the op that equals this role's op."""
         op = self.of(role)
         number = self._numbers.setdefault((op.kind, op.shape, op.portion), len(self.distinct))
         if number == len(self.distinct):
@@ -100,7 +100,7 @@ class PassKernels:
         return number
 
     def ops(self, layout: Layout) -> tuple[Op, ...]:
-        """Every op of a layout, in issue order."""
+        """Return every op of a layout, in issue order."""
         own = [self.of(role) for role in layout.roles]
         return tuple(
             replace(own[like], name=name, kind=kind, layer=layer)
@@ -133,7 +133,7 @@ class PassKernels:
         return block
 
     def _stream(self, role: ResidualOp) -> Op:
-        """An op of the residual stream between the blocks."""
+        """Return an op of the residual stream between the blocks."""
         rank, name = self.rank, role.op
         own_bytes = rank.state_bytes / rank.tp if role.split else rank.state_bytes
         norm_weights = float(rank.model.hidden) * STATE_BYTES
@@ -155,13 +155,13 @@ class PassKernels:
         return self._end(role)
 
     def _channels(self, role: ResidualOp) -> int:
-        """Of the residual, those that an op is about."""
+        """Return the number of channels of the residual that an op is about."""
         hidden = self.rank.model.hidden
         first = min(hidden, -(-hidden * role.percent // (100 * CHANNELS)) * CHANNELS)
         return hidden - first if role.others else first
 
     def _end(self, role: ResidualOp) -> Op:
-        """An op before the first block or after the last."""
+        """Return an op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
         if name == "embedding":
             rows = -(-model.vocab // rank.tp) if stack.vocab_parallel else model.vocab
@@ -187,7 +187,7 @@ class PassKernels:
 
 
 def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list[Op]:
-    """Every op of a rank's forward pass at its size, in issue order.
+    """Return every op of a rank's forward pass at its size, in issue order.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> O
 
 
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:
-    """Attention and MLP side by side, whose first projections are one GEMM."""
+    """Add attention and MLP side by side, whose first projections are one GEMM."""
     rank = block.rank
     qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
     bias = qkv * own.qkv_bias + up * other.bias

@@ -61,7 +61,7 @@ class BlockKey(NamedTuple):
 
     @classmethod
     def of(cls, kind: tuple[int, int], part: Part, reduces: bool) -> "BlockKey":
-        """The one of a layer's kind, as in `ModelBlocks.kinds`."""
+        """Return the key of a block of a layer's kind, which is one of `ModelBlocks.kinds`."""
         return cls(part, -1 if part == "mlp" else kind[0], -1 if part == "attention" else kind[1], reduces)
 
 

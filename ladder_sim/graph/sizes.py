@@ -60,7 +60,7 @@ class Sizes:
 
     @classmethod
     def of(cls, stack: StackSpec, phase: Phase, kv_len: Count, *, batch: Count, prompt: Count, gen: Count) -> Self:
-        """Those of a pass over `kv_len` tokens of context, of requests of these sizes."""
+        """Return the sizes of a pass over `kv_len` tokens of context, of requests of `batch`, `prompt` and `gen`."""
         return cls(
             batch=batch,
             q_len=prompt if phase == "prefill" else 1,
@@ -82,7 +82,7 @@ class Sizes:
         gen: Count,
         duty: float | NDArray[np.float64],
     ) -> Self:
-        """Those of a step that decodes `batch` sequences and runs an average chunk of each of `prompts` prompts."""
+        """Return the sizes of a step that decodes `batch` sequences and runs an average chunk of `prompts` prompts."""
         decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=gen)
         chunk_kv_len: Any = (prompt + chunk) / 2
         return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
@@ -103,7 +103,7 @@ class Sizes:
         return _same((self.kv_len, self.chunk_kv_len, self.whole_kv_len))
 
     def op(self, op: Op) -> Op:
-        """An op of these sizes, given that of a single token."""
+        """Return an op of these sizes, given that of a single token."""
         return Op(
             name=op.name,
             kind=op.kind,
@@ -114,7 +114,7 @@ class Sizes:
         )
 
     def part(self, portion: Portion) -> "Sizes":
-        """Those of one of several parts of the tokens.
+        """Return the sizes of one of several parts of the tokens.
 
         Sequences are spread over the parts; one that decodes is in a single part. A lone prompt is cut at whole tiles
         of its GEMMs, so that the parts have no more waves than the whole; each reads what those before it left behind.
@@ -149,7 +149,7 @@ class Sizes:
         return replace(self, batch=batch, q_len=q_len, kv_len=kv_len, whole_kv_len=whole)
 
     def shape(self, op: Op) -> Shape:
-        """The shape of an op of these sizes, given the op of a single token of each sequence."""
+        """Return the shape of an op of these sizes, given that of a single token of each sequence."""
         shape = op.shape
         if isinstance(shape, CachedAttention):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
@@ -204,7 +204,7 @@ def _same(sizes: tuple[Any, ...]) -> Hashable:
 
 
 def _cut(tokens: Any, number: int, of: int) -> Any:
-    """Token at which a part of a prompt begins: the first of a tile, if every part fills one."""
+    """Return the token at which a part of a prompt begins: the first of a tile, if every part fills one."""
     if number == of:
         return tokens
     rows = TILE_ROWS[1]

@@ -69,7 +69,7 @@ class Parameter:
     """What to write instead of a number that is too small or too large."""
 
     def largest(self, layers: int) -> int:
-        """The largest number in a model, or its last part, of so many layers."""
+        """Return the largest value of this parameter in a model, or its last part, of `layers` layers."""
         return {"layers": layers, "blocks": 2 * layers, "percent": 100}[self.counts]
 
 
@@ -96,14 +96,14 @@ class Family:
 
     @property
     def shortest(self) -> str:
-        """Its name, with the letter of a parameter that it must have."""
+        """Name of the family, with the letter of a parameter that a variant must have."""
         if self.parameter is None or self.parameter.default is not None:
             return self.name
         return f"{self.name}:{self.parameter.letter}"
 
     @property
     def pattern(self) -> str:
-        """Its name with the letter of its parameter."""
+        """Name of the family, with the letter of its parameter in brackets where it may be left out."""
         if self.parameter is None or self.parameter.default is None:
             return self.shortest
         return f"{self.name}[:{self.parameter.letter}]"
@@ -126,40 +126,40 @@ class Family:
 
 
 def standard(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i} s_j``."""
+    """Return the rule of ``x + sum_{j<i} s_j``."""
     return Rule()
 
 
 def ladder(at: Place, late: int) -> Rule:
-    """``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
+    """Return the rule of ``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
     return Rule(late=late)
 
 
 def delayed(at: Place, late: int) -> Rule:
-    """``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: the own part at once, those of the others D blocks later."""
+    """Return the rule of ``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: only others' parts come D blocks late."""
     return Rule(late=late, reads_own=late > 0)
 
 
 def desync(at: Place, every: int) -> Rule:
-    """A residual for each rank: ``x^r + p_i^r``, after every N-th block ``sum over r of (x^r / ranks + p_i^r)``."""
+    """Return the rule of ``x^r + p_i^r`` with, after every N-th block, ``sum over r of (x^r / ranks + p_i^r)``."""
     reduces = (at.number + 1) % every == 0 or at.is_last
     return Rule(reduces=reduces, carries="residual" if reduces and every > 1 else "nothing")
 
 
 def track(at: Place, layers: int) -> Rule:
-    """As `desync`, after the last block of every D-th layer."""
+    """Return the rule of `desync` that reduces after the last block of every D-th layer."""
     return desync(at, 2 * layers)
 
 
 def drop(at: Place, parameter: int) -> Rule:
-    """The MLP reads ``x + sum_{j<i-1} s_j + p_{i-1}^r``, and its all-reduce sums ``p_{i-1}^r + p_i^r``."""
+    """Return the rule of an MLP that reads ``x + sum_{j<i-1} s_j + p_{i-1}^r`` and sums ``p_{i-1}^r + p_i^r``."""
     if at.part == "attention":
         return Rule(reduces=False)
     return Rule(late=1, reads_own=True, carries="own")
 
 
 def partial(at: Place, percent: int) -> Rule:
-    """``x + sum_{j<i} s_j`` in the first P percent of the channels, ``x + sum_{j<i} p_j^r`` in the others.
+    """Return the rule of ``x + sum_{j<i} s_j`` in the first P percent of channels, ``x + sum_{j<i} p_j^r`` in the rest.
 
     The LM head's shards need one residual: before it, the others are averaged over the ranks.
     """
@@ -167,7 +167,7 @@ def partial(at: Place, percent: int) -> Rule:
 
 
 def farskip(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i-1} s_j``, and what the shared experts of block i - 1 put out, where that needs no exchange.
+    """Return the rule of ``x + sum_{j<i-1} s_j``, and block i - 1's shared experts where that needs no exchange.
 
     Equation 8a: experts read the residual before attention; attention reads it without the routed experts before it.
     """
@@ -175,12 +175,12 @@ def farskip(at: Place, parameter: int) -> Rule:
 
 
 def farskip_own(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, the rank's own part of what is missing."""
+    """Return the rule of ``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, with the rank's own part of the missing."""
     return Rule(late=1, reads_own=True)
 
 
 def upper_bound(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i} p_j^r``; the LM head reads that as well."""
+    """Return the rule of ``x + sum_{j<i} p_j^r``, which the LM head reads as well."""
     return Rule(reduces=False)
 
 
@@ -323,7 +323,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Its canonical name."""
+        """Canonical name of the variant."""
         parameter = self.family.parameter
         numbers = [self.number] if parameter and self.number != parameter.default else []
         numbers += [self.last] if self.last else []
@@ -335,7 +335,7 @@ class Variant:
         return (f"The last {self.last} layers: " if self.last else "") + self.family.sentence
 
     def layers(self, layers: int) -> range:
-        """Those that have it, of so many."""
+        """Return the layers that the variant rewires, in a model of `layers` layers."""
         last = self.number if self.family.is_tail else self.last or layers
         return range(layers - last, layers)
 
@@ -365,7 +365,7 @@ class Variant:
 
 @lru_cache(maxsize=1024)
 def parse(variant: str) -> Variant:
-    """The variant of a name.
+    """Return the variant of a name.
 
     Raises
     ------
@@ -403,7 +403,7 @@ def parse(variant: str) -> Variant:
 
 
 def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hybrid: bool) -> int:
-    """The value of a parameter of `variant`, a name as it was given."""
+    """Return the value of a parameter of `variant`, a name as it was given."""
     percent = parameter.counts == "percent"
     most = 100 if percent else math.inf
     digits = text.lstrip("0") or text[:1]
@@ -423,7 +423,7 @@ def _number(variant: str, family: Family, parameter: Parameter, text: str, *, hy
 
 
 def canonical(variant: str) -> str:
-    """The canonical name of a variant; errors as `parse`."""
+    """Return the canonical name of a variant; raise what `parse` raises."""
     return parse(variant).name
 
 

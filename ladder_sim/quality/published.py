@@ -41,7 +41,7 @@ class Measured:
 
     @property
     def difference(self) -> float | None:
-        """From the standard model."""
+        """Difference from the standard model, in the metric's unit; None if the source has no standard."""
         # as many digits as published figures have at most
         return None if self.standard is None else round(self.value - self.standard, 6)
 
@@ -63,7 +63,7 @@ class Measured:
 
     @property
     def parameters_text(self) -> str:
-        """With the digits that the source has."""
+        """Number of parameters as text, with the digits that the source has."""
         return _count(self.parameters)
 
     @property
@@ -103,7 +103,7 @@ class Quality:
 
     @property
     def summary(self) -> str:
-        """The same where it is said what it is of."""
+        """Summary of published quality; it names the related wiring that it is of, if it is of another one."""
         if rows := _large(self.rows):
             return _summary(rows)
         if relatives := _large(self.relatives):
@@ -155,7 +155,7 @@ def quality_of(variant: str) -> Quality | None:
 
 
 def _count(number: float) -> str:
-    """With the digits that a source has, which are few."""
+    """Return a number as text, with the digits that a source has, which are few."""
     return f"{number / 1e9:g} B" if number >= 1e9 else f"{number / 1e6:g} M" if number else "0"
 
 
@@ -178,12 +178,12 @@ def _measured(cells: Mapping[str, str]) -> Measured:
 
 
 def _large(rows: Sequence[Measured]) -> list[Measured]:
-    """Those of models that could be served."""
+    """Return the rows of models large enough to be served."""
     return [row for row in rows if row.parameters >= TINY]
 
 
 def _summary(rows: Sequence[Measured]) -> str:
-    """Averages and perplexities of the largest model with the first row's wiring, trained most."""
+    """Return the averages and perplexities of the largest and most trained model with the first row's wiring."""
     alike = [row for row in rows if row.wiring == rows[0].wiring and row.sums_up]
     best = max(alike, key=lambda row: (row.parameters, row.tokens))
     by_recipe: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The answers that do not print themselves, as tables, JSON and CSV; and every answer's figures.
+"""How answers look: a report for each kind, with its columns, lines, JSON, CSV and figures.
 
 May import everything below `ladder_sim.explorer`.
 """

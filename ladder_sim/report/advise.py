@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option
+from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Outcome
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
@@ -40,8 +40,8 @@ class Row:
     """None: the plan cannot run."""
     rate: Interval | None = None
     """Tokens per second with their interval; None: it was not computed."""
-    outcome: str
-    """ "front", "dominated", "max_tpot", "max_ttft", "memory" or "infeasible"."""
+    outcome: Outcome | Literal["memory", "infeasible"]
+    """What became of it; "memory", "infeasible": the plan cannot run."""
     reason: str = ""
     """Why the plan cannot run, or which option is better."""
 
@@ -55,27 +55,28 @@ def _degree(name: str) -> Column[Row]:
 
 
 _LOAD: Column[Row] = Column("", lambda row: str(row.scenario.workload.in_flight), "requests")
-_PRICE: Column[Row] = Column("usd_per_Mtoken", _figure(lambda option: option.usd_per_Mtoken), "$/Mtoken")
+_PRICE: Column[Row] = Column("usd_per_Mtoken", _figure(lambda option: option.usd_per_Mtoken), "$/Mtoken", null=True)
+
 # in JSON and CSV, and those with a heading in tables of options
 VALUES: Sequence[Column[Row]] = (
-    Column("variant", _figure(lambda option: option.variant), "variant"),
+    Column("variant", _figure(lambda option: option.variant), "variant", null=True),
     Column("", lambda row: str(row.scenario.plan), "plan"),
     *(_degree(field.name) for field in fields(Plan)),
     _LOAD,
-    Column("gpus", lambda row: row.scenario.plan.gpus, "GPUs"),
+    Column("gpus", lambda row: row.scenario.plan.gpus, "GPUs", kind=int),
     Column("nodes", lambda row: row.scenario.nodes),
     Column("batch", lambda row: row.scenario.workload.batch),
-    Column("concurrency", lambda row: row.scenario.workload.concurrency),
+    Column("concurrency", lambda row: row.scenario.workload.concurrency, null=True),
     Column("memory_bytes", lambda row: row.memory_bytes, "memory"),
-    Column("ttft_s", _figure(lambda option: option.ttft_s), "TTFT"),
-    Column("tpot_s", _figure(lambda option: option.tpot_s), "TPOT"),
-    Column("tokens_per_s", _figure(lambda option: option.tokens_per_s), "tok/s", lambda row: row.rate),
-    Column("tokens_per_s_low", lambda row: row.rate and row.rate.low),
-    Column("tokens_per_s_high", lambda row: row.rate and row.rate.high),
-    Column("tokens_per_s_per_gpu", _figure(lambda option: option.tokens_per_gpu), "per GPU"),
+    Column("ttft_s", _figure(lambda option: option.ttft_s), "TTFT", null=True),
+    Column("tpot_s", _figure(lambda option: option.tpot_s), "TPOT", null=True),
+    Column("tokens_per_s", _figure(lambda option: option.tokens_per_s), "tok/s", lambda row: row.rate, null=True),
+    Column("tokens_per_s_low", lambda row: row.rate and row.rate.low, null=True),
+    Column("tokens_per_s_high", lambda row: row.rate and row.rate.high, null=True),
+    Column("tokens_per_s_per_gpu", _figure(lambda option: option.tokens_per_gpu), "per GPU", null=True),
     _PRICE,
-    Column("outcome", lambda row: row.outcome),
-    Column("reason", lambda row: row.reason),
+    Column("outcome", lambda row: row.outcome, kind=Outcome | Literal["memory", "infeasible"]),
+    Column("reason", lambda row: row.reason, kind=str),
 )
 
 

@@ -37,10 +37,10 @@ def _figure_of(what: str, name: str) -> Callable[[Row], float | None]:
 
 # in JSON and CSV
 VALUES: Sequence[Column[Row]] = (
-    Column("run", lambda each: each.run),
+    Column("run", lambda each: each.run, kind=str),
     Column("variant", lambda each: each.variant),
     *(
-        Column(f"{name}.{what}", _figure_of(what, name))
+        Column(f"{name}.{what}", _figure_of(what, name), null=True)
         for name in FIGURES
         for what in ("measured", "predicted", "now")
     ),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.confidence.interval import Interval
@@ -25,6 +25,11 @@ class Column(Generic[Row]):
     """In JSON and CSV, the SI unit as its suffix: "tpot_s"; empty: it is in tables only."""
     get: Callable[[Row], Any]
     """Its value; an `Interval` takes three entries: the value, ``_low`` and ``_high``."""
+    kind: Any = field(default=None, kw_only=True)
+    """Type of its values in JSON, e.g. `int`, `str`, a Literal or `Interval`; None: what its name says: an argument of
+    `Scenario` as there, else a number that is not negative."""
+    null: bool = field(default=False, kw_only=True)
+    """Whether a row may have no value."""
     heading: str = ""
     """In tables, without its unit; empty: it is in none."""
     shown: Callable[[Row], Any] | None = None
@@ -61,14 +66,15 @@ class Column(Generic[Row]):
 
 
 def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
-    """A row as in JSON and CSV."""
+    """A row as in JSON and CSV; an end that is infinite or unknown is no number."""
     fields: dict[str, Any] = {}
     for column in columns:
         if not column.name:
             continue
         value = column.get(row)
         if isinstance(value, Interval):
-            fields |= {column.name: value.value, f"{column.name}_low": value.low, f"{column.name}_high": value.high}
+            ends = ("", value.value), ("_low", value.low), ("_high", value.high)
+            fields |= {f"{column.name}{end}": each if math.isfinite(each) else None for end, each in ends}
         else:
             fields[column.name] = value
     return fields
@@ -82,17 +88,18 @@ def table_of(
     wrapped: Collection[str] | None = None,
     title: str = "",
     width: int = 0,
+    spare: Sequence[str] = (),
 ) -> WholeTable:
     """The rows as a table, by the columns that have a heading; the first `left` columns are text.
 
     Those with headings in `wrapped` take several lines where there is no room, as in `console.table`. With a width,
-    columns at the end that have no room are left out.
+    columns that have no room are left out: those with headings in `spare`, the first of them first, then the last ones.
     """
-    parts = [column.cells(rows) for column in columns if column.heading]
-    while width and sum(max(map(len, [heading, *cells])) + GAP for heading, cells in parts) - GAP > width:
-        parts.pop()
-    headings = [heading for heading, _ in parts]
-    cells = list(zip(*(each for _, each in parts), strict=True))
+    parts = {column.heading: column.cells(rows) for column in columns if column.heading}
+    while width and sum(max(map(len, [heading, *cells])) + GAP for heading, cells in parts.values()) - GAP > width:
+        parts.pop(next((each for each in spare if each in parts), list(parts)[-1]))
+    headings = [heading for heading, _ in parts.values()]
+    cells = list(zip(*(each for _, each in parts.values()), strict=True))
     return table(headings, cells, left=left, wrapped=wrapped, title=title)
 
 

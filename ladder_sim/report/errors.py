@@ -17,11 +17,12 @@ QUANTITY: Sequence[Column[Quantity]] = (
     Column("low", lambda each: each.predicted.low),
     Column("high", lambda each: each.predicted.high),
     Column("error", lambda each: each.error),
-    Column("inside", lambda each: each.inside),
+    Column("inside", lambda each: each.inside, kind=bool),
 )
+
 # of errors, in JSON
 ERRORS: Sequence[Column[ErrorStats]] = (
-    Column("n", lambda each: each.rows),
+    Column("n", lambda each: each.rows, kind=int),
     Column("mean_abs_error", lambda each: each.mean_error),
     Column("median_abs_error", lambda each: each.median_error),
     Column("bias", lambda each: each.bias),
@@ -47,7 +48,10 @@ def quantity_columns(name: str, get: Callable[[Row], Quantity | None]) -> list[C
     def part_of(part: Column[Quantity]) -> Callable[[Row], Any]:
         return lambda row: None if (quantity := get(row)) is None else part.get(quantity)
 
-    return [Column(f"{name}_{part.name}" if name else part.name, part_of(part)) for part in QUANTITY]
+    return [
+        Column(f"{name}_{part.name}" if name else part.name, part_of(part), kind=part.kind, null=True)
+        for part in QUANTITY
+    ]
 
 
 def error_columns(get: Callable[[Row], ErrorStats | None], mean: str = "mean error") -> list[Column[Row]]:

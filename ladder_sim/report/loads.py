@@ -32,10 +32,11 @@ _SHOWN_FIGURES = 4
 _WANTED = ("tpot_mean_s", "ttft_mean_s", "tpot_p99_s", "ttft_p99_s", "tokens_per_s", "e2e_mean_s", "requests_per_s")
 _RATES = {"requests_per_s": "requests/s", "tokens_per_s": "tok/s", "tokens_per_s_per_gpu": "tok/s per GPU"}
 
-_SERVER = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
+SERVER = ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")
 
 # in JSON and CSV, of one figure
 VALUES: Sequence[Column[Quantity | None]] = quantity_columns("", lambda each: each)
+
 # in a table: a figure and its errors over several loads
 SHOWN: Sequence[Column[tuple[str, ErrorStats]]] = (
     Column("", lambda each: _title(each[0]), "figure"),
@@ -119,7 +120,7 @@ class LoadsReport(Report[LoadValidation]):
             load = {
                 "load": number,
                 "tool": each.result.tool,
-                **{name: scenario.get(name) for name in _SERVER},
+                **{name: scenario.get(name) for name in SERVER},
                 "concurrency": each.result.concurrency or None,
             }
             figures = each.figures or dict.fromkeys(each.result.figures)

@@ -46,16 +46,16 @@ def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
 # in JSON and CSV
 VALUES: Sequence[Column[Prediction]] = (
     Column("ttft_s", lambda each: each.ttft_s),
-    Column("tpot_s", lambda each: each.tpot_s),
+    Column("tpot_s", lambda each: each.tpot_s, null=True),
     Column("request_s", lambda each: each.request_s),
-    Column("tokens_per_s", lambda each: each.tokens_per_s),
-    Column("speedup", lambda each: each.speedup),
+    Column("tokens_per_s", lambda each: each.tokens_per_s, kind=Interval),
+    Column("speedup", lambda each: each.speedup, kind=Interval),
     Column("ttft_speedup", lambda each: each.ttft_speedup),
-    Column("tpot_speedup", lambda each: each.tpot_speedup),
+    Column("tpot_speedup", lambda each: each.tpot_speedup, null=True),
     Column("comm_s", lambda each: each.breakdown.comm_s),
     Column("exposed_comm_s", lambda each: each.breakdown.exposed_comm_s),
     Column("memory_bytes_per_gpu", lambda each: each.memory.total_bytes),
-    Column("fits", lambda each: each.memory.fits),
+    Column("fits", lambda each: each.memory.fits, kind=bool),
 )
 
 

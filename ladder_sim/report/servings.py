@@ -51,7 +51,7 @@ VALUES: Sequence[Column[ServingComparison]] = (
     # measured, whether or not they can be predicted
     Column("tpot_s_measured", lambda each: each.serving.tpot_s),
     Column("ttft_s_measured", lambda each: each.serving.ttft_s),
-    Column("note", lambda each: each.note),
+    Column("note", lambda each: each.note, kind=str),
 )
 _Errors = tuple[ErrorStats | None, ErrorStats | None]
 # in a table: a group, and its errors of TPOT and TTFT

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -50,19 +50,20 @@ _LINKS = {True: "P2P", False: "no P2P"}
 
 # in JSON and CSV
 VALUES: Sequence[Column[Comparison]] = (
-    Column("line", lambda each: each.measurement.line),
+    Column("line", lambda each: each.measurement.line, kind=int),
+    Column("source", lambda each: each.measurement.configuration.source, kind=str),
     *(
         Column(name, attrgetter(f"measurement.configuration.{name}"))
-        for name in ("source", "model", "cluster", "nodes", "tp", "p2p", "stack", "dtype")
+        for name in ("model", "cluster", "nodes", "tp", "p2p", "stack", "dtype")
     ),
     Column("variant", lambda each: each.measurement.variant),
     *(Column(name, attrgetter(f"measurement.configuration.{name}")) for name in ("batch", "prompt", "gen")),
-    Column("use", lambda each: "fit" if each.seen else "test"),
+    Column("use", lambda each: "fit" if each.seen else "test", kind=Literal["fit", "test"]),
     *quantity_columns("tokens_per_s", lambda each: each.tokens_per_s),
     # measured, whether or not it can be predicted
     Column("tokens_per_s_measured", lambda each: each.measurement.tokens_per_s),
     *quantity_columns("speedup", lambda each: each.speedup),
-    Column("note", lambda each: each.note),
+    Column("note", lambda each: each.note, kind=str),
 )
 _SPREAD = ("mean_error", "max_error", "inside", "half_width")
 _Figure = tuple[str, bool, ErrorStats]

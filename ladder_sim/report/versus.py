@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -12,7 +12,7 @@ from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
+from ladder_sim.display.labels import asked_text, evidence_text, interval_text, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
@@ -33,8 +33,13 @@ TIED = "= tied with the first of its group: the 90 % interval of their ratio inc
 _SHOWN = 4
 # engines of an option that are all named; of more the first
 _ENGINES = 2
+OptionGroup = Literal["without retraining", "with retraining", "limit"]
 # whose weights the options of a group run
-_WEIGHTS = {"without retraining": "yours", "with retraining": "retrained", "limit": "(limit)"}
+_WEIGHTS: Mapping[OptionGroup, str] = {
+    "without retraining": "yours",
+    "with retraining": "retrained",
+    "limit": "(limit)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,8 +47,7 @@ class Row:
     """One option among the others."""
 
     option: Option
-    group: str
-    """A key of `_WEIGHTS`."""
+    group: OptionGroup
     tied: bool
     """Whether the first option of the group is not clearly faster."""
     fleet: "Fleet | None"
@@ -83,17 +87,9 @@ def _speedup(gain: Interval) -> str:
 
 
 def _gpus(fleet: "Fleet") -> str:
-    from ladder_sim.report.tables.serve import gpus_text
+    from ladder_sim.report.capacity import gpus_text
 
-    if not fleet.need.replicas:
-        return "none"
-    return gpus_text(fleet.gpus) if fleet.gpus.low < fleet.gpus.high else f"{fleet.gpus.value:.0f}"
-
-
-def _rate(fleet: "Fleet") -> str:
-    from ladder_sim.report.tables.serve import rate_text
-
-    return rate_text(fleet.rate_limit)
+    return gpus_text(fleet.gpus)
 
 
 def _limit(fleet: "Fleet") -> str:
@@ -105,32 +101,38 @@ def _of(name: str) -> Callable[[Row], Any]:
 
 
 _WEIGHTS_OF: Column[Row] = Column("", lambda row: _WEIGHTS[row.group], "weights")
-_OPTION: Column[Row] = Column("option", lambda row: row.option.name, "option (=: tied)", lambda row: row.label)
-_GAIN: Column[Row] = Column("gain", _of("gain"), "speedup (90 %)", lambda row: _speedup(row.option.gain))
+_OPTION: Column[Row] = Column(
+    "option", lambda row: row.option.name, "option (=: tied)", lambda row: row.label, kind=str
+)
+_GAIN: Column[Row] = Column("gain", _of("gain"), "speedup (90 %)", lambda row: _speedup(row.option.gain), kind=Interval)
 _PREFILL: Column[Row] = Column("ttft_gain", _of("ttft_gain"), "prefill", lambda row: _ratio(row.option.ttft_gain))
-_DECODE: Column[Row] = Column("tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain))
+_DECODE: Column[Row] = Column(
+    "tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain), null=True
+)
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
 _LIMIT: Column[Row] = Column("", lambda row: row.fleet and _limit(row.fleet), "limit")
+
 # in JSON and CSV
 VALUES: Sequence[Column[Row]] = (
     _OPTION,
     Column("variant", lambda row: row.option.prediction.variant),
     Column("technique", lambda row: row.option.scenario.techniques.name),
     Column("allreduce", lambda row: row.option.scenario.stack.allreduce),
-    Column("group", lambda row: row.group),
+    Column("group", lambda row: row.group, kind=OptionGroup),
     _GAIN,
     _PREFILL,
     _DECODE,
-    Column("tied_with_best", lambda row: row.tied),
-    Column("lossy", lambda row: row.option.lossy),
+    Column("tied_with_best", lambda row: row.tied, kind=bool),
+    Column("lossy", lambda row: row.option.lossy, kind=bool),
 )
+
 # in a table of options, and in one of what the leading options need under load
 GAINS: Sequence[Column[Row]] = (_OPTION, _GAIN, _PREFILL, _DECODE, _ENGINES_OF)
 _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
     Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
-    Column("", lambda row: row.fleet and _rate(row.fleet), "req/s each (90 %)"),
+    Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s each (90 %)"),
     _LIMIT,
 )
 
@@ -147,7 +149,11 @@ class VersusReport(Report[Versus]):
     def rows(self) -> Iterator[Row]:
         """Every option, best first: without retraining, with retraining, limits."""
         result, load = self.answer, self.answer.load
-        groups = {"without retraining": result.own, "with retraining": result.retrained, "limit": result.limits}
+        groups: Mapping[OptionGroup, Sequence[Option]] = {
+            "without retraining": result.own,
+            "with retraining": result.retrained,
+            "limit": result.limits,
+        }
         for group, options in groups.items():
             tied = result.tied(options[0], options) if options and group != "limit" else []
             for each in options:
@@ -207,9 +213,9 @@ class VersusReport(Report[Versus]):
         if result.cost:
             head["cost"] = adaptation_fields(result.cost)
         if result.load:
-            from ladder_sim.report.documents.serve import fleet_fields
+            from ladder_sim.report.capacity import FLEET
 
-            head["under_load"] = {name: fleet_fields(each) for name, each in result.load.fleets.items()}
+            head["under_load"] = {name: fields_of(FLEET, each) for name, each in result.load.fleets.items()}
         return Document.of_rows(head, [fields_of(VALUES, row) for row in self.rows()])
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from ladder_sim.answer import Answer
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.asked import LoadFields, arguments_asked, check_prefill, service_asked, traffic_asked
@@ -35,9 +36,11 @@ class CapacityFields(LoadFields, SystemFields, total=False):
     """Single figures to change, as in `Scenario`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Capacity(Mapping[str, Fleet]):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Capacity(Answer, Mapping[str, Fleet]):
     """What each variant needs to meet an SLO, by canonical name, in the order asked for."""
+
+    shown_by = "capacity.CapacityReport"
 
     variants: Mapping[str, Fleet]
     """By canonical name."""
@@ -78,11 +81,15 @@ class Capacity(Mapping[str, Fleet]):
     @property
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
-        widths = {name: each.widths for name, each in self.variants.items() if each.widths}
         why = [f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons]
-        why += filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values()))
+        return (*why, *filter(None, dict.fromkeys(each.need.outcome.caution for each in self.variants.values())))
+
+    @property
+    def interval_note(self) -> str:
+        """What intervals are over, and what figures leave out, as a sentence; empty where there are none."""
+        widths = {name: each.widths for name, each in self.variants.items() if each.widths}
         stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
-        return (*why, *((interval_note(widths, self.seeds, self.steps, stack),) if stack else ()))
+        return interval_note(widths, self.seeds, self.steps, stack) if stack else ""
 
 
 @typed()
@@ -150,7 +157,7 @@ def capacity(
     --------
     >>> from ladder_sim import Scenario, capacity
     >>> chat = {"rate": 60.0, "prompt": 512, "gen": 32, "requests": 60}
-    >>> need = capacity(Scenario(model="8b", stack="vllm"), slo={"ttft_p95_s": 0.2}, tp=1, seeds=1, **chat)
+    >>> need = capacity(Scenario(model="8b", stack="vllm"), slo={"ttft_p95_s": 0.2}, tp=1, pp=1, seeds=1, **chat)
     >>> {name: (each.plans, each.gpus.value) for name, each in need.items()}
     {'standard': ('TP 1', 2.0), 'ladder': ('TP 1', 2.0)}
     """

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
 from ladder_sim.errors import UsageError
@@ -34,7 +35,7 @@ from ladder_sim.sweeps.price import token_price
 # by default: of three, the spread of a percentile is hardly known, and each takes a simulation more
 SEEDS = 5
 MOST_SEEDS = 1000
-_SHARES = ("utilisation", "kv_occupancy", "cached_prompt_share")
+SHARES = ("utilisation", "kv_occupancy", "cached_prompt_share")
 _RATES = ("goodput", "requests_per_s", "tokens_per_s")
 
 
@@ -69,12 +70,12 @@ class ServedVariant:
     @property
     def broken(self) -> tuple[str, ...]:
         """Bounds of the SLO that are not kept."""
-        return self.slo.broken([interval.value for _, interval in self._bounded]) if self.slo else ()
+        return self.slo.broken([interval.value for _, interval in self.bounded]) if self.slo else ()
 
     @property
     def unsure(self) -> tuple[str, ...]:
         """Bounds that lie in the interval of what they bound."""
-        return tuple(bound.name for bound, interval in self._bounded if interval.low <= bound.seconds < interval.high)
+        return tuple(bound.name for bound, interval in self.bounded if interval.low <= bound.seconds < interval.high)
 
     @property
     def kept(self) -> bool | None:
@@ -91,26 +92,28 @@ class ServedVariant:
         return ""
 
     @property
-    def _bounded(self) -> list[tuple[Bound, Interval]]:
+    def bounded(self) -> list[tuple[Bound, Interval]]:
         """Each bound of the SLO, and what it bounds."""
         return [(bound, self.figures[f"{bound.name}_s"]) for bound in self.slo.bounds] if self.slo else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Served(Mapping[str, ServedVariant]):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Served(Answer, Mapping[str, ServedVariant]):
     """Variants under the same load, by canonical name, in the order asked for."""
+
+    shown_by = "serve.ServeReport"
 
     variants: Mapping[str, ServedVariant]
     """By canonical name."""
-    service: Service = field(repr=False)
+    service: Service
     """The scenario, and how its replicas serve."""
-    load: Traffic | Trace | Sequence[Request] = field(repr=False)
+    load: Traffic | Trace | Sequence[Request]
     """The requests; random ones are those of the first seed."""
     seeds: int
     """Loads simulated for each variant."""
     slo: SLO | None
     """Bounds on times of requests, if there are any."""
-    confidence: Confidence = field(repr=False)
+    confidence: Confidence
     """How sure predictions are of the steady load that comes closest."""
     in_step: str = ""
     """What the load takes with lengths that differ, if requests are of one length and stay in step; else empty."""
@@ -147,10 +150,14 @@ class Served(Mapping[str, ServedVariant]):
     @property
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
-        widths = {name: each.widths for name, each in self.variants.items()}
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
-        others = filter(None, [self.variants[self.first].outcome.caution, self.in_step])
-        return (*overloads, *others, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
+        return (*overloads, *filter(None, [self.variants[self.first].outcome.caution, self.in_step]))
+
+    @property
+    def interval_note(self) -> str:
+        """What intervals are over, and what figures leave out, as a sentence."""
+        widths = {name: each.widths for name, each in self.variants.items()}
+        return interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack)
 
 
 def under_load(
@@ -285,7 +292,7 @@ def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, 
     """Of each figure, from its values of all seeds, and of the first seed with slower and with faster steps."""
     names = [name for name in rows[0] if name != "stable"]
     return {
-        name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in _SHARES)
+        name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in SHARES)
         for name in names
     }
 

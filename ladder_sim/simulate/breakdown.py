@@ -38,7 +38,7 @@ class SimulatedOp:
 def simulated_ops(
     schedule: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, critical: Set[int]
 ) -> list[SimulatedOp]:
-    """Every op of a simulated pass, in issue order.
+    """Return every op of a simulated pass, in issue order.
 
     `distinct` and `estimates` are of each role in the layout: the op at the size of the pass, and its cost. `timeline`
     has launches first, then ops; `critical` are the tasks on its critical path.
@@ -97,7 +97,7 @@ class Breakdown:
         critical: Set[int],
         gpu: GpuSpec,
     ) -> Self:
-        """That of one pass; as `simulated_ops`, on `gpu`."""
+        """Return the breakdown of one pass on `gpu`; the other arguments are as in `simulated_ops`."""
         repeats = schedule.layout.wiring.repeats
         compute = timeline.busy([COMPUTE])
         figures = Gpu.of(gpu)
@@ -144,7 +144,7 @@ class Breakdown:
 
     @classmethod
     def total(cls, parts: Sequence[tuple["Breakdown", float]]) -> Self:
-        """The sum of several, each as often as its weight says."""
+        """Return the sum of several breakdowns, each as often as its weight says."""
         return cls(
             busy_s=_summed((part.busy_s, times) for part, times in parts),
             limits_s=_summed((part.limits_s, times) for part, times in parts),
@@ -165,7 +165,7 @@ def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, f
 
 
 def _limit(op: Op, gpu: Gpu) -> str:
-    """What bounds an op: a link, tensor cores, memory bandwidth, or the fixed cost of a small kernel."""
+    """Return what bounds an op: a link, tensor cores, memory bandwidth, or a small kernel's fixed cost."""
     if op.stream == "comm":
         return op.kind
     arithmetic_s = op.shape.flops / gpu.peak_flops(op.shape)

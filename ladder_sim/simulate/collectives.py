@@ -42,7 +42,7 @@ class _Place(NamedTuple):
 
 
 def collectives(schedule: Schedule, distinct: Sequence[Op], timeline: Timeline) -> list[Collective]:
-    """Those of a simulated pass, in issue order; as `ladder_sim.simulate.breakdown.simulated_ops`."""
+    """Return a simulated pass's collectives in issue order, from arguments of `breakdown.simulated_ops`."""
     compute = timeline.busy([COMPUTE])
     launches = len(timeline.end_s) - len(schedule.layout.names)
     spans = list(zip(timeline.start_s[launches:].tolist(), timeline.end_s[launches:].tolist(), strict=True))
@@ -86,6 +86,6 @@ def _place(schedule: Schedule, number: int, lasting: Set[int]) -> _Place:
 
 
 def _name(schedule: Schedule, number: int) -> str:
-    """An op's name without its layer."""
+    """Return an op's name without its layer."""
     name = schedule.layout.names[number]
     return name.partition(".")[2] if schedule.layout.layers[number] >= 0 else name

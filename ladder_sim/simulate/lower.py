@@ -104,11 +104,11 @@ class Schedule:
 
     @property
     def distinct(self) -> dict[int, Op]:
-        """Its ops that differ in kind or shape, by number."""
+        """Ops of the pass that differ in kind or shape, by number."""
         return {number: self.kernels.distinct[number] for number in self.numbers}
 
     def with_periods(self, keep: int) -> "Schedule":
-        """The same pass with so many periods of each run of identical layers."""
+        """Return the schedule of the pass with `keep` periods of each run of identical layers."""
         return schedule_pass(self.kernels, self.variant, keep, self.rewrites)
 
 
@@ -195,7 +195,7 @@ def _periods(layout: Layout) -> tuple[Period, ...]:
 def op_times(
     schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
-    """How long a schedule's ops take alone, and what comes before them, given the cost of each of the layout's roles.
+    """Return how long a schedule's ops take alone, and their leads, given the cost of each of the layout's roles.
 
     An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
     result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``),
@@ -242,7 +242,7 @@ def op_times(
 
 
 def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, device: Device) -> Program:
-    """One rank's tasks: first every CPU launch, then every op, each in issue order; `op_times` says what they take.
+    """Return one rank's tasks: every CPU launch, then every op, in issue order; `op_times` has their times.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
     there is a single launch. A launch that takes no time is no task.
@@ -262,7 +262,7 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
 
 @lru_cache(maxsize=1024)
 def _outline(layout: Layout, launches: int) -> Outline:
-    """A layout's ops behind their launches: one for each, one for all, or none."""
+    """Return a layout's ops behind their launches: one for each, one for all, or none."""
     order = _order(layout)
     # the last kind is a launch
     kinds = {span: kind for kind, span in enumerate(order.spans)}

@@ -127,7 +127,7 @@ class ForwardPass:
         return PathSums.joined(self._sums, len(self.seconds))
 
     def at_own_duty(self) -> "ForwardPass":
-        """The same pass, whose GEMMs are slowed only for the share of its time in which tensor cores multiply.
+        """Return the pass with GEMMs slowed only for the share of its time in which tensor cores multiply.
 
         While a rank waits for a collective, or normalises, it draws less power, and its next GEMM runs faster. Mixed
         steps are priced at the duty of all steps around them.
@@ -174,15 +174,15 @@ class ForwardPass:
         return maximum(1.0, passes * self.slowest_stage)
 
     def estimates(self, schedule: Schedule) -> list[Estimate]:
-        """Of each role in a schedule of this pass, alone on its GPU."""
+        """Return the estimate of each role in a schedule of this pass, alone on its GPU."""
         return [self.prices[number][1] for number in schedule.numbers]
 
     def distinct(self, schedule: Schedule) -> list[Op]:
-        """The op of each role in a schedule of this pass, at its size."""
+        """Return the op of each role in a schedule of this pass, at the size that it has in the pass."""
         return [self.prices[number][0] for number in schedule.numbers]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
-        """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
+        """Return schedule and tasks of this pass, with `keep` periods of each run of layers, on `hardware` if given."""
         schedule = self.schedule.with_periods(keep)
         return schedule, self._lower(schedule, hardware or self.hardware)
 
@@ -230,7 +230,7 @@ class ForwardPass:
 
     @property
     def timeline(self) -> Timeline:
-        """Of the tasks of the simulated layers: every CPU launch, then every op, in issue order."""
+        """Timeline of the tasks of the simulated layers: every CPU launch, then every op, in issue order."""
         return self.simulated[1]
 
     @cached_property
@@ -245,7 +245,7 @@ class ForwardPass:
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Its collectives, and what each can run next to, layers left out included."""
+        """Collectives of the pass, layers left out included, and what each can run next to."""
         schedule, timeline = self.simulated
         return collectives(schedule, self.distinct(schedule), timeline)
 
@@ -261,7 +261,7 @@ class ForwardPass:
         return seconds
 
     def differs_from(self, other: "ForwardPass") -> dict[str, float]:
-        """Seconds by which kinds of ops take longer, alone, than those of another pass; kinds that differ alone."""
+        """Return the seconds by which kinds of ops take longer alone than in another pass, where they differ."""
         own_s, other_s = self.seconds_alone, other.seconds_alone
         longer_s = {kind: float(own_s.get(kind, 0.0) - other_s.get(kind, 0.0)) for kind in {**other_s, **own_s}}
         return {kind: seconds for kind, seconds in longer_s.items() if abs(seconds) > SAME * float(other.seconds)}
@@ -395,7 +395,7 @@ def simulate(
 
 
 def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:
-    """Seconds of a pass in which nothing overlaps: what its ops and their leads take together.
+    """Return the seconds of a pass in which nothing overlaps: its ops and their leads together.
 
     Where the CPU launches op after op, the pass also lasts as long as any op's launch and everything from that op on.
     Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
@@ -428,7 +428,7 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
 
 
 def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
-    """How long the simulated layers take, how much those left out add, and whether the kept ones are in a period."""
+    """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
     makespan_s = _makespan_s(program, times[2])
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
@@ -461,12 +461,12 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
 
 
 def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
-    """The end of the last task of any stream."""
+    """Return the end of the last task of any stream, in seconds."""
     return reduce(maximum, (end_s[number] for number in program.outline.last_tasks))
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:
-    """Smallest and largest, configuration by configuration."""
+    """Return the smallest and the largest value, configuration by configuration."""
     if np.ndarray in set(map(type, values)):
         return reduce(minimum, values), reduce(maximum, values)
     return min(values), max(values)

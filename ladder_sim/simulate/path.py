@@ -37,7 +37,7 @@ class PathSums:
 
     @classmethod
     def in_turn(cls, schedule: Schedule, estimates: Sequence[Estimate], durations_s: Sequence[Number]) -> Self:
-        """Sums of a pass in which nothing overlaps and no launch is waited for, given how long each role takes."""
+        """Return the sums of a pass without overlap and launch waits, given each role's seconds `durations_s`."""
         errors_s: dict[str, Number] = defaultdict(float)
         collectives_s: Number = 0.0
         exposed_s: Number = 0.0
@@ -55,7 +55,7 @@ class PathSums:
 
     @classmethod
     def of(cls, schedule: Schedule, errors: Sequence[Number], program: Program, times: TaskTimes) -> Self:
-        """Sums of a pass that was simulated, given the error of each role."""
+        """Return the sums of a simulated pass, given the error of each role."""
         layout, (_, starts_s, ends_s) = schedule.layout, times
         critical = _critical(program.outline, program.costs, ends_s)
         repeats = layout.wiring.repeats
@@ -86,7 +86,7 @@ class PathSums:
 
     @classmethod
     def total(cls, parts: Sequence[tuple[Any, Number]]) -> Self:
-        """The sum of several, or of breakdowns, each as often as its weight says."""
+        """Return the sum of several parts, or of breakdowns, each as often as its weight says."""
         errors_s: dict[str, Number] = defaultdict(float)
         for part, times in parts:
             for kind, error_s in part.errors_s.items():
@@ -99,7 +99,7 @@ class PathSums:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Any, "PathSums"]], count: int) -> "PathSums":
-        """Sums of all configurations, given those of some rows each; of a row the last ones count."""
+        """Return the sums of `count` configurations from parts with some rows each; the last part of a row counts."""
         kinds = {kind: None for _, part in parts for kind in part.errors_s}
         errors_s: dict[str, Any] = {kind: np.zeros(count) for kind in kinds}
         collectives_s, exposed_s = np.zeros(count), np.zeros(count)
@@ -111,7 +111,7 @@ class PathSums:
 
 
 def _critical(outline: Outline, costs: Sequence[Cost], ends_s: Sequence[Number]) -> list[Any]:
-    """Of each task, the configurations in which it is on the critical path: True for all, False for none, or a mask."""
+    """Return, by task, the configurations in which it is critical: True for all, False for none, or a mask."""
     critical: list[Any] = [False] * len(outline.streams)
     last = sorted(outline.last_tasks)
     _mark(critical, last, [ends_s[task] for task in last], True)
@@ -141,7 +141,7 @@ def _mark(critical: list[Any], tasks: Sequence[int], noticed_s: Sequence[Number]
 
 
 def _simple(mask: Any) -> Any:
-    """A mask, or what all of it says."""
+    """Return True or False instead of a mask in which all elements are equal."""
     if mask is True or mask is False:
         return mask
     return True if mask.all() else mask if mask.any() else False
@@ -149,7 +149,7 @@ def _simple(mask: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _before(outline: Outline) -> Sequence[Sequence[int]]:
-    """Of each task, those whose ends it may have waited for: the one before it on its stream, and those of others."""
+    """Return, by task, the tasks whose ends it may have waited for: on its stream, and on others."""
     latest: dict[int, int] = {}
     before = []
     for index, (stream, _, across) in enumerate(outline.rows):
@@ -160,7 +160,7 @@ def _before(outline: Outline) -> Sequence[Sequence[int]]:
 
 @lru_cache(maxsize=1024)
 def _overlapped(outline: Outline) -> Mapping[int, Sequence[int]]:
-    """Of each collective, the kernels that may run at the same time: it waits for none of them, nor they for it."""
+    """Return, by collective, the kernels that may run at the same time: neither waits for the other."""
     kernels = [index for index, stream in enumerate(outline.streams) if stream == COMPUTE]
     comms = [index for index, stream in enumerate(outline.streams) if stream == COMM]
     place = {kernel: number for number, kernel in enumerate(kernels)}

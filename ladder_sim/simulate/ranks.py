@@ -72,7 +72,7 @@ class Unevenness:
 
     @classmethod
     def of(cls, ranked: Sequence[RankedStep], steps: int) -> Self:
-        """Of a request: its prefill, and a decode step of so many that it takes, if there is one."""
+        """Return the spread of a request: its prefill, and a decode step of the `steps` that it takes, if any."""
         prefill, *decode = ranked
         return cls(
             ttft_p50_s=prefill.p50_s,
@@ -115,7 +115,7 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
 
 
 def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> tuple[Schedule, Timeline]:
-    """The first replicate on all ranks, no layer left out: tasks are those of the first rank, then of the next."""
+    """Return the schedule and first replicate of all layers on all ranks; tasks are in order of ranks."""
     typical = replace(step.hardware, rank_skew=0.0)
     schedule, program = step.lowered(step.schedule.kernels.rank.model.layers, typical)
     random = np.random.default_rng([jitter.seed, 0])
@@ -126,7 +126,7 @@ def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> t
 def _all_ranks(
     schedule: Schedule, program: Program, ranks: int, skew: float, sigma: float, random: np.random.Generator
 ) -> Program:
-    """The program of every rank, its kernels slower by its skew and by chance, its collectives joined."""
+    """Return the program of every rank, its kernels slower by its skew and by chance, its collectives joined."""
     count = len(program.tasks)
     slower = 1.0 + skew * np.arange(ranks) / max(1, ranks - 1)
     # mean 1, so that jitter alone makes no kernel slower on average
@@ -184,7 +184,7 @@ class _PacedRun:
         return float((waits * weights).sum(axis=1).mean())
 
     def increments(self) -> list[list[float]]:
-        """How long the periods of every run of equal layers took, apart from the first ones and the last; seconds."""
+        """Return the seconds of each period of every run of equal layers, without the first ones and the last."""
         lasted_s = []
         for period in self.schedule.order.periods:
             # the one that stands for others is the second last of its run
@@ -194,7 +194,7 @@ class _PacedRun:
         return lasted_s
 
     def _layer_end_s(self, position: int) -> float:
-        """When the last kernel of a layer ends on the slowest rank, seconds."""
+        """Return when the last kernel of a layer ends on the slowest rank, seconds."""
         index = self.schedule.layout.wiring.layers[position].index
         own = [
             self.launches + number

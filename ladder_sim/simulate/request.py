@@ -136,8 +136,9 @@ def simulate_request(
 def _in_turn(
     passes: Sequence[ForwardPass], stands_for: Sequence[Number], micro_batches: Number
 ) -> list[tuple[ForwardPass, Number]]:
-    """Passes of a prefill and of decode steps, and how many each stands for, of micro-batches that follow one another.
+    """Return passes of a prefill and of decode steps, and how many each stands for.
 
+    Micro-batches follow one another.
     Prompts: the first pass goes through every stage, each further one adds the time of the slowest. Tokens: a step
     begins when its own micro-batch's last one has ended, and the slowest stage is free.
     """
@@ -203,7 +204,7 @@ def simulated_alike(
 def joined(
     parts: Iterable[tuple[Rows, Mapping[str, Request]]], variants: Sequence[str], count: int
 ) -> dict[str, Request]:
-    """The times of so many configurations, from those that were simulated together."""
+    """Return the times of `count` configurations, from those that were simulated together."""
     times = {name: (np.empty(count), np.empty(count)) for name in variants}
     for rows, requests in parts:
         for name, (ttft_s, decode_s) in times.items():
@@ -212,7 +213,7 @@ def joined(
 
 
 def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tuple[Count, Number]]:
-    """Context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
+    """Return the context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
 
     Requests are one, or many that all take as many contexts (`context_counts`). With a static cache attention costs the
     same at every step.
@@ -239,7 +240,7 @@ def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tu
 
 
 def context_counts(prompt: Counts, gen: Counts) -> Counts:
-    """Contexts to simulate for each request; none where prefill yields the only token."""
+    """Return the contexts to simulate for each request; none where prefill yields the only token."""
     first, last = prompt + 1, prompt + gen - 1
     within = [last <= growth * first for growth, _ in CONTEXT_COUNTS]
     counts = np.select(within, [count for _, count in CONTEXT_COUNTS], MOST_CONTEXTS)
@@ -247,7 +248,7 @@ def context_counts(prompt: Counts, gen: Counts) -> Counts:
 
 
 def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
-    """Contexts of requests that all take `count` of them, and the decode steps each stands for, (requests, count).
+    """Return `count` contexts of each request, and the decode steps each stands for, shape (requests, count).
 
     In short answers the same context may come several times.
     """
@@ -264,7 +265,7 @@ def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, 
 
 
 def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) -> list[Rows]:
-    """Which requests can be simulated together.
+    """Return the requests that can be simulated together.
 
     Prompts have one token or several, decode has as many contexts, and passes have the same form.
     """
@@ -278,7 +279,7 @@ def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) ->
 
 
 def single(values: Count) -> Count:
-    """A number where all are equal: what does not vary is priced once."""
+    """Return a single number where all values are equal, so that it is priced once."""
     if not isinstance(values, np.ndarray):
         return values
     first = int(values[0])
@@ -286,6 +287,6 @@ def single(values: Count) -> Count:
 
 
 def _total(values: Iterable[Number]) -> Number:
-    """The sum; of plain numbers without rounding in between."""
+    """Return the sum; of plain numbers without rounding in between."""
     terms = list(values)
     return sum(terms, start=0.0) if any(isinstance(term, np.ndarray) for term in terms) else math.fsum(terms)

@@ -50,12 +50,12 @@ class Argument:
 
     @property
     def key(self) -> str:
-        """Its name in a link, and with dashes as a flag; what is on by default is switched off, as in ``no_p2p``."""
+        """Name of the argument in a link, and with dashes as a flag; ``no_p2p`` switches off what is on by default."""
         return f"no_{self.name}" if self.default is True else self.name
 
     @property
     def flag(self) -> str:
-        """Its flag, e.g. ``--gpus-per-node``; where it has none, ``--set`` and its name."""
+        """Flag of the argument, e.g. ``--gpus-per-node``; where it has none, ``--set`` and its name."""
         return f"--{self.key.replace('_', '-')}" if self.has_flag else f"--set {self.name}"
 
     def words(self, value: str) -> list[str]:
@@ -72,7 +72,7 @@ class Argument:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of its values that have one."""
+        """Names among the argument's values."""
         if get_origin(self.kind) is Literal:
             return get_args(self.kind)
         return tuple(_NAMES[self.kind]()) if self.kind in _NAMES else ()
@@ -102,7 +102,7 @@ _NAMES = {
 
 
 def _degree(name: str, help: str, *, default: int | None = 1) -> Argument:
-    """One of the plan's degrees of parallelism."""
+    """Return the argument of one of the plan's degrees of parallelism."""
     return Argument(name, int, default, f"plan.{name}", PLAN, help, doubles=True, maximum=4096)
 
 

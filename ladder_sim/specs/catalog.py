@@ -184,7 +184,7 @@ def model_config(name_or_path: str) -> dict[str, Any]:
 
 
 def _find(kind: str, name_or_path: str) -> Any:
-    """A built-in cluster or stack, or that of a file."""
+    """Return a built-in cluster or stack, or that of a file."""
     name, folder = name_or_path.strip().lower(), f"{kind}s"
     if name in _ids(folder):
         return _shipped(folder, name)
@@ -193,7 +193,7 @@ def _find(kind: str, name_or_path: str) -> Any:
 
 @functools.cache
 def _shipped(folder: str, name: str) -> Any:
-    """A built-in spec; kept, because every scenario names three."""
+    """Return a built-in spec, which is kept because every scenario names three."""
     text = _data(folder, name)
     if folder == "models":
         config = json.loads(text)
@@ -210,7 +210,7 @@ def _ids(folder: str) -> tuple[str, ...]:
 
 @functools.cache
 def _hub_ids() -> dict[str, str]:
-    """Built-in models by the Hugging Face ids of their files."""
+    """Return the built-in models by the Hugging Face ids of their files."""
     return {hub_id: name for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())}
 
 
@@ -274,7 +274,7 @@ def _yield_floor(tier: dict[str, Any], where: str) -> None:
 
 
 def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None = None) -> StackSpec:
-    """A stack of its newest version or of another: the latest table ``[versions.before."X"]`` comes first."""
+    """Return a stack of its newest version, or of another by the tables ``[versions.before."X"]``."""
     table.setdefault("name", name)
     versions = Versions.read(table.pop("versions", {}), file)
     if version is not None:
@@ -300,19 +300,19 @@ def _gpu_limits(table: object, where: str) -> GpuLimits:
 
 
 def _merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A table with some of its entries changed, and of a table in it some of that one's."""
+    """Return a table with some entries changed; in a nested table, too, only the named entries change."""
     inner = {key: table[key] | value for key, value in changes.items() if isinstance(value, dict) and key in table}
     return table | changes | inner
 
 
 def _allreduce_rules(table: dict[str, Any], key: str, where: str) -> tuple[AllReduceRule, ...]:
-    """Those of a stack, taken out of its table."""
+    """Return the all-reduce rules of a stack, taken out of its table."""
     rules = _list_of(table, key, where)
     return tuple(AllReduceRule.read(rule, f"{where}: {key}[{at}]") for at, rule in enumerate(rules))
 
 
 def _list_of(table: dict[str, Any], key: str, where: str) -> list[Any]:
-    """The tables that a table has under a key, taken out of it."""
+    """Return the list of tables under a key, taken out of the table."""
     tables = table.pop(key, [])
     if not isinstance(tables, list):
         raise SpecError(f"{where}: {key} must be a list of tables", hint="vllm.toml shows the form")

@@ -165,7 +165,7 @@ class TreeLatency(NamedTuple):
     network_hop_us: float
 
     def seconds(self, nodes: int, ranks_per_node: int) -> float:
-        """Up the tree and down again, chains inside the nodes included."""
+        """Return the seconds up the tree and down again, chains inside the nodes included."""
         hops_us = (ranks_per_node - 1) * self.node_hop_us + math.log2(nodes) * self.network_hop_us
         return (self.base_us + 2.0 * hops_us) * 1e-6
 

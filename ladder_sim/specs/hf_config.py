@@ -112,7 +112,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
 
 
 def read_wiring(reader: ConfigReader) -> str:
-    """A field of this project: published wirings other than llamaLadder's have none that is known."""
+    """Return the wiring that the config's field `ladder_sim_wiring` names; empty without it."""
     value = reader.config.get("ladder_sim_wiring", "")
     if not isinstance(value, str):
         raise reader.error("ladder_sim_wiring", "must be the name of a variant", "for example 'delayed:2'")
@@ -154,7 +154,7 @@ def _heads(reader: ConfigReader, heads: int, hidden: int) -> dict[str, int]:
 
 
 def _experts(reader: ConfigReader, layers: int) -> dict[str, Any]:
-    """Routed and shared experts, and the layers without them; nothing if the model's type has none."""
+    """Return the routed and shared experts, and the layers without them; empty if the model's type has none."""
     names = EXPERTS.get(reader.model_type())
     if names is None:
         return {}
@@ -228,7 +228,7 @@ def _latent(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _window(reader: ConfigReader, layers: int) -> dict[str, Any]:
-    """The window or chunk that layers attend to, which of them do, and which are not rotated."""
+    """Return the window or chunk of attention, the layers that have it, and those without rotation."""
     llama_4 = reader.model_type() == "llama4_text"
     key = "attention_chunk_size" if llama_4 else "sliding_window"
     # read in any case, so that a damaged file does not pass
@@ -258,7 +258,7 @@ def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _rotated_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Layers of Llama 4 with rotary embeddings."""
+    """Return the layers of Llama 4 with rotary embeddings."""
     rotated = reader.config.get("no_rope_layers") or []
     if not rotated:
         return _in_pattern(reader, layers)
@@ -270,7 +270,7 @@ def _rotated_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """All but one layer of each period; all if there is no pattern."""
+    """Return all but one layer of each period; all layers if there is no pattern."""
     if reader.config.get("sliding_window_pattern") is None:
         return tuple(range(layers))
     period = reader.size("sliding_window_pattern", MAXIMA["layers"])
@@ -279,7 +279,7 @@ def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def read_ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Those that a llamaLadder config wires as ladder; empty: none."""
+    """Return the layers that a llamaLadder config wires as ladder; empty if there are none."""
     value = reader.config.get("ladder_layers")
     if reader.model_type() != "llamaLadder":
         if value:

@@ -37,7 +37,7 @@ class ConfigReader:
         self.source = source
 
     def decoder(self) -> Self:
-        """The config of the decoder: the one in it of a multimodal model, else itself; with the type's defaults."""
+        """Return the config of the decoder, which a multimodal model holds inside its own, with the type's defaults."""
         nested = next((key for key in TEXT_CONFIGS if self.config.get(key)), None)
         if nested is None:
             return self._filled({})
@@ -51,7 +51,7 @@ class ConfigReader:
         return inner._filled(CLASS_SIZES.get(inner.model_type(), {}))
 
     def _filled(self, sizes: Mapping[str, object]) -> Self:
-        """With what the model's type implies."""
+        """Return the config completed by what the model's type implies."""
         given = {key: value for key, value in self.config.items() if value is not None or key in _NULLABLE}
         return type(self)({**sizes, **TYPES.get(self.model_type(), {}), **given}, self.source)
 
@@ -82,7 +82,7 @@ class ConfigReader:
         return default if value is None else flag(value, f"{self.source}: {key}")
 
     def layer_numbers(self, key: str, layers: int) -> frozenset[int] | None:
-        """The layers that a field lists; None if it is missing or empty."""
+        """Return the layers that a field lists; None if it is missing or empty."""
         value = self.config.get(key)
         if value is None or value == []:
             return None

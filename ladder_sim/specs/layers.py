@@ -57,7 +57,7 @@ class Gqa:
         return 2 * self.kv_heads * self.head_dim
 
     def kv_share(self, tp: int) -> float:
-        """Part of these elements on each of `tp` ranks: a share of the heads, replicas included."""
+        """Return the part of the KV elements on each of `tp` ranks: a share of the heads, replicas included."""
         return max(1, self.kv_heads // tp) / self.kv_heads
 
     def partition_problem(self, tp: int) -> str:
@@ -109,7 +109,7 @@ class Mla:
         return 0
 
     def kv_share(self, tp: int) -> float:
-        """Part of these elements on each of `tp` ranks: every rank's heads read all of it."""
+        """Return the part of the KV elements on each of `tp` ranks: every rank's heads read all of them."""
         return 1.0
 
     def partition_problem(self, tp: int) -> str:

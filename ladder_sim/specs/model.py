@@ -245,7 +245,7 @@ class ModelSpec:
 
     @property
     def experts_label(self) -> str:
-        """Its experts and latent attention in words; empty for a dense model.
+        """Experts and latent attention of the model in words; empty for a dense model.
 
         Examples
         --------
@@ -309,7 +309,7 @@ class ModelSpec:
 
 @lru_cache(maxsize=256)
 def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
-    """Of each layer, made once for each model and kind."""
+    """Return the kind of each layer, made once for each model and kind."""
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
     dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
     some = [(part, frozenset(layers)) for part, layers in model.unquantized_layers]
@@ -327,7 +327,7 @@ def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
 
 
 def _of(kept: Set[LayerPart], *parts: LayerPart) -> tuple[LayerPart, ...]:
-    """Those of some parts that are kept in 16 bits."""
+    """Return the parts that are kept in 16 bits."""
     return tuple(part for part in parts if part in kept)
 
 

@@ -231,7 +231,7 @@ class Scenario:
         return -(-self.plan.tp // self.cluster.gpus_per_node)
 
     def layout(self, group: str) -> tuple[int, int]:
-        """Nodes that hold ranks of a group, "tensor" or "experts", and its ranks on each of them."""
+        """Return the nodes that hold ranks of a group, "tensor" or "experts", and the group's ranks on each node."""
         if group == "tensor":
             return self.group_nodes, self.ranks_per_node
         # one rank of each tensor-parallel group of a stage
@@ -267,7 +267,7 @@ class Scenario:
         return rule.up_to[-1][1] if rule and rule.up_to else 0.0
 
     def allreduce_rule(self, rules: Iterable[AllReduceRule]) -> AllReduceRule | None:
-        """The rule of a stack for these GPUs; None if it has none."""
+        """Return the first of a stack's rules for these GPUs; None if there is none."""
         domain = self.cluster.gpus_per_node if self.cluster.intra.full_nvlink else 1
         group = (self.ranks_per_node, self.cluster.gpu.compute_capability, domain)
         return next((rule for rule in rules if rule.applies(*group)), None)
@@ -283,7 +283,7 @@ class Scenario:
         return self._step_limit("step_requests")
 
     def _step_limit(self, name: str) -> int:
-        """A limit of the stack on this GPU; one set by hand holds for every GPU."""
+        """Return a limit of the stack on this GPU; one set by hand holds for every GPU."""
         gpu, limit = self.cluster.gpu, 0
         if f"stack.{name}" not in self.settings:
             rules = (each for each in self.stack.gpu_limits if each.applies(gpu.compute_capability, gpu.hbm_bytes))
@@ -313,7 +313,7 @@ def _checked_nodes(nodes: int) -> int:
 
 
 def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
-    """The specs and the workload, as arguments and settings have them."""
+    """Return the specs and the workload that arguments and settings describe."""
     asked = {**DEFAULTS, **given}
     model, cluster, stack = asked["model"], asked["cluster"], asked["stack"]
     if isinstance(model, str):
@@ -346,7 +346,7 @@ def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
 
 
 def _plan(given: ScenarioFields, gpus_per_node: int) -> Plan:
-    """The plan; by default ranks of a group are what the other degrees leave of the GPUs."""
+    """Return the plan; by default its TP degree is what the other degrees leave of the GPUs."""
     asked = {**DEFAULTS, **given}
     plan = Plan(**{name: asked[name] for name in ("pp", "attention_dp", "dp")})
     tp = asked["tp"]
@@ -356,7 +356,7 @@ def _plan(given: ScenarioFields, gpus_per_node: int) -> Plan:
 
 
 def _kv_dtype(parts: Parts) -> KvDType:
-    """What the model's config says of the KV cache; else the stack's habit."""
+    """Return the data type of the KV cache, from the model's config, else by the stack's default."""
     model, workload = parts.model, parts.workload
     if model.kv_cache_dtype is not None and workload.dtype == model.weights_dtype:
         return model.kv_cache_dtype

@@ -136,7 +136,7 @@ def _settings(scenario: Scenario) -> Iterator[str]:
 
 
 def _idle(scenario: Scenario) -> Iterator[str]:
-    """What the plan leaves idle."""
+    """Yield warnings on GPUs and nodes that the plan leaves idle."""
     plan, per_node = scenario.plan, scenario.cluster.gpus_per_node
     degrees = named_degrees(plan, "tp", "attention_dp", "pp", "dp")
     used = plan.nodes(per_node)

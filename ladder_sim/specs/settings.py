@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """With section and unit, ``inter.bandwidth_Bps``."""
+        """Name with section and unit, e.g. ``inter.bandwidth_Bps``."""
         return f"{self.section}.{self.field}"
 
     @property
@@ -226,7 +226,7 @@ def _setting(key: str) -> Setting:
 
 
 def unknown_setting(key: str, also: Sequence[str] = (), commands: Sequence[str] = ()) -> UnknownNameError:
-    """The error of a name that no setting has: `also` may be meant, and `commands` have a setting of this name."""
+    """Return the error of an unknown setting: `also` may be meant, and `commands` have a setting of this name."""
     argument = ARGUMENTS.get(key.replace("-", "_"))
     answer = instead_of(key)
     if argument is not None:
@@ -245,7 +245,7 @@ def _fields(section: str) -> dict[str, object]:
 
 
 def _fabric_of(tier: str) -> Callable[[str], str]:
-    """What looks up the fabric of a tier. Only a cluster's file may give a link a name of its own."""
+    """Return the function that looks up the name of a tier's fabric; only a cluster's file may name another."""
 
     def fabric(text: str) -> str:
         name, names = text.strip(), catalog.fabric_names(tier)

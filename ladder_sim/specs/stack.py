@@ -71,7 +71,7 @@ class AllReduceRule:
 
     @classmethod
     def read(cls, table: object, where: str) -> Self:
-        """One of a file's ``allreduce_rules``: sizes by algorithm (``multimem = "64 MiB"``; ``"<8 MiB"``: below it)."""
+        """Return one of a file's ``allreduce_rules``: sizes by algorithm, e.g. ``multimem = "64 MiB"``."""
         if not isinstance(table, dict):
             raise SpecError(f"{where} is {quoted(table)}: must be a table", hint=_RULE_FORM)
         sizes = {name: value for name, value in table.items() if name not in _RULE_KEYS}

@@ -22,12 +22,12 @@ class Support(NamedTuple):
 
 
 def engines(support: Sequence[Support]) -> str:
-    """Their names; "none" if there are none."""
+    """Return the names of the engines; "none" if there are none."""
     return "; ".join(each.engine for each in support) or "none"
 
 
 def with_sources(support: Sequence[Support]) -> str:
-    """The same with the sources."""
+    """Return the engines that support a technique, with sources, as text."""
     return "; ".join(f"{each.engine} ({each.source})" for each in support) or "none"
 
 
@@ -155,7 +155,7 @@ class Techniques:
 
     @property
     def name(self) -> str:
-        """All of them, e.g. "fused-norm"; "none" if there are none."""
+        """Names of all techniques together, e.g. "fused-norm"; "none" if there are none."""
         return "+".join(self.chosen) or "none"
 
     @property
@@ -169,7 +169,7 @@ class Techniques:
         return tuple(name for name in self.chosen if TECHNIQUES[family_of(name)].splits)
 
     def without(self, family: str) -> "Techniques":
-        """All but one technique."""
+        """Return the techniques without one of them."""
         return Techniques(tuple(name for name in self.chosen if family_of(name) != family))
 
     def check_next_to(self, family: str) -> None:
@@ -186,7 +186,7 @@ NO_TECHNIQUES = Techniques()
 
 
 def technique_names() -> tuple[str, ...]:
-    """Every technique with each of its parameters.
+    """Return every technique with each of its parameters.
 
     Examples
     --------
@@ -201,12 +201,12 @@ def technique_names() -> tuple[str, ...]:
 
 
 def family_of(name: str) -> str:
-    """A technique's name without its parameter."""
+    """Return a technique's name without its parameter."""
     return name.partition(":")[0]
 
 
 def parameter_of(name: str) -> str:
-    """What follows the colon in a technique's name; empty if nothing does."""
+    """Return what follows the colon in a technique's name; empty if nothing does."""
     return name.partition(":")[2]
 
 

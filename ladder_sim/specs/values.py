@@ -107,7 +107,7 @@ def nonempty(value: object, what: str) -> str:
 
 
 def answer(kind: str, name: str) -> str:
-    """What to do instead of a name that no catalog holds; empty if there is nothing to say.
+    """Return what to do instead of a name that no catalog holds; empty if there is nothing to say.
 
     Examples
     --------
@@ -118,7 +118,9 @@ def answer(kind: str, name: str) -> str:
 
 
 def same_size(name: str, names: tuple[str, ...]) -> str:
-    """The models with as many parameters as a name says, in words; empty if it says none, or is one of them mistyped.
+    """Return the models with as many parameters as a name says, in words.
+
+    The text is empty if the name says no number, or is one of those models mistyped.
 
     Examples
     --------
@@ -158,7 +160,7 @@ def check_fields(spec: Any, where: str = "") -> None:
 
 @cache
 def _checks(spec: type) -> Sequence[tuple[str, Callable[[Any, str], object]]]:
-    """Fields with a rule, and the rule for their values."""
+    """Return the fields with a rule, and the rule for their values."""
     return [(name, check) for name, kind in field_kinds(spec).items() if (check := _check_of(kind))]
 
 
@@ -277,7 +279,7 @@ def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Re
 
 
 def _hints(function: Callable[..., object], keywords: str) -> dict[str, Any]:
-    """Types by parameter; of ``**keywords: Unpack[...]`` those of its keys."""
+    """Return the types by parameter; of ``**keywords: Unpack[...]`` the types by key."""
     hints = get_type_hints(function)
     if get_origin(hints.get(keywords)) is Unpack:
         (of_keys,) = get_args(hints.pop(keywords))

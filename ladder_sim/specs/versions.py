@@ -12,7 +12,7 @@ _RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})(?:[.+-]?[a-z][a-z0-9.+-]{0
 
 
 def release(version: str) -> tuple[int, ...] | None:
-    """The numbers of a version, without zeros at the end; None if it is not one.
+    """Return the numbers of a version, without zeros at the end; None if it is not one.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Versions:
     """By version, the fields that were different before it."""
 
     def before(self, version: str, *, stack: str) -> dict[str, Any]:
-        """The fields that are different in a version, of all changes that came after it.
+        """Return the fields that differ in a version, from all changes that came after it.
 
         Raises
         ------
@@ -69,13 +69,13 @@ class Versions:
         return fields
 
     def _is_newer(self, asked: tuple[int, ...]) -> bool:
-        """Beyond the newest: 0.32.1 belongs to 0.32."""
+        """Say whether a version is beyond the newest: 0.32.1 belongs to 0.32."""
         newest = _release(self.newest)
         return asked[: len(newest)] > newest
 
     @classmethod
     def read(cls, table: object, file: str) -> Self:
-        """Those of a file's table ``[versions]``."""
+        """Return the versions of a file's table ``[versions]``."""
         where = f"{file}: [versions]"
         if not isinstance(table, dict) or set(table) - {"oldest", "newest", "before", "source"}:
             raise SpecError(f"{where} must hold oldest, newest and before", hint="vllm.toml shows the form")

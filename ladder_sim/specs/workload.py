@@ -67,7 +67,7 @@ STATIC: Batching = "static"
 
 
 def batching_of(concurrency: object) -> Batching:
-    """How requests share the GPUs, by how many are kept in flight, if any."""
+    """Return how requests share the GPUs, by how many are kept in flight, if any."""
     return STATIC if concurrency is None else "continuous"
 
 

@@ -171,7 +171,7 @@ def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] 
 
 
 def writing_hint(fault: OSError) -> str:
-    """The way out for a file that cannot be written."""
+    """Return the way out for a file that cannot be written."""
     if fault.errno in FULL:
         return "make room, allow larger files, or choose another disk"
     return "choose a folder that exists and can be written"

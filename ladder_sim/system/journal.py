@@ -51,7 +51,7 @@ class Journal:
             yield
 
     def done(self) -> list[int]:
-        """Feasible points of each chunk that an interrupted run has left; raises UsageError if it was another sweep."""
+        """Return the feasible points of each chunk of an interrupted run; raise UsageError for another sweep's."""
         return [mark.feasible for mark in self._marks()[1:]]
 
     def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:
@@ -124,7 +124,7 @@ class Journal:
             ) from error
 
     def chunks(self) -> Iterator[bytes]:
-        """Those of `done`."""
+        """Yield the chunks that `done` counts."""
         ends = [mark.end for mark in self._marks()]
         with self.part.open("rb") as part:
             part.seek(ends[0])
@@ -132,7 +132,7 @@ class Journal:
                 yield part.read(end - start)
 
     def _marks(self) -> "list[_Mark]":
-        """The start and the chunks after it, up to the first that is incomplete or damaged."""
+        """Return the start and the chunks after it, up to the first that is incomplete or damaged."""
         if not (self.journal.exists() and self.part.exists()):
             return []
         # the last line may be incomplete, or the only one
@@ -168,7 +168,7 @@ class _Mark(NamedTuple):
 
 
 def _sound(lines: Iterable[bytes], part: Path) -> Iterator[_Mark]:
-    """The marks up to the first whose line or chunk was changed, cut off or doubled."""
+    """Yield the marks up to the first whose line or chunk was changed, cut off or doubled."""
     with part.open("rb") as file:
         for number, line in enumerate(lines):
             try:

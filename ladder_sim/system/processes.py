@@ -51,7 +51,7 @@ def start(
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal: this one leaves it to its parent, which ends it."""
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent process, which ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -90,7 +90,7 @@ def run(module: Sequence[str], *, capture: bool = False, given: str | None = Non
 
 
 def killed(name: str, code: int) -> LadderSimError:
-    """The error for a process that a signal ended, by its negative exit code."""
+    """Return the error for a process that a signal ended, by its negative exit code."""
     number = -code
     known = number in set(signal.Signals)
     hint = "out of memory? a smaller model or batch needs less" if number == signal.SIGKILL else ""

@@ -25,11 +25,11 @@ class Schema:
     """The way out of an older one."""
 
     def marked(self, /, **content: Any) -> dict[str, Any]:
-        """A document with its version."""
+        """Return a document with its version."""
         return {KEY: self.version, **content}
 
     def check(self, document: Mapping[str, Any], origin: str, *, error: type[LadderSimError]) -> int:
-        """The version of a document, which errors call `origin`; raises `error` if it is not one that can be read."""
+        """Return the version of a document, called `origin` in errors; raise `error` if it cannot be read."""
         version = document.get(KEY, 1)
         if type(version) is not int or version < 1:
             raise error(

@@ -64,12 +64,12 @@ class Cover:
 
     @property
     def share(self) -> float:
-        """Of the all-reduces, those that belong to a pass."""
+        """Share of the all-reduces that belong to a pass."""
         return self.covered / self.reduces if self.reduces else 1.0
 
 
 def cover(graph: TraceGraph) -> Cover:
-    """What `find_passes` finds, and raises; a predicted run says by itself what it holds."""
+    """Return what `find_passes` covers of a trace; a predicted run says by itself what it holds."""
     if graph.origin is not None:
         reduces = sum(op.kind in REDUCES for op in graph.ops)
         layers = graph.origin.scenario.model.layers
@@ -84,7 +84,7 @@ def cover(graph: TraceGraph) -> Cover:
 
 
 def find_passes(graph: TraceGraph) -> list[Pass]:
-    """Every forward pass in the standard wiring, rank by rank; an error if there is none."""
+    """Return every forward pass in the standard wiring, rank by rank; raise an error if there is none."""
     passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
         if any(op.kind == WHOLE_GRAPH for op in graph.ops):
@@ -128,7 +128,7 @@ def _of_rank(graph: TraceGraph, rank: int) -> list[Pass]:
 
 
 def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """First all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
+    """Yield the first all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
     first = 0
     # kinds of blocks at even and at odd places
     known: tuple[Counter[Signature], Counter[Signature]] = (Counter(), Counter())
@@ -147,7 +147,7 @@ def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[in
 
 
 def _layers(graph: TraceGraph, segments: Sequence[tuple[int, ...]], first: int, stop: int) -> tuple[int, int]:
-    """The all-reduces of whole layers: a layer has two, its attention's before its MLP's."""
+    """Return the first and last all-reduce of whole layers: a layer has attention's, then the MLP's."""
     signatures = (_signature([graph.ops[index] for index in segments[place]]) for place in range(first, stop - 1))
     attention = next((place for place, signature in enumerate(signatures, first) if _attends(signature)), None)
     if attention is None:
@@ -196,12 +196,12 @@ def _is_awaited(graph: TraceGraph, forward: Pass) -> bool:
 
 
 def _signature(ops: Iterable[TraceOp]) -> Signature:
-    """The kernels of a segment, without layer numbers."""
+    """Return the kernels of a segment, without layer numbers."""
     return tuple((op.kind, op.name_in_layer) for op in ops if op.kind not in _IGNORED)
 
 
 def _compute_lane(graph: TraceGraph, rank: int) -> int | None:
-    """The lane on which the rank spends most time on kernels."""
+    """Return the lane on which a rank spends most time on kernels; None if it has no lane."""
     busy = dict.fromkeys((number for number, lane in enumerate(graph.lanes) if lane.rank == rank), 0.0)
     for op in graph.ops:
         if op.lane in busy and not op.communicates and op.kind not in _IGNORED:
@@ -210,8 +210,9 @@ def _compute_lane(graph: TraceGraph, rank: int) -> int | None:
 
 
 def _place(graph: TraceGraph, lane: int, own: list[int], index: int, ahead: int | None) -> int:
-    """Number of ops of the lane up to the last that an all-reduce waits for, or that was issued before it.
+    """Return the number of ops of the lane up to the last that is ahead of an all-reduce.
 
+    The all-reduce waits for that op or, if it waits for none of the lane, was issued after it.
     On CPUs its thread may wake up `ahead` of it, and wait for the call meanwhile.
     """
     after = graph.ops[index].after

@@ -39,22 +39,22 @@ class Contention:
 
     @classmethod
     def of_gpu(cls, cluster: str) -> Self:
-        """Of the GPUs of a cluster of the catalog."""
+        """Return the contention on the GPUs of a cluster of the catalog."""
         spec = Scenario(cluster=cluster).cluster
         measured = load_profile(spec.profile).overlap if spec.profile else {}
         return cls(device=Device(sms=spec.gpu.sms), overlap=OverlapParameters.of(measured))
 
     @classmethod
     def of_cores(cls) -> Self:
-        """Of CPU ranks, each on a core of its own."""
+        """Return the contention of CPU ranks, each on a core of its own."""
         return cls(device=Device(sms=_PARTS))
 
     def demands(self, graph: TraceGraph) -> list[Demand]:
-        """What each op takes of its processor."""
+        """Return what each op of a graph takes of its processor."""
         return [self._on_gpu(op) if self.overlap is not None else self._on_core(graph, op) for op in graph.ops]
 
     def _on_gpu(self, op: TraceOp) -> Demand:
-        """From the number of thread blocks, which only kernels have."""
+        """Return what an op takes of its GPU, from its number of thread blocks, which only kernels have."""
         if self.overlap is None or not op.blocks:
             return NOTHING
         if op.communicates:
@@ -77,5 +77,5 @@ class Contention:
 
 
 def default_contention(graph: TraceGraph) -> Contention | None:
-    """Of cores where collectives run; of a GPU only its profile says."""
+    """Return the contention of CPU cores where collectives run on them; None for GPUs, whose profile says it."""
     return Contention.of_cores() if any(lane.name.startswith((_GLOO, SHARED_MEMORY)) for lane in graph.lanes) else None

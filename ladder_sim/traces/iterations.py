@@ -13,8 +13,9 @@ _REDUCES = 4
 
 
 def mark_repetitions(graph: TraceGraph) -> TraceGraph:
-    """Number the iterations of a trace without marks; a trace that does not end in a repetition stays as it is.
+    """Mark the repetitions in a trace without marks as iterations.
 
+    A trace that does not end in a repetition stays as it is.
     A repetition must last until the end of the trace. So the layers of a single forward pass are not taken for
     iterations: the LM head that follows them breaks the pattern. Those of a pass without one (a pipeline stage, a part
     of a pass) are known by the all-reduces that their blocks wait for, and so are the passes of a draft model. Where
@@ -39,7 +40,7 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
 
 
 def _marked(graph: TraceGraph, firsts: Sequence[int]) -> TraceGraph:
-    """The iterations that begin with the launches of these ops."""
+    """Return the graph with iterations that begin at the launches of the ops `firsts`."""
     starts_s = [_launched_s(graph, first) for first in firsts]
 
     def step(time_s: float) -> int:
@@ -50,7 +51,7 @@ def _marked(graph: TraceGraph, firsts: Sequence[int]) -> TraceGraph:
 
 
 def _replays(graph: TraceGraph, queue: Sequence[int]) -> list[int]:
-    """First ops of equal CUDA graphs of several layers, if a stream runs nothing else; none if there is only one."""
+    """Return the first ops of equal CUDA graphs of several layers that a stream runs alone; empty for one graph."""
     firsts: list[int] = []
     contents: list[list[str]] = []
     latest: list[int] = []
@@ -84,8 +85,9 @@ def _are_parts(graph: TraceGraph, marked: TraceGraph) -> bool:
 
 
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
-    """The step of this name; by default the last with a collective, or the whole trace if it has no steps.
+    """Return the step of this name.
 
+    By default it is the last step with a collective, or the whole trace if it has no steps.
     Of a predicted run the default is the whole: its prediction is an average over its steps.
 
     Raises
@@ -104,7 +106,7 @@ def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
 
 
 def step_position(graph: TraceGraph, step: str | None) -> int | None:
-    """Position of the step that `choose_step` takes; None for the whole trace."""
+    """Return the position of the step that `choose_step` takes; None for the whole trace."""
     if step is None:
         # a mark at the end of a recording may have nothing behind it, and engines mark steps without requests
         used = [op for op in graph.ops if op.communicates] or graph.ops
@@ -122,7 +124,7 @@ def step_position(graph: TraceGraph, step: str | None) -> int | None:
 
 
 def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> TraceGraph:
-    """What started in a stretch of time, in seconds since the first op; an error if nothing did."""
+    """Return the ops that start in a stretch of seconds since the first op; raise UsageError if none does."""
     low_s, high_s = from_s or 0.0, float("inf") if to_s is None else to_s
     chosen = [index for index, op in enumerate(graph.ops) if low_s <= op.start_s < high_s]
     if not chosen:
@@ -134,14 +136,14 @@ def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> Trac
 
 
 def _launched_s(graph: TraceGraph, index: int) -> float:
-    """When the CPU launched an op; for an op of the CPU, its start."""
+    """Return when the CPU launched an op; for an op of the CPU, its start."""
     op = graph.ops[index]
     launches = graph.launches(op)
     return graph.ops[launches[0]].start_s if launches and graph.lanes[op.lane].device else op.start_s
 
 
 def _period(names: list[str]) -> int:
-    """Length of the shortest pattern that ends the list twice in a row; 0 if there is none.
+    """Return the length of the shortest pattern that ends the list twice in a row; 0 if there is none.
 
     Examples
     --------
@@ -159,7 +161,7 @@ def _period(names: list[str]) -> int:
 
 
 def _repeated(names: list[str], period: int) -> int:
-    """Number of names at the end that equal the name one period before."""
+    """Return the number of names at the end that equal the name one period before."""
     count = 0
     while count + period < len(names) and names[-1 - count] == names[-1 - count - period]:
         count += 1

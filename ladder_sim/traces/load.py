@@ -89,7 +89,7 @@ def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
 
 
 def _split_ranks(file: KinetoFile) -> list[KinetoFile]:
-    """A file for each rank that this one holds: itself, unless it was merged."""
+    """Return a file for each rank that a file holds: the file itself, unless it was merged."""
     parts: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for category, events in file.events.items():
         for event in events:
@@ -116,7 +116,7 @@ def _of_tags(file: KinetoFile, parts: dict[str, dict[str, list[Event]]]) -> Iter
 
 
 def _check_one_process(file: KinetoFile) -> None:
-    """Calls of several processes have the same correlation ids: nobody knows which of them launched a kernel."""
+    """Refuse a file whose processes share correlation ids: nothing says which of them launched a kernel."""
     calls = {(event.process, event.args.get("correlation")) for event in file.events[CALLS]}
     processes = Counter(correlation for _, correlation in calls if correlation is not None)
     if processes and max(processes.values()) > 1:
@@ -127,7 +127,7 @@ def _check_one_process(file: KinetoFile) -> None:
 
 
 def _of_one_rank(rank: int, first: str, second: Path) -> UsageError:
-    """An error for two files of a rank: maybe an engine wrote one for each phase."""
+    """Return the error for two files of one rank, for example of two phases."""
     phase = _PHASE.search(second.name)
     other = _PHASE.search(first)
     hint = "give one file for each rank"
@@ -138,7 +138,7 @@ def _of_one_rank(rank: int, first: str, second: Path) -> UsageError:
 
 @contextmanager
 def _foreign(file: Path) -> Iterator[None]:
-    """A file that others wrote may hold anything in any place; what breaks on it is its fault."""
+    """Raise a UsageError for whatever fails in the block: a file of others may hold anything in any place."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -148,7 +148,7 @@ def _foreign(file: Path) -> Iterator[None]:
 
 
 def _traces(path: Path) -> list[Path]:
-    """The traces of a path: itself, or the files of a folder. Execution traces are read with their trace."""
+    """Return the traces of a path, a file or a folder; execution traces are read with their trace."""
     # pathlib raises an error for a name that is too long
     if not os.path.isdir(path):
         return [] if _EXECUTION in path.name else [path]
@@ -167,7 +167,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _reads(path: Path) -> dict[int, frozenset[int]]:
-    """Contents of the execution trace of a trace; empty if there is none."""
+    """Return the contents of a trace's execution trace; empty if there is none."""
     stem = path.name.partition(".json")[0]
     candidates = (path.with_name(f"{stem}{_EXECUTION}{end}") for end in ("", ".gz"))
     return next((read_execution_trace(candidate) for candidate in candidates if candidate.exists()), {})

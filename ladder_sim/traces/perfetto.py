@@ -36,7 +36,7 @@ Track = dict[str, int]
 
 
 def to_json(runs: dict[str, TraceGraph]) -> str:
-    """A file for Perfetto with one run, or several next to each other, by name."""
+    """Return a file for Perfetto with one run, or with several next to each other, by name."""
     events: list[dict[str, Any]] = []
 
     # numbers are unique: Perfetto takes a thread with the number of its process for the main thread
@@ -102,7 +102,7 @@ def is_own(document: dict[str, Any]) -> bool:
 
 
 def parse(document: dict[str, Any], path: Path) -> TraceGraph:
-    """The graph in a file that `to_json` wrote; an error if it holds several runs, or was changed."""
+    """Return the graph in a file that `to_json` wrote; raise UsageError for several runs or a changed file."""
     about = document[_KEY]
     SCHEMA.check(about, f"trace '{path}'", error=UsageError)
     try:
@@ -156,7 +156,7 @@ def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dic
 def _arrows(
     graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, Track], numbers: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
-    """Dependencies between lanes."""
+    """Yield the dependencies between lanes."""
     for index, (start_ns, _) in drawn.items():
         op = graph.ops[index]
         for before in op.after:
@@ -184,31 +184,31 @@ def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
 
 
 def process_name(process: int, name: str) -> dict[str, Any]:
-    """What a process is called."""
+    """Return the event that names a process."""
     return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
 
 
 def thread_name(thread: Track, name: str) -> dict[str, Any]:
-    """What a thread is called."""
+    """Return the event that names a thread."""
     return {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
 
 
 def nanoseconds(seconds: float) -> int:
-    """Perfetto's unit."""
+    """Return a time in Perfetto's unit, nanoseconds."""
     return round(seconds * 1e9)
 
 
 def slice_event(
     name: str, category: str, track: Track, span: tuple[int, int], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Something that lasts on a thread, from and to nanoseconds."""
+    """Return the slice of something that lasts on a thread, from and to nanoseconds."""
     start_ns, end_ns = span
     times = {"ts": start_ns / US, "dur": (end_ns - start_ns) / US}
     return {"ph": "X", "cat": category, "name": name, **track, **times, "args": arguments}
 
 
 def _arguments(index: int, op: TraceOp) -> dict[str, Any]:
-    """All fields of an op that differ from the default; times in seconds, as Perfetto's microseconds are rounded."""
+    """Return the fields of an op that differ from the default, with exact times in seconds."""
     row = {
         "op": index,
         **{name: getattr(op, name) for name, default in _FIELDS.items() if getattr(op, name) != default},
@@ -242,7 +242,7 @@ def _check(graph: TraceGraph) -> None:
 
 
 def _fault(op: TraceOp, graph: TraceGraph) -> str:
-    """What of an op cannot be; empty if all can."""
+    """Return what is wrong with an op; empty if nothing is."""
     collective = op.collective or Collective()
     if not _all(str, (op.name, op.kind, op.scope, collective.group)):
         return "its name, kind, scope and group must be text"

@@ -57,7 +57,7 @@ class Replay:
     """Error of every iteration."""
 
     def unexplained(self) -> list[UnexplainedWait]:
-        """Waits of device ops that no dependency explains, longest first; the replay leaves them out."""
+        """Return waits of device ops that no dependency explains, longest first; the replay leaves them out."""
         ops, own_s = self.graph.ops, []
         # a collective starts with its last rank
         group_s: dict[int, float] = {}
@@ -74,7 +74,7 @@ class Replay:
 
 
 def to_program(graph: TraceGraph, contention: Contention | None = None) -> Program:
-    """One task for each op, in its position. Without contention the tasks share nothing."""
+    """Return a program with a task for each op, in its position. Without contention the tasks share nothing."""
     demands = contention.demands(graph) if contention is not None else [NOTHING] * len(graph.ops)
     return Program(
         tasks=tuple(
@@ -94,14 +94,14 @@ def simulate(graph: TraceGraph, contention: Contention | None = None) -> Timelin
 
 
 def to_timeline(graph: TraceGraph) -> Timeline:
-    """The recorded times as a timeline."""
+    """Return the recorded times as a timeline."""
     start_s = np.array([op.start_s for op in graph.ops])
     end_s = np.array([op.end_s for op in graph.ops])
     return Timeline(program=to_program(graph), ready_s=start_s, start_s=start_s, end_s=end_s)
 
 
 def with_times(graph: TraceGraph, timeline: Timeline) -> TraceGraph:
-    """The ops with their simulated times."""
+    """Return the graph with the simulated times of a timeline."""
     times = zip(graph.ops, timeline.start_s.tolist(), timeline.end_s.tolist(), strict=True)
     return dataclasses.replace(
         graph, ops=tuple(dataclasses.replace(op, start_s=start_s, end_s=end_s) for op, start_s, end_s in times)
@@ -111,8 +111,9 @@ def with_times(graph: TraceGraph, timeline: Timeline) -> TraceGraph:
 def from_timeline(
     timeline: Timeline, kinds: Sequence[str], collectives: Sequence[Collective | None] | None = None
 ) -> TraceGraph:
-    """A simulated program as a trace. Each op takes its simulated time, slowed down by the ops it shared a GPU with.
+    """Return a simulated program as a trace.
 
+    Each op takes its simulated time, slowed down by the ops it shared a GPU with.
     A trace has no wake-ups: the time until the end of another op was noticed blocks the lane before the op that waited.
     """
     program = timeline.program

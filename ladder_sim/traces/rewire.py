@@ -27,7 +27,7 @@ STREAM_WAIT_S = 1e-6
 
 
 def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAIT_S) -> TraceGraph:
-    """The forward passes of a trace in another wiring.
+    """Return a trace whose forward passes have another wiring.
 
     Parameters
     ----------
@@ -179,12 +179,12 @@ class _Rewiring:
             self._change(behind, after=(*op.after, index), lead_s=op.lead_s + self.stream_wait_s)
 
     def _consumers(self, forward: Pass, number: int) -> list[int]:
-        """Ops of the next segment that wait for the all-reduce."""
+        """Return the ops of the next segment that wait for the all-reduce."""
         reduce = forward.reduces[number]
         return [index for index in forward.segments[number] if reduce in self._op(index).after]
 
     def _aside(self, forward: Pass, number: int) -> list[int]:
-        """Ops on other streams that compute, and wait for the all-reduce: a part of the next block."""
+        """Return the ops of other streams that compute and wait for the all-reduce: a part of the next block."""
         return [
             index
             for index in self.followers[forward.reduces[number]]
@@ -230,7 +230,7 @@ class _Rewiring:
                 self._await([ahead_of], (output,))
 
     def _launch(self, index: int) -> list[int]:
-        """The call that enqueues only this op, and the CPU time before it."""
+        """Return the call that enqueues only this op, and the CPU time before the call."""
         alone = [call for call in self.graph.launches(self.graph.ops[index]) if len(self.followers[call]) == 1]
         ahead = [self.before[call] for call in alone if call in self.before]
         return sorted({*alone, *(gap for gap in ahead if self.graph.ops[gap].kind == "host")})

@@ -50,7 +50,7 @@ def _counters(track: Track, at_ns: int, values: Mapping[str, Mapping[str, float]
 def _async(
     name: str, track: Track, number: int, span_s: tuple[float, float], about: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """A part of a request, on the row of the request."""
+    """Yield the two events of a part of a request, on the row of the request."""
     for kind, seconds, arguments in zip("be", span_s, (about, {}), strict=True):
         event = {"ph": kind, "cat": "request", "id": number, "name": name, "pid": track["pid"]}
         yield {**event, "ts": nanoseconds(seconds) / US, "args": dict(arguments)}

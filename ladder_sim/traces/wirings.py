@@ -65,7 +65,7 @@ def predict_variants(
 def _rewired(
     step: TraceGraph, variants: Sequence[str], stream_wait_s: float, contention: Contention | None
 ) -> tuple[float, dict[str, tuple[float, TraceGraph]]]:
-    """How long a step takes as recorded, and in each wiring, with its ops at their simulated times."""
+    """Return the seconds of a step as recorded, and in each wiring, with its ops at simulated times."""
     baseline_s, recorded = _simulated(step)
     alone = step if contention is None else _alone(step, contention)
     times = {}
@@ -85,7 +85,7 @@ def launch_share(step: TraceGraph) -> float:
 
 
 def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:
-    """The ops as long as they take alone: under contention, the replay then takes the recorded times."""
+    """Return the step with ops as long as they take alone; under contention they then take recorded times."""
     alone = step
     for _ in range(_ROUNDS):
         shared = simulate(alone, contention)
@@ -99,7 +99,7 @@ def _alone(step: TraceGraph, contention: Contention) -> TraceGraph:
 
 
 def baseline(graph: TraceGraph, step: str | None) -> StepError:
-    """A step of a trace (`choose_step`) as recorded, and as it is replayed alone."""
+    """Return the time of a trace's step (`choose_step`) as recorded, and as it is replayed alone."""
     if graph.origin is not None:
         return recorded_and_replayed(choose_step(graph, step))
     position = step_position(graph, step)
@@ -112,19 +112,20 @@ def baseline(graph: TraceGraph, step: str | None) -> StepError:
 
 
 def _simulated(graph: TraceGraph, contention: Contention | None = None) -> tuple[float, TraceGraph]:
-    """How long a graph takes, and its ops at their simulated times."""
+    """Return the seconds of a graph, and its ops at their simulated times."""
     simulated = with_times(graph, simulate(graph, contention))
     return _seconds(simulated), simulated
 
 
 def _seconds(step: TraceGraph) -> float:
-    """How long a step takes that is a graph of its own."""
+    """Return the seconds of a step that is a graph of its own."""
     return step_seconds(replace(step, steps=()))[0]
 
 
 def _with_waits_as_work(step: TraceGraph) -> TraceGraph:
-    """A step whose waits for absent ranks are work of the blocks ahead of them; the same object if it has hardly any.
+    """Return a step whose waits for absent ranks are work of the blocks before them.
 
+    A step with hardly any such waits is returned unchanged.
     With the traces of all ranks a collective starts when the last of them is ready. A rank alone shows only its own
     arrival: its collectives last longer by their waits for the slowest rank. What one takes beyond the shortest like it
     was such a wait, in which the slowest rank still worked: as work of the block ahead it stays in every wiring.

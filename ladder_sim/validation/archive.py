@@ -151,7 +151,7 @@ def figures(scenario: Scenario, variants: Sequence[str]) -> dict[str, dict[str, 
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[Path]:
-    """The folder of an archive, captures left out."""
+    """Yield the folder of an archive, captures left out."""
     if path.is_dir():
         yield path
         return
@@ -185,7 +185,7 @@ def _read(name: str, folder: Path) -> Archive:
 
 
 def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """The variants of one run."""
+    """Yield a row for each variant of one run."""
     arguments, variants = rows[0]["scenario"], [row["variant"] for row in rows]
     measured, intervals = _measured(folder, rows)
     now: Mapping[str, Mapping[str, float]] = {}
@@ -210,7 +210,7 @@ def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Itera
 def _measured(
     folder: Path, rows: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
-    """Figures and intervals by variant; empty where the run was not measured."""
+    """Return the figures and intervals by variant; empty where the run was not measured."""
     arguments, run = rows[0]["scenario"], rows[0]["run"]
     steps = whole(arguments["gen"], "gen", 1, 10**9) - 1
     if arguments.get("concurrency") is None:
@@ -233,7 +233,7 @@ def _measured(
 def _of_bench(
     variants: Mapping[str, Mapping[str, Any]], steps: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
-    """Medians, and their intervals, of a result of `run --bench`."""
+    """Return the medians, and their intervals, of a result of `run --bench`."""
     measured, intervals = {}, {}
     for name, result in variants.items():
         measured[name] = _figures(result)
@@ -250,7 +250,7 @@ def _of_bench(
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Those of `FIGURES` that a row has."""
+    """Return the figures of `FIGURES` that a row has."""
     return {name: real(row[name], name, MOST) for name in FIGURES if row.get(name) is not None}
 
 
@@ -265,7 +265,7 @@ def _spread(errors: Sequence[float]) -> str:
 
 
 def _inside(folder: Path, name: str) -> str:
-    """A catalog id, or the place of a file that came along."""
+    """Return a catalog id, or the path of a file in the archive's folder."""
     return str(folder / Path(name).name) if Path(name).suffix in (".json", ".toml") else name
 
 

@@ -46,7 +46,7 @@ class Facts:
 
 
 def facts(cell: Mapping[str, str]) -> Facts:
-    """What is known of a row, by its cells."""
+    """Return what is known of a row, by its cells."""
     said: dict[str, Any] = {}
     for entry in _entries():
         if _matches(cell, entry["where"]) and not any(_matches(cell, each) for each in entry.get("but", ())):

@@ -165,7 +165,7 @@ class Unseen:
 
 
 def evidence(level: Level) -> str:
-    """What a level predicts from, in words."""
+    """Return what a level predicts from, in words."""
     return LEVELS.get(level, "the profile that was given")
 
 
@@ -331,7 +331,7 @@ class _NoEvidenceError(LadderSimError):
 
 
 def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
-    """What a level predicts from; None for datasheet figures."""
+    """Return the profile that a level predicts from; None for datasheet figures."""
     cluster, stack = scenario.cluster, scenario.stack
     if level == "roofline":
         return None
@@ -346,7 +346,7 @@ def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
 
 
 def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
-    """Errors and coverage by variant, interconnect and group of tensor-parallel degrees, and over all degrees."""
+    """Return errors and coverage by variant, interconnect and group of TP degrees, and over all degrees."""
     parts: dict[tuple[str, bool, str], list[Comparison]] = {}
     for comparison in comparisons:
         row = comparison.measurement
@@ -377,7 +377,7 @@ def _order(tps: str) -> float:
 
 
 def error_stats(quantities: Iterable[Quantity | None]) -> ErrorStats | None:
-    """Errors and coverage of some quantities; None without quantities."""
+    """Return the errors and coverage of some quantities; None without quantities."""
     given = [quantity for quantity in quantities if quantity is not None]
     if not given:
         return None
@@ -405,7 +405,7 @@ def check_error(errors: ErrorStats | None, maximum: float, figure: str, rows: st
 
 
 def unseen(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    """Those that no fit behind the predictions has used."""
+    """Return the comparisons that no fit behind the predictions has used."""
     return tuple(row for row in comparisons if not row.seen)
 
 

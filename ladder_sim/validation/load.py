@@ -99,7 +99,7 @@ def compare_loads(
 
 
 def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorStats]:
-    """Errors of each figure that was measured."""
+    """Return the errors of each figure that was measured."""
     names = dict.fromkeys(name for each in comparisons for name in each.figures)
     summaries = {name: error_stats(each.figures.get(name) for each in comparisons) for name in names}
     return {name: errors for name, errors in summaries.items() if errors}
@@ -129,12 +129,12 @@ def _compare(
             name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
         },
         confidence=served.confidence,
-        cautions=(*_failures(result), *served.cautions),
+        cautions=(*_failures(result), *served.cautions, served.interval_note),
     )
 
 
 def _failures(result: Result) -> tuple[str, ...]:
-    """What failed requests mean for a comparison."""
+    """Return notes on what failed requests mean for a comparison."""
     if not result.failed:
         return ()
     sent = result.failed + result.answered
@@ -145,7 +145,7 @@ def _failures(result: Result) -> tuple[str, ...]:
 
 
 def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
-    """What served a load: as the file says, but for what is given."""
+    """Return the scenario that served a load: as the file says, but for what is given."""
     arguments = {**_said(result.server, given), **given}
     missing = [name for name in _NEEDED if name not in arguments]
     if missing:
@@ -159,7 +159,7 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
 
 
 def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a scenario that a file says, without those that are given."""
+    """Return the arguments of a scenario that a file says, without those that are given."""
     said: dict[str, Any] = {}
     if "model" in server and "model" not in given:
         said["model"] = str(server["model"])

@@ -58,7 +58,7 @@ class Likeness:
 
 
 def parts_of(scenario: Scenario) -> dict[str, object]:
-    """What a run may share with a scenario, but for sizes."""
+    """Return the parts, other than sizes, that a run may share with a scenario."""
     return {
         "engine": scenario.stack.unversioned,
         "GPU": scenario.cluster.gpu.name,
@@ -73,14 +73,14 @@ def parts_of(scenario: Scenario) -> dict[str, object]:
 
 
 def table_of(scenario: Scenario) -> str:
-    """The measured runs that are compared with a scenario, by the name of their table."""
+    """Return the name of the table of measured runs that are compared with a scenario."""
     if scenario.workload.concurrency is None:
         return BATCHES
     return EXPERTS if scenario.model.experts_label else DENSE
 
 
 def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
-    """Every measured run of the scenario's table, the most like it first.
+    """Return every measured run of the scenario's table, the most like it first.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
 
 @cache
 def _servings(table: str) -> tuple[MeasuredRun, ...]:
-    """Times to first token are not predicted well enough to be shown; figures of engines were fitted to dense ones."""
+    """Return the servings of a table with their TPOT; times to first token are not predicted well enough."""
     compared = compare_servings(read_servings(*read_table(table)))
     return tuple(_run(each.serving.scenario(), "tpot", each.tpot, table == DENSE) for each in compared if each.tpot)
 

@@ -100,7 +100,7 @@ def compare_requests(
 
 
 def bootstrap(sample: Floats) -> tuple[float, float]:
-    """95 % interval of a sample's median; deterministic."""
+    """Return the 95 % interval of a sample's median, with the same draws in every call."""
     chosen = np.random.default_rng(0).integers(len(sample), size=(DRAWS, len(sample)))
     low, high = np.quantile(np.median(np.asarray(sample)[chosen], axis=1), INTERVAL)
     return float(low), float(high)
@@ -127,12 +127,12 @@ class RunCheck(Answer):
         return tuple(dict.fromkeys(row.variant for row in self.rows if row.variant not in self.timed))
 
     def mean_error(self, quantity: str) -> float | None:
-        """Of a quantity, over the wirings held back, as a share; None: there is none."""
+        """Return the mean error of a quantity over the wirings held back, as a fraction; None without any."""
         own = [abs(row.error) for row in self.rows if row.quantity == quantity and row.variant in self.held_back]
         return float(np.mean(own)) if own else None
 
     def row(self, variant: str, quantity: str) -> Compared | None:
-        """The comparison of a quantity of a wiring; None: standard's speedup, or TPOT of a single token."""
+        """Return the comparison of a wiring's quantity; None: standard's speedup, or TPOT of a single token."""
         return next((row for row in self.rows if (row.variant, row.quantity) == (variant, quantity)), None)
 
     def require(self, **bounds: float) -> None:
@@ -208,7 +208,7 @@ def validate_runs(
 
 
 def timed_variants(profile: CalibrationProfile) -> tuple[str, ...]:
-    """Wirings whose passes were timed for a profile."""
+    """Return the wirings whose passes were timed for a profile."""
     return tuple(filter(None, profile.environment.get(VARIANTS, "").split(",")))
 
 

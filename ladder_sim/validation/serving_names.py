@@ -40,7 +40,7 @@ _FORMATS = MappingProxyType(
 
 
 def model_name(path: str) -> str:
-    """The model of a cell of ``model_path``: its name in the catalog, or the path of its file."""
+    """Return the model of a cell of ``model_path``: its name in the catalog, or the path of its file."""
     # checked here, so that the message names the column
     try:
         catalog.model(path)
@@ -51,7 +51,7 @@ def model_name(path: str) -> str:
 
 
 def cluster_name(system: str) -> str:
-    """The cluster of a cell of ``system``: its name in the catalog, or the path of its file."""
+    """Return the cluster of a cell of ``system``: its name in the catalog, or the path of its file."""
     key = system.lower()
     name = _SYSTEMS.get(key, key.replace("_", "-"))
     if name in catalog.cluster_names():
@@ -63,7 +63,7 @@ def cluster_name(system: str) -> str:
 
 
 def stack_name(backend: str, version: str) -> str:
-    """The stack of cells of ``backend`` and ``backend_version``, e.g. "vllm@0.12.0"; without a version the newest."""
+    """Return the stack of ``backend`` and ``backend_version``, e.g. "vllm@0.12.0"; without a version the newest."""
     is_file = backend.lower().endswith(".toml")
     name = backend if is_file else backend.lower()
     # made after the newest release
@@ -80,7 +80,7 @@ def stack_name(backend: str, version: str) -> str:
 
 
 def format_name(cell: Mapping[str, str], model: str, fp8: DType | None = None) -> str:
-    """The precision of linear layers by a row's cells, as `ladder_sim.Scenario` has it for ``dtype``.
+    """Return the precision of linear layers by a row's cells, as `ladder_sim.Scenario` has it for ``dtype``.
 
     `fp8` is which fp8 the checkpoint has, if its campaign is known; else the model's own.
     """

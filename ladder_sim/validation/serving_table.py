@@ -68,11 +68,11 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        """Without its version."""
+        """Name of the engine without its version."""
         return self.stack.partition("@")[0]
 
     def scenario(self, concurrency: int | None = None, prompt: int = 1024, gen: int = 512) -> Scenario:
-        """One of its loads, of any variant."""
+        """Return the scenario of one load of this setup, of any variant."""
         plan = self.plan
         model = catalog.model(self.model)
         if self.unquantized:
@@ -118,7 +118,7 @@ class Serving:
     """Why it is not predicted, as far as its campaign is known."""
 
     def scenario(self) -> Scenario:
-        """What was served, with this load."""
+        """Return the scenario of a serving, with its load."""
         return self.setup.scenario(self.concurrency, self.prompt, self.gen)
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ class _Row(NamedTuple):
 
 
 def _compared(rows: Sequence[_Row]) -> tuple[Serving, ...]:
-    """The servings, with what rows say of each other."""
+    """Return the servings, with the setup or the exclusion that other rows of the same load imply."""
     measured: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for row in rows:
         measured[_point(row.serving, row.serving.setup)].append(row.serving.tpot_s)
@@ -173,7 +173,7 @@ def _compared(rows: Sequence[_Row]) -> tuple[Serving, ...]:
 
 
 def _point(serving: Serving, setup: Setup) -> tuple[object, ...]:
-    """What two measurements of the same have in common."""
+    """Return what equal measurements have in common: setup, requests in flight, prompt and answer."""
     return setup, serving.concurrency, serving.prompt, serving.gen
 
 
@@ -264,7 +264,7 @@ def _active_share(model: ModelSpec) -> float:
 
 
 def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[Plan, int]:
-    """The plan of a row, and how many groups have the requests that it counts."""
+    """Return the plan of a row, and how many groups have the requests that the row counts."""
     tp, pp = _whole(cell, "tp_size"), _degree(cell, "pp_size", 1)
     if not has_experts:
         # the scenario refuses groups

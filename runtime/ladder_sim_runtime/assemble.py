@@ -19,7 +19,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.flo
 
 
 def device_of(comm: Communicator) -> torch.device:
-    """Where a rank computes: with gloo on the CPU, else on its GPU if it has one."""
+    """Return the device on which a rank computes: with gloo the CPU, else its GPU if it has one."""
     if comm.name != "gloo" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -39,8 +39,9 @@ def assemble(
     wirings: Sequence[Wiring] = (),
     execution: ExecutionConfig | None = None,
 ) -> Generator:
-    """A generator with random weights and prompts, of one model and batch on all ranks; raises as `load`.
+    """Return a generator with random weights and prompts, of one model and batch on all ranks.
 
+    Raises what `load` raises.
     Where groups of ranks have requests of their own, each has its part of the batch.
     """
     each, wanted = batch // comm.exchange.size, execution or ExecutionConfig()
@@ -65,7 +66,7 @@ def load(
     work: Workload,
     device: torch.device,
 ) -> Decoder:
-    """A decoder with the weights of `source`.
+    """Return a decoder with the weights of `source`.
 
     Raises
     ------

@@ -68,7 +68,7 @@ def bench(
 def _prepared(
     config: BenchConfig, engine: EngineConfig, links: CommConfig, execution: ExecutionConfig
 ) -> tuple[Generator, list[Wiring], str]:
-    """What runs: a model with its batch, in which wirings, and the name of its data type."""
+    """Return a generator with a model and batch, its wirings, and the name of its data type."""
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
@@ -152,7 +152,7 @@ def _measured(
 
 
 def _planned_bytes(config: BenchConfig, generator: Generator, wirings: Sequence[Wiring]) -> int:
-    """Memory that a rank was expected to need."""
+    """Return the bytes of memory that a rank was expected to need."""
     model, comm = generator.model, generator.model.comm
     batch, dtype, recorded = config.batch // comm.exchange.size, model.embedding_VD.dtype, generator.execution.recorded
     work = Workload(batch=batch, prompt=config.prompt, gen=config.gen, dtype=dtype, wirings=wirings, recorded=recorded)
@@ -167,7 +167,7 @@ class _Requests:
         self._done = count(1)
 
     def round(self, number: int, *, watched: bool = False) -> "dict[str, _Sample]":
-        """Times by wiring on the slowest rank, `watched` with communication; the next number begins with the next."""
+        """Run every wiring once; return times on the slowest rank by wiring, with communication if `watched`."""
         turn, generator = number % len(self._wirings), self._generator
         samples = {}
         for wiring in (*self._wirings[turn:], *self._wirings[:turn]):
@@ -179,7 +179,7 @@ class _Requests:
 
 
 def _rounds(done: _Requests, config: BenchConfig) -> "list[dict[str, _Sample]]":
-    """The rounds that count: `repeats`, and more while speedups are not known well enough and there is time."""
+    """Return `repeats` rounds, and more while speedups are not known well enough and there is time."""
     rounds = [done.round(number) for number in range(config.repeats)]
     # as the slowest ranks see it, so that all stop at once
     spent_s = 0.0
@@ -200,7 +200,7 @@ def _narrow(rounds: "Sequence[dict[str, _Sample]]", within: float) -> bool:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where the median of a population lies with a probability of 95 %, by a sample of it, whatever its distribution.
+    """Return the 95 % interval of a population's median, by a sample of it, whatever its distribution.
 
     Between two of the sorted values: how many are below the median is binomial (Conover, Practical Nonparametric
     Statistics, section 3.2). None: there are fewer than the six that it takes.
@@ -264,7 +264,7 @@ def _summary(
     tokens: int,
     steps: int,
 ) -> dict[str, object]:
-    """Medians of one variant, and every repeat; the speedup is the median over rounds, each against its standard."""
+    """Return the medians and every repeat of a variant; its speedup is the median over rounds against standard."""
     summary: dict[str, object] = {
         "ttft_s": median(x.prefill_s for x in samples),
         "tpot_s": median(x.decode_s for x in samples) / steps if steps else None,

@@ -39,7 +39,7 @@ _Config = TypeVar("_Config")
 
 
 def argument_parser() -> Parser:
-    """The commands and their options."""
+    """Return the parser of the runtime's commands and their options."""
     parser = Parser(gone=_GONE, prog="python -m ladder_sim_runtime", description="Real tensor-parallel forward passes.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
@@ -120,7 +120,7 @@ def _add_options(group: Any, config: type, *names: str) -> None:
 
 
 def _read_as(name: str, kind: Any, flag: str) -> Mapping[str, Any]:
-    """How argparse reads a field."""
+    """Return how argparse reads a field."""
     if name in _READERS:
         return _READERS[name]
     if name.endswith("_s"):
@@ -187,7 +187,7 @@ _READERS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
-    """A config from the options of its fields; its own defaults where an option was left out."""
+    """Return a config from the options of its fields; where an option was left out, the field's default holds."""
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]
     given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

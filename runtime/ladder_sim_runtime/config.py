@@ -128,7 +128,9 @@ class ModelConfig:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader | None = None, *, biased: bool = False) -> Self:
-        """The shape of a spec, with the numbers in its config; by default Llama's, which take as long as any others.
+        """Return the shape of a spec, with the numbers in its config.
+
+        By default they are Llama's numbers, which take as long as any others.
 
         Raises
         ------
@@ -169,16 +171,16 @@ class ModelConfig:
         return cls(**same | own)
 
     def experts_of(self, layer: int) -> Experts | None:
-        """The routed experts of a layer; None: it has an MLP alone."""
+        """Return the routed experts of a layer; None if it has an MLP alone."""
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     def mlp_of(self, layer: int) -> int:
-        """Width of a layer's MLP, of shared experts where there are routed ones; 0: there is none."""
+        """Return the width of a layer's MLP, of shared experts where there are routed ones; 0 if there is none."""
         experts = self.experts_of(layer)
         return self.intermediate if experts is None else experts.shared
 
     def window_of(self, layer: int) -> int:
-        """Tokens that a layer attends to; 0: all."""
+        """Return the number of tokens that a layer attends to; 0 means all."""
         return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
 
     def check_context(self, tokens: int, *, hint: str) -> None:
@@ -187,8 +189,9 @@ class ModelConfig:
             raise UsageError(f"{tokens} tokens: the model's longest context is {self.max_positions}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
-        """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
+        """Return the layers of a pipeline stage.
 
+        What is left over goes to the stages before the last, backwards.
         As in vLLM: the last one has the LM head as well.
 
         Raises
@@ -235,7 +238,7 @@ class ModelConfig:
             )
 
     def _indivisible_part(self, tp: int, ep: int, attention_dp: int) -> str:
-        """What `tp` ranks do not divide; empty: they divide all."""
+        """Return the part that `tp` ranks do not divide, in words; empty if they divide all."""
         if self.heads % tp:
             return f"{self.heads} query heads"
         for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
@@ -327,7 +330,7 @@ class ExecutionConfig:
 
 
 def read_time(text: str, option: str = "--timeout") -> float:
-    """Seconds, from the text of an option."""
+    """Return the seconds that an option's text says."""
     return parse_quantity(text, "s", name=option, likely=("s", "ms"))
 
 
@@ -427,8 +430,9 @@ class CompletionConfig:
 
 
 def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:
-    """The variant that a config.json says (`ladder_sim_wiring`, `model_type: llamaLadder`), and its ladder layers.
+    """Return the variant that a config.json names, and its ladder layers.
 
+    They stand in `ladder_sim_wiring`, or follow from `model_type: llamaLadder`.
     `ladder_layers` are numbers, or a count of those next to the LM head; a config that says nothing has none.
     """
     reader = ConfigReader(config, "config.json")

@@ -66,11 +66,11 @@ class Device:
         return ""
 
     def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
-        """A kernel of several operators as one launch, where that pays and there is a compiler."""
+        """Return a kernel of several operators as one launch, where that pays and there is a compiler."""
         return kernel
 
     def compiled(self, block: Callable[_P, _R], *, dynamic: bool | None = None) -> Callable[_P, _R]:
-        """A block through torch.compile; what would break its graph is an error, and `dynamic` is torch's."""
+        """Return a block through torch.compile; what breaks its graph is an error, and `dynamic` is torch's."""
         return _compiled(block, dynamic=dynamic)
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
@@ -78,17 +78,17 @@ class Device:
         raise NotImplementedError
 
     def mark(self) -> Callable[[], bool]:
-        """What says whether all that was issued so far is done; any thread may call it."""
+        """Return a function that says whether all work issued so far is done; any thread may call it."""
         return lambda: True
 
     def reserved_bytes(self) -> int | None:
-        """The most memory that torch has taken of the device so far; None: it does not say."""
+        """Return the most bytes that torch has taken of the device so far; None if the device does not say."""
         return None
 
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
     ) -> Tensor:
-        """Attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
+        """Return attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
         raise NotImplementedError
 
 
@@ -114,8 +114,9 @@ class Cuda(Device):
 
     @functools.cached_property
     def _keeper(self) -> torch.cuda.CUDAGraph:
-        """Its memory is that of all graphs: only one of them runs at a time, and none leaves anything in it.
+        """Graph that keeps the memory of all graphs.
 
+        Only one of them runs at a time, and none leaves anything in that memory.
         It is never dropped: memory that no graph uses any more cannot be given to another.
         """
         graph = torch.cuda.CUDAGraph()
@@ -178,7 +179,7 @@ DEVICES: dict[str, Device] = {"cpu": Device(), "cuda": Cuda()}
 
 
 def kind_of(x: Tensor | torch.device) -> Device:
-    """What a tensor is on; tensors without values count as the CPU's."""
+    """Return the device of a tensor; tensors without values count as the CPU's."""
     kind = x.device.type if isinstance(x, Tensor) else x.type
     return DEVICES.get(kind, DEVICES["cpu"])
 

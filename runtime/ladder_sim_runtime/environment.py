@@ -35,7 +35,7 @@ _PATIENCE_S = 10.0
 
 
 def environment() -> dict[str, object]:
-    """The fingerprint in every result."""
+    """Return the fingerprint of the environment that is in every result."""
     facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -55,12 +55,12 @@ def environment() -> dict[str, object]:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables that change how libraries communicate, compute or allocate."""
+    """Return the environment variables that change how libraries communicate, compute or allocate."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 
 def gpu_states() -> list[dict[str, str | float | None]]:
-    """Clocks, power and temperature of this node's GPUs by now; empty if nvidia-smi does not say."""
+    """Return the clocks, power and temperature of this node's GPUs by now; empty if nvidia-smi does not say."""
     names = [*_TEXTS, *_NUMBERS]
     asked = ",".join([*_TEXTS.values(), *_NUMBERS.values()])
     rows = [line.split(", ") for line in _smi(f"--query-gpu={asked}", "--format=csv,noheader,nounits").splitlines()]
@@ -72,12 +72,12 @@ def gpu_states() -> list[dict[str, str | float | None]]:
 
 
 def gpu_links() -> str:
-    """What connects this node's GPUs and network cards: nvidia-smi's matrix; empty if there is none."""
+    """Return nvidia-smi's matrix of the links of this node's GPUs and network cards; empty if there is none."""
     return _smi("topo", "-m")
 
 
 def _smi(*arguments: str) -> str:
-    """What nvidia-smi prints, which comes with the driver; empty without one."""
+    """Return what nvidia-smi prints, which comes with the driver; empty without one."""
     if not torch.cuda.is_available():
         return ""
     try:
@@ -88,7 +88,7 @@ def _smi(*arguments: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """None: the GPU has no such sensor."""
+    """Return a number of nvidia-smi; None if the GPU has no such sensor."""
     try:
         return float(text)
     except ValueError:

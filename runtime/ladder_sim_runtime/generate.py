@@ -98,7 +98,7 @@ class Generator:
         return self._tokens_BG.shape[1]
 
     def tokens(self) -> Tensor:
-        """New tokens so far, B x G, once they have arrived."""
+        """Return the new tokens so far, B x G, once they have arrived."""
         self.finish()
         return self._tokens_BG
 

@@ -27,13 +27,13 @@ _IMPLIED: Mapping[str, Mapping[str, object]] = {
 
 
 def numbers_of(reader: ConfigReader) -> ConfigReader:
-    """A config with the numbers that its type implies."""
+    """Return a config with the numbers that its type implies."""
     given = {key: value for key, value in reader.config.items() if value is not None}
     return ConfigReader({**_IMPLIED.get(reader.model_type(), {}), **given}, reader.source)
 
 
 def number(reader: ConfigReader, key: str, default: float) -> float:
-    """A number above 0."""
+    """Return a config's number, which must be above 0."""
     value = reader.config.get(key)
     return default if value is None else real(value, f"{reader.source}: {key}", _LARGEST)
 
@@ -71,7 +71,7 @@ class Yarn:
 
 
 def rope_fields(reader: ConfigReader) -> ConfigReader:
-    """Rotary fields: in `rope_parameters` since transformers 5, before that in several places."""
+    """Return the rotary fields: from `rope_parameters` since transformers 5, before that from several places."""
     scaling = reader.config.get("rope_parameters") or reader.config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise reader.error("rope_scaling", "must be an object", "download or export the file again")
@@ -79,7 +79,7 @@ def rope_fields(reader: ConfigReader) -> ConfigReader:
 
 
 def rope_scaling(rope: ConfigReader, max_positions: int | None) -> RopeScaling | Yarn | float | None:
-    """How long wavelengths are stretched, or by which factor all are; None: they are not.
+    """Return how long wavelengths are stretched, or by which factor all are; None if they are not.
 
     `max_positions` is the longest context of the training; None: the config does not say it.
     """
@@ -148,7 +148,7 @@ class Latent:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
-        """None, if the model has none."""
+        """Return the model's latent attention; None if it has none."""
         if not spec.kv_lora_rank:
             return None
         return cls(
@@ -197,7 +197,7 @@ class Experts:
 
     @classmethod
     def of(cls, spec: ModelSpec, reader: ConfigReader) -> Self | None:
-        """None, if the model has none.
+        """Return the model's routed experts; None if it has none.
 
         Raises
         ------

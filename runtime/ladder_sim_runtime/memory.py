@@ -54,13 +54,13 @@ class Needs(NamedTuple):
     """The same of the largest step that is recorded: all graphs share this memory, and none gives it back."""
 
     def of_batch(self, batch: int, stages: int) -> Self:
-        """From one sequence to a batch, which the stages of a pipeline serve in parts."""
+        """Return the needs of a batch, from those of one sequence; stages of a pipeline serve it in parts."""
         each = -(-batch // stages)
         return self._replace(cache=batch * self.cache, prefill=each * self.prefill, graphs=each * self.graphs)
 
 
 def needs(config: ModelConfig, engine: EngineConfig, work: Workload, comm: Communicator) -> Needs:
-    """What a rank needs for one sequence, counted in passes on PyTorch's device without memory.
+    """Return what a rank needs for one sequence, counted in passes on PyTorch's device without memory.
 
     A recorded prefill counts twice, in its graph and by itself: it is warmed up before it is recorded.
     """

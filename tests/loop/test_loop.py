@@ -66,7 +66,7 @@ def test_wirings_that_were_not_timed_are_predicted_as_they_run(
     assert speedup >= 1.0 or "desync:4" not in quiet
     text = str(checks[0])
     assert "parallel *" in text
-    assert "* held back, never timed for the profile: mean error of TPOT" in text
+    assert "never timed for the profile" in text
 
 
 def test_the_profile_holds_what_was_timed_and_no_joint_gemm(

@@ -120,3 +120,12 @@ def test_the_check_sees_circles() -> None:
     modules = {"p", "p.a", "p.b", "p.c", "p.d"}
     assert circles(imports, modules) == [["p.a", "p.b", "p.c"]]
     assert circles(imports - {("p.b", "p.c")}, modules) == []
+
+
+def test_the_walk_names_every_room() -> None:
+    text = (REPO / "docs" / "development.md").read_text("utf-8")
+    walk = text[text.index("## A walk") : text.index("## Conventions")]
+    rooms = {path.name for path in (REPO / "ladder_sim").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    files = {path.stem for path in (REPO / "ladder_sim").glob("*.py")} - {"__init__", "__main__"}
+    named = set(re.findall(r"`(\w+)`", walk))
+    assert rooms | files <= named

@@ -26,7 +26,7 @@ from ladder_sim_calibration.crosscheck.store import read_result
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.steps_fit import steps_toml
 from tests.conftest import DATA, REPO
-from tests.support.commands import SMALL, run
+from tests.support.commands import run
 from tests.support.schemas import FOLDER, check, made, text_of, validator
 
 # written by ladder-sim 0.1: README.md of tests/data says how
@@ -84,18 +84,6 @@ def test_a_schema_of_a_table_knows_its_names_units_and_limits() -> None:
     for change in wrong:
         with pytest.raises(ValidationError):
             check("cluster", {**table, **change})
-
-
-def test_answers_are_as_their_schemas_say(tmp_path: Path) -> None:
-    check("prediction", json.loads(run(*SMALL, "--json").out))
-    check("prediction", json.loads(run(*SMALL, "--stack", "vllm", "--concurrency", "8", "--json").out))
-    for command in (("list", "settings"), ("list", "quality"), ("sensitivity", "--model", "8b", "--variant", "ladder")):
-        check("answer", json.loads(run(*command, "--json").out))
-    file = tmp_path / "sweep.jsonl"
-    # 405B does not fit
-    assert run("sweep", "--model", "8b,405b", "--variant", "ladder", "--save", str(file)).code == 0
-    for line in file.read_text("utf-8").splitlines():
-        check("sweep-row", json.loads(line))
 
 
 def test_measurements_are_as_their_schemas_say(tmp_path: Path) -> None:

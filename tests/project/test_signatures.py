@@ -31,7 +31,7 @@ SERVED = {**POINT, "tp": 2, "variants": "standard", "rate": 1.0, "requests": 2, 
 # by function, arguments with which it ends at once
 CALLS: list[Any] = [
     (Scenario, POINT),
-    (predict, {"scenario": Scenario(model="8b"), "variants": "ladder"}),
+    (predict, {"scenario": Scenario(model="8b"), "variants": ["ladder"]}),
     (sweep, {"axes": POINT, "variants": "ladder"}),
     (advise, {**POINT, "tp": 8, "batch": 1}),
     (compare, {**POINT, "names": ["h100-sxm", "h200-sxm"], "variants": "ladder"}),

@@ -18,8 +18,8 @@ from ladder_sim.validation.runs import Compared, RunCheck
 from ladder_sim.validation.serving import compare_servings
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import DATA
+from tests.support.archives import pack
 from tests.support.commands import run
-from tests.validation.test_archive import pack
 
 TP = DATA / "traces" / "tp"
 H100 = TP / "h100_compiled_graph"

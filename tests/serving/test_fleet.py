@@ -17,9 +17,7 @@ from ladder_sim import Scenario, serve
 from ladder_sim import capacity as search_plans
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.report.console import to_text
 from ladder_sim.report.figures.serve import capacity_figure
-from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
 from ladder_sim.serving.replicas.pools import Sizes
 from ladder_sim.serving.sizing.search import Case, Need, Search
@@ -74,7 +72,7 @@ def test_ends_of_intervals_hold_the_answer(searched: Capacity) -> None:
 
 def test_every_plan_is_accounted_for(searched: Capacity) -> None:
     plans = {"TP 1", "TP 2", "TP 4"}
-    text = to_text(capacity_report(searched))
+    text = searched.explain()
     for each in searched.values():
         assert {tried.plans for tried in each.tried} == plans
         assert all(bool(tried.gpus) != bool(tried.reason) for tried in each.tried)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario, capacity, serve
-from ladder_sim.display.document import Document
+from ladder_sim.answer import Answer
 from ladder_sim.errors import UsageError
-from ladder_sim.report.documents.serve import capacity_document, serve_document
 from ladder_sim.serving import SLO, Lengths, Request, Trace
 from ladder_sim.specs.settings import Overrides
 from tests.support.commands import run
@@ -21,16 +20,15 @@ LOAD: dict[str, Any] = {"prompt": 400, "gen": "uniform:10:60", "requests": 40}
 LOAD_FLAGS = ("--prompt", "400", "--gen", "uniform:10:60", "--requests", "40")
 
 
-def same(document: Document, *command: str) -> None:
-    """The command prints the document, and more about how sure it is."""
-    printed = json.loads(run(*command, *FLAGS, *LOAD_FLAGS).out)
-    assert json.loads(document.to_json()).items() <= printed.items()
+def same(answer: Answer, *command: str) -> None:
+    """The command prints the answer."""
+    assert json.loads(run(*command, *FLAGS, *LOAD_FLAGS).out) == answer.to_dict()
 
 
 def test_serve_gives_what_the_command_gives() -> None:
     served = serve(EIGHT, rate=20.0, slo={"ttft_p95_s": 0.5}, usd_per_gpu_hour=2.0, seeds=2, **LOAD)
     flags = ("--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2", "--seeds", "2")
-    same(serve_document(served), "serve", *flags)
+    same(served, "serve", *flags)
     ladder = served["ladder"]
     assert ladder.usd_per_Mtoken.low < ladder.usd_per_Mtoken.value < ladder.usd_per_Mtoken.high
     assert ladder.tpot_p95_s is ladder.figures["tpot_p95_s"]
@@ -65,13 +63,13 @@ def test_rare_options_are_the_command_s() -> None:
     )
     rare = (*rare, "prefill_replicas=1", "prefill_tp=1")
     words = ("serve", "--dp", "2", "--rate", "20", "--variant", "standard", "--seeds", "1")
-    same(serve_document(served), *words, *(word for each in rare for word in ("--set", each)))
+    same(served, *words, *(word for each in rare for word in ("--set", each)))
 
 
 def test_capacity_gives_what_the_command_gives() -> None:
     need = capacity(EIGHT, rate=200.0, slo="tpot_p95=8ms", pp=1, seeds=1, usd_per_gpu_hour=2.0, **LOAD)
     flags = ("--rate", "200", "--slo", "tpot_p95=8ms", "--pp", "1", "--seeds", "1", "--price", "2")
-    same(capacity_document(need), "capacity", *flags)
+    same(need, "capacity", *flags)
 
 
 @pytest.mark.parametrize("tp", [2, [2], "2"], ids=str)
@@ -98,7 +96,7 @@ def test_recorded_requests_are_a_file_or_a_list(tmp_path: Path) -> None:
     requests = [Request(arrival_s=0.0, prompt=374, gen=44)]
     file, listed = (serve(EIGHT, "standard", trace=each) for each in (trace, requests))
     assert file["standard"].e2e_p50_s == listed["standard"].e2e_p50_s
-    assert serve_document(listed).content["load"] == {"requests": 1}
+    assert listed.to_dict()["load"] == {"requests": 1}
 
 
 @pytest.mark.parametrize(

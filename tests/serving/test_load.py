@@ -396,8 +396,9 @@ def test_promises_that_are_none_are_refused(text: str, shown: str) -> None:
 
 def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
-    assert "20 requests/s, prompt 1024 + 256; 60 requests x 5 seeds, 2 GPUs" in text
-    assert "promise kept" in text
+    assert text.startswith("At 20 requests/s neither standard nor ladder keeps up: their queues grow without end.")
+    assert "1024 + 256 tokens; 60 requests x 5 seeds; SLO TTFT p95 500 ms" in " ".join(text.split())
+    assert "A million new tokens cost $" in text
     answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99", "--seeds", "2").out)
     assert answer["load"]["gen"] == "uniform:1:99"
     assert [row["variant"] for row in answer["rows"]] == ["standard", "ladder"]
@@ -409,7 +410,7 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     assert float(rows[1]["tpot_p50_s"]) < float(rows[0]["tpot_p50_s"])
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,374,44\n")
-    assert "trace trace.csv (times in dates); 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
+    assert "trace trace.csv (times in dates); 1 request" in run("serve", *FLAGS, "--trace", str(trace)).out
     seeds = run("serve", *FLAGS, "--trace", str(trace), "--seeds", "3")
     assert (seeds.code, "these requests are not random" in seeds.err) == (2, True)
 

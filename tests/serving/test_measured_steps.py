@@ -86,14 +86,15 @@ def test_the_commands_take_measured_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps.toml"
     path.write_text(to_toml(SERVER), "utf-8")
     load = [f"--steps={path}", "--rate=2", "--prompt=300", "--gen=50", "--requests=20"]
-    shown = run("serve", *load, "--variant=standard").out
-    assert shown.startswith("steps of vllm 0.32.0, TP 2; 2 requests/s")
+    shown = run("serve", *load, "--variant=standard", "--explain").out
+    assert "steps of vllm 0.32.0, TP 2; 2 requests/s" in shown
     assert "fitted to 1000 steps of vllm 0.32.0, TP 2, half of them within 5.0%" in shown
     assert "times to first token hold 12.0 ms of its front end" in shown
     # nothing was compared with it
     assert "Predictions were compared" not in shown
-    both = run("serve", *load, "--model=70b", "--stack=vllm").out
+    both = run("serve", *load, "--model=70b", "--stack=vllm", "--explain").out
     assert "ladder: times the ratio to standard as simulated for llama-3.1-70b, TP 8 on h100-sxm" in both
+    load = ["--explain", *load]
     needs = run("capacity", *load, "--slo=tpot_p95=30ms", "--variant=standard").out
     assert "fitted to 1000 steps of vllm 0.32.0, TP 2" in needs
     assert "Predictions were compared" not in needs

@@ -30,15 +30,19 @@ from ladder_sim.units import short_name
 from ladder_sim_calibration.crosscheck.store import ResultDocument
 from ladder_sim_calibration.fit.samples import Sample
 from tests.conftest import REPO
+from tests.support.answers import answers
 
 FOLDER = REPO / "docs" / "schemas"
+# columns of the files
+_WIDTH = 120
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # text without control characters, as pydantic and as every validator writes it
 _PRINTABLE = (json.dumps(r"^\P{C}*$"), json.dumps(r"^[^\x00-\x1f\x7f-\x9f]*$"))
 
 
 def check(name: str, document: Any) -> None:
-    """Require that a document is as a schema of docs/schemas says."""
+    """Require that a document is as a schema of docs/schemas says, and JSON, which has finite numbers only."""
+    json.dumps(document, default=str, allow_nan=False)
     validator(name).validate(document)
 
 
@@ -107,6 +111,7 @@ def made() -> dict[str, dict[str, Any]]:
             ),
         ),
         "stack": _of("A stack (.toml)", _marked(catalog.STACK_SCHEMA, _stack())),
+        **{name: _of(schema["title"], schema) for name, schema in answers().items()},
     }
 
 
@@ -230,8 +235,23 @@ def _of(title: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(schema: Mapping[str, Any]) -> str:
-    """A schema as its file holds it."""
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    """A schema as its file holds it: what fits a line is on one."""
+    return _lines(schema, "", 0) + "\n"
+
+
+def _lines(part: Any, indent: str, taken: int) -> str:
+    """A part of a schema, of whose first line some columns are taken."""
+    whole = json.dumps(part, ensure_ascii=False)
+    if not isinstance(part, dict | list) or not part or len(indent) + taken + len(whole) < _WIDTH:
+        return whole
+    further = f"{indent}  "
+    keys = [f"{json.dumps(name)}: " for name in part] if isinstance(part, dict) else [""] * len(part)
+    values = part.values() if isinstance(part, dict) else part
+    lines = ",\n".join(
+        f"{further}{key}{_lines(each, further, len(key))}" for key, each in zip(keys, values, strict=True)
+    )
+    first, last = "{}" if isinstance(part, dict) else "[]"
+    return f"{first}\n{lines}\n{indent}{last}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def argument_parser() -> Parser:
-    """The options."""
+    """Return the parser of the options."""
     parser = Parser(prog="python -m tools.profiles", description=__doc__)
     parser.add_argument("--system", help="the package's name for the machine, e.g. h100_sxm (default: every one)")
     parser.add_argument("--source", type=Path, help="folder that holds 'systems' (default: the installed package)")

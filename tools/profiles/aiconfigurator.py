@@ -176,7 +176,7 @@ def _read_gemms(files: package.SystemFiles, figures: Mapping[str, float]) -> dic
 def _read_attention(
     files: package.SystemFiles, bandwidth_Bps: float
 ) -> tuple[dict[tuple[Kind, str], list[Series]], dict[str, str]]:
-    """Its series, and the decode kernel of each engine."""
+    """Return the series of attention, and the decode kernel of each engine."""
     tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
     kernels: dict[str, str] = {}
     for kind, phase in PHASES.items():
@@ -198,7 +198,7 @@ def _read_attention(
 def _read_collectives(
     files: package.SystemFiles,
 ) -> tuple[dict[tuple[str, int], list[Series]], dict[tuple[str, int], list[Series]]]:
-    """NCCL's by operation and ranks, and the engines' all-reduces by engine and ranks."""
+    """Return NCCL's series by operation and ranks, and the engines' all-reduces by engine and ranks."""
     nccl: dict[tuple[str, int], list[Series]] = defaultdict(list)
     for label, path in package.all_files(files.data / "comm", "nccl_perf.parquet"):
         columns = files.columns(path)
@@ -215,7 +215,7 @@ def _read_collectives(
 
 
 def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
-    """Aggregate, thin and judge a system's measurements; `created` is the ISO date to write into the profile."""
+    """Aggregate, thin and judge a system's measurements; the profile gets `created` as its ISO date."""
     reference = reference_gpu(measured)
     name = SYSTEMS[measured.system]
     cluster = MEASURED_ON.get(name, name)
@@ -241,7 +241,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 def make_engine_profile(
     measured: Measurements, engine: str, base: CalibrationProfile, *, created: str
 ) -> CalibrationProfile:
-    """What one engine does by itself, over the profile of the GPU, `base`: attention and all-reduce."""
+    """Return the profile of one engine: its attention and all-reduce, over the GPU's profile `base`."""
     own = of_engine(measured.tables, engine)
     version, curves = engine_curves(measured.custom, engine)
     labels = [s.label for key, many in own.items() if key[0] != "gemm" for s in many]
@@ -271,7 +271,7 @@ def make_engine_profile(
 
 
 def of_engine(tables: Mapping[Key, list[Series]], engine: str) -> dict[Key, list[Series]]:
-    """One engine's series of each table."""
+    """Return one engine's series of each table."""
     return nonempty({key: [series for series in many if series.engine == engine] for key, many in tables.items()})
 
 
@@ -280,7 +280,7 @@ def _tables(kind: Kind, measured: Mapping[tuple[Kind, str], list[Series]], refer
 
 
 def reference_gpu(measured: Measurements) -> Gpu:
-    """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
+    """Return the GPU of the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
     fastest_s = float(np.nanmin(_merge("gemm", measured.tables["gemm", "bf16"]).seconds))
     return Gpu(
@@ -293,7 +293,7 @@ def reference_gpu(measured: Measurements) -> Gpu:
 
 
 def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> RatioTable:
-    """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
+    """Return the table of the median over `series`, thinned, with its errors on the measurements left out."""
     grid = _merge(kind, series)
     seconds = rounded(grid.seconds)
     ideal_s = ideal_time_s(grid.axes, kind, dtype, reference)
@@ -313,7 +313,7 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> 
 def _left_out_errors(
     kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: Gpu
 ) -> dict[str, ErrorStats]:
-    """Errors of `table` on the measurements that are not its grid points.
+    """Return the errors of `table` on the measurements that are not its grid points.
 
     Returns
     -------
@@ -338,7 +338,7 @@ def _left_out_errors(
 
 
 def nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
-    """Without series that have no rows, and without keys that have no others."""
+    """Return the keys and series that have rows."""
     kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 

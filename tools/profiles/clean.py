@@ -81,7 +81,7 @@ EXCLUSIONS = (
 
 
 def without_excluded(series: Series, system: str, dtype: str) -> tuple[Series, list[str]]:
-    """The rows that are used, and a note on each exclusion that took some."""
+    """Return the rows that are used, and a note on each exclusion that took some."""
     rows = np.ones(len(series.seconds), dtype=np.bool_)
     notes = []
     for each in EXCLUSIONS:
@@ -98,7 +98,7 @@ def without_excluded(series: Series, system: str, dtype: str) -> tuple[Series, l
 
 
 def static(series: Series, quantisation: Sequence[Series], *, bandwidth_Bps: float, flops: float) -> Series:
-    """Times of fp8 GEMMs whose activations come quantised, from times that hold their quantisation.
+    """Return times of fp8 GEMMs whose activations come quantised, from times that hold their quantisation.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def static(series: Series, quantisation: Sequence[Series], *, bandwidth_Bps: flo
 
 
 def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: str) -> tuple[Series, list[str]]:
-    """Times that reading `size_bytes` from memory allows, and a note if there were others.
+    """Return times raised to what reading `size_bytes` from memory takes, and a note if any was shorter.
 
     Calls that repeat find their operands in a large cache; a model's next layer does not.
     """
@@ -132,7 +132,7 @@ def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: 
 
 
 def outlier_note(kind: Kind, dtype: str, many: Sequence[Series]) -> str:
-    """How many times of several series are lowered, and which by the most; empty: none."""
+    """Return how many times of several series are lowered, and which by the most; empty if none is."""
     names, (rising, far) = AXES[kind], FALLS[kind]
     cells: list[tuple[float, str]] = []
     rows = 0

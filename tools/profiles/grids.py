@@ -36,7 +36,7 @@ class Series:
         return self.label.split()[0]
 
     def at(self, rows: NDArray[Any]) -> Self:
-        """Some of the rows, chosen by a mask or by their places."""
+        """Return some of the rows, chosen by a mask or by their places."""
         return replace(self, points=self.points[rows], seconds=self.seconds[rows])
 
 
@@ -89,7 +89,7 @@ def merge(
 
 
 def lowered(seconds: Floats, axes: Sequence[int], far: float) -> Floats:
-    """Times with those that are more than `far` times their envelope lowered to it.
+    """Return times, lowered to their envelope where they are more than `far` times as long.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def lowered(seconds: Floats, axes: Sequence[int], far: float) -> Floats:
 
 
 def envelope(values: Floats, axes: Sequence[int]) -> Floats:
-    """The largest values that are nowhere above these and never fall along `axes`; NaN stays.
+    """Return the largest values that are nowhere above `values` and never fall along `axes`; NaN stays.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def envelope(values: Floats, axes: Sequence[int]) -> Floats:
 
 
 def dense(values: Sequence[Floats], series: Series) -> Floats:
-    """Times of one series on the grid `values`, NaN where it has none; its repeated rows count as their median."""
+    """Return times of one series on the grid `values`: the median of repeated rows, NaN where it has none."""
     shape = tuple(len(v) for v in values)
     index = np.ravel_multi_index([np.searchsorted(v, series.points[:, i]) for i, v in enumerate(values)], shape)
     order = np.argsort(index, kind="stable")
@@ -131,7 +131,7 @@ def dense(values: Sequence[Floats], series: Series) -> Floats:
 
 
 def rounded(seconds: Floats) -> Floats:
-    """Times as they are stored; through text, so that errors are those of the decimal number."""
+    """Return times as they are stored, rounded through text so that errors are those of the decimal number."""
     return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 
 
@@ -178,7 +178,7 @@ def _sorted_rows(series: Series) -> Floats:
 
 
 def _median(layers: Floats) -> Floats:
-    """Median over the first axis, NaNs left out."""
+    """Return the median over the first axis, NaNs left out."""
     ordered = np.sort(layers, axis=0)
     # NaNs sort to the end, so the median's places depend on how many are not
     count = np.isfinite(layers).sum(axis=0)

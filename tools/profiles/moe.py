@@ -174,7 +174,7 @@ def _same_times(columns: package.Columns, others: package.Columns) -> bool:
 
 
 def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTables:
-    """What is the GPU's: medians over its engines, in the figures of its `profile`."""
+    """Return the tables of the GPU: medians over its engines, in the figures of its `profile`."""
     reference = profile.reference
     experts: dict[Experts, RatioTable] = {}
     grids: dict[Experts, Grid] = {}
@@ -199,7 +199,7 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
 
 
 def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, reference: Gpu) -> MoeTables:
-    """What one engine does by itself."""
+    """Return the tables of one engine."""
     experts = {
         key: _capped(measured.experts[key][engine], table)
         for key, table in base.experts.items()
@@ -217,7 +217,7 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
 
 
 def _latent_tables(measured: MoeMeasurements, engine: str, reference: Gpu) -> dict[Kind, dict[str, RatioTable]]:
-    """Of latent attention and its projections, by one engine's kernels."""
+    """Return the tables of latent attention and its projections, by one engine's kernels."""
     tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
     for (kind, of), own in of_engine(measured.tables, engine).items():
         tables[kind][of] = make_table(kind, of, own, reference)
@@ -241,14 +241,14 @@ def _experts_table(key: Experts, grid: Grid, reference: Gpu) -> RatioTable:
 
 
 def _capped(own: Series, base: RatioTable) -> RatioTable:
-    """An engine's times where `base` has its own, in whole hundredths of those and at most as long."""
+    """Return an engine's times where `base` has its own, as whole hundredths of those, and at most as long."""
     inside = np.logical_and.reduce([np.isin(own.points[:, i], values) for i, values in enumerate(base.axes)])
     share = np.minimum(1.0, np.maximum(0.01, np.round(dense(list(base.axes), own.at(inside)) / base.seconds, 2)))
     return replace(base, seconds=base.seconds * share)
 
 
 def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, RatioTable]:
-    """Times with other imbalances over those with the measured one: medians over engines, formats, widths and TP."""
+    """Return times with other imbalances over the measured one's: medians over engines, formats, widths and TP."""
     logs: dict[Experts, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, engines in experts.items():
         if key.imbalance == MEASURED_IMBALANCE:
@@ -274,7 +274,7 @@ def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, R
 def _left_out(
     grids: Mapping[Experts, Grid], experts: Mapping[Experts, RatioTable], reference: Gpu
 ) -> dict[str, ErrorStats]:
-    """Errors of one format's tables on the medians at token counts that they lack, and of layers made of the others."""
+    """Return the errors of one format's tables at token counts left out, and of layers made of others."""
     predicted: dict[str, list[Floats]] = defaultdict(list)
     measured: dict[str, list[Floats]] = defaultdict(list)
     for key, grid in grids.items():
@@ -295,7 +295,7 @@ def _left_out(
 
 
 def _curve(series: Series) -> Curve:
-    """Times of a dispatch or combine, at every fourth power of two: they are read against a formula."""
+    """Return times of a dispatch or combine at every fourth power of two; they are read against a formula."""
     size_bytes = series.points[:, 0]
     tokens = size_bytes / parquet.TOKEN_BYTES
     kept = np.isin(tokens, TOKENS) | (tokens == tokens.min()) | (tokens == tokens.max())

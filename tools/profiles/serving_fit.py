@@ -64,7 +64,7 @@ class ServingFit:
 
 
 def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[str, Floats]:
-    """Of predicted times, in the order of the rows."""
+    """Return the errors of predicted times, in the logarithm and in the order of the rows."""
     return {
         "tpot": np.log(tpot_s / np.array([row.tpot_s for row in rows])),
         "ttft": np.log(ttft_s / np.array([row.ttft_s for row in rows])),
@@ -72,7 +72,7 @@ def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[
 
 
 def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], dict[str, float]]:
-    """By engine and cluster and by time, in the logarithm."""
+    """Return half-widths in the logarithm, by engine and cluster and by time."""
     return {
         key: {time: conformal(np.abs(each[numbers]).tolist()) for time, each in errors.items()}
         for key, numbers in _by_check(rows).items()
@@ -80,7 +80,7 @@ def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[t
 
 
 def unseen_errors(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], tuple[float, float]]:
-    """By engine and cluster: mean error of TPOT and median error of TTFT, as fractions."""
+    """Return the mean error of TPOT and median error of TTFT, as fractions, by engine and cluster."""
     absolute = {time: np.abs(np.expm1(each)) for time, each in errors.items()}
     return {
         key: (float(absolute["tpot"][numbers].mean()), float(np.median(absolute["ttft"][numbers])))
@@ -89,7 +89,7 @@ def unseen_errors(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict
 
 
 def _by_check(rows: Sequence[Serving]) -> dict[tuple[str, str], list[int]]:
-    """Numbers of the rows by engine and cluster."""
+    """Return the numbers of the rows by engine and cluster."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         groups[row.setup.engine, row.setup.cluster].append(number)
@@ -97,9 +97,9 @@ def _by_check(rows: Sequence[Serving]) -> dict[tuple[str, str], list[int]]:
 
 
 def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple[str, str], float]:
-    """By engine and model, the share of its rows in intervals that the engine's other models give, where it has any.
+    """Return the share of rows in intervals that the engine's other models give, by engine and model.
 
-    They are wider by what `UNCHECKED` adds for other layers and another family of models.
+    The intervals are wider by what `UNCHECKED` adds for other layers and another family of models.
     """
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):
@@ -133,7 +133,7 @@ class Problem:
             self._groups.append((setup.engine, scenario, resolve_profile(scenario, None), numbers, loads))
 
     def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
-        """TPOT and TTFT of each row; without values by the stacks as they are."""
+        """Return TPOT and TTFT of each row, seconds; without values by the stacks as they are."""
         tpot_s, ttft_s = np.empty(len(self.rows)), np.empty(len(self.rows))
         for engine, scenario, profile, numbers, loads in self._groups:
             figures = {
@@ -206,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(servings: str) -> RenderableType:
-    """What is fitted to the dense models of a table, and how wide the intervals of all have to be."""
+    """Return what is fitted to the dense models of a table, and how wide the intervals of all models must be."""
     content, name = read_table(servings)
     rows = [row for row in read_servings(content, name) if not row.left_out]
     dense, sparse = (
@@ -230,7 +230,7 @@ def report(servings: str) -> RenderableType:
 
 
 def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
-    """The figures, with and without each model, and half-widths."""
+    """Return the fitted figures, with and without each model, and half-widths."""
     fit = fit_serving(rows)
     figures = [
         (
@@ -244,7 +244,7 @@ def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
 
 
 def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> list[RenderableType]:
-    """Errors of rows that nothing was fitted to, and half-widths."""
+    """Return the errors of rows that nothing was fitted to, and half-widths."""
     unseen = unseen_errors(rows, errors)
     checks = [
         (*key, *(f"{share:.1%}" for share in (*map(math.expm1, (each["tpot"], each["ttft"])), *unseen[key])))

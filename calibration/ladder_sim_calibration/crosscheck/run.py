@@ -29,7 +29,7 @@ class Bounds:
     """Largest error of the speedup of every variant but the upper bound, as a share."""
 
     def of(self, row: Compared) -> float | None:
-        """The bound of a row; None: it is not judged."""
+        """Return the bound on the error of a row, as a fraction; None if the row is not judged."""
         if row.quantity == "request_s" or (row.quantity == "speedup" and row.variant == "upper-bound"):
             return None
         return self.speedup if row.quantity == "speedup" else self.latency
@@ -97,7 +97,7 @@ def cross_check(experiment: Experiment) -> tuple[dict[str, Any], CalibrationProf
 
 
 def _run_fields(experiment: Experiment) -> dict[str, Any]:
-    """What ran."""
+    """Return the fields that describe what ran: model, sizes, stack and precision."""
     scenario, work = experiment.scenario, experiment.scenario.workload
     return {
         "model": scenario.model.name,

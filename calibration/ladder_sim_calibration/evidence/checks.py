@@ -46,7 +46,7 @@ def of_samples(store: SampleStore) -> Iterator[Check]:
 
 
 def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
-    """Of a result of `run --bench` on GPUs: that what its stack says was done, and that ladder hides communication."""
+    """Check a result of `run --bench` on GPUs: what the stack says was done, and ladder hides communication."""
     done = result["execution"]
     says = ", ".join(f"{part} {done[part]}" for part in ("decode", "blocks", "kernels"))
     yield Check(f"{name}: launches", not done["missing"], "; ".join([says, *done["missing"]]))
@@ -67,9 +67,9 @@ def of_run(name: str, result: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def of_captures(folder: Path, stack: str, layers: int) -> Iterator[Check]:
-    """Of the captures of standard and ladder: a prefill, launched one by one, and then decode steps.
+    """Check the captures of standard and ladder: a prefill, launched one by one, and then decode steps.
 
-    Of the first rank: the others run the same.
+    Only the capture of the first rank is read: the other ranks run the same.
     """
     for variant in ("standard", "ladder"):
         try:
@@ -85,7 +85,7 @@ def of_captures(folder: Path, stack: str, layers: int) -> Iterator[Check]:
 
 
 def kernels_per_layer(step: TraceGraph, layers: int) -> int:
-    """Kernels that compute, but those that libraries add; the few around the layers are no whole one for each."""
+    """Return a layer's kernels that compute, without those that libraries add; the few around layers round down."""
     kernels = [
         op
         for op in step.ops
@@ -98,7 +98,7 @@ def kernels_per_layer(step: TraceGraph, layers: int) -> int:
 
 
 def _streams(variant: str, prefill: TraceGraph, layers: int) -> Check:
-    """All-reduces under the computation, on a stream of their own with one wait each way; the others on its own."""
+    """Check the all-reduces: under the computation on a stream of their own, the others on its own."""
     expected = 2 * layers - 1 if variant == "ladder" else 0
     computing = {op.lane for op in prefill.ops if op.kind == "gemm"}
     under = {index for index, op in enumerate(prefill.ops) if op.kind in REDUCES and op.lane not in computing}

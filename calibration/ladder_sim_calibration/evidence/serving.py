@@ -58,7 +58,7 @@ class Serving(NamedTuple):
 
 
 def servings(ranks: int) -> Iterator[Serving]:
-    """Every load on every server for which there are GPUs."""
+    """Yield every load on every server for which there are GPUs."""
     for model, tp in SERVERS:
         if tp <= ranks:
             yield from (Serving(model, tp, load) for load in LOADS)
@@ -101,7 +101,7 @@ def serve(each: tuple[Serving, ...], folder: Path, vllm: str, end_s: float) -> I
 
 
 def result_of(folder: Path, serving: Serving, variant: str) -> Path:
-    """File of what a load met."""
+    """Return the file with the result of a load."""
     return folder / f"{serving.name}-{variant}.json"
 
 
@@ -155,14 +155,14 @@ def write_model(place: Path, config: Mapping[str, Any]) -> None:
 
 
 def _config(model: str) -> dict[str, Any]:
-    """The config.json of a model of the catalog, as vLLM reads it."""
+    """Return the config.json of a model of the catalog, as vLLM reads it."""
     config = {name: value for name, value in catalog.model_config(model).items() if not name.startswith("_")}
     return {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", **config}
 
 
 @contextlib.contextmanager
 def _server(folder: Path, vllm: str, model: str, tp: int, variant: str, name: str) -> Iterator[int]:
-    """A server that answers, by its port; it is ended with its processes."""
+    """Start a vLLM server, yield its port once it answers, and end it with its processes."""
     place, log = folder / f"serve-{model}", folder / f"{name}.log"
     if not (place / "tokenizer_config.json").exists():
         write_model(place, _config(model))
@@ -220,6 +220,6 @@ def _ask(folder: Path, vllm: str, serving: Serving, variant: str, port: int) -> 
 
 
 def _last(text: str) -> str:
-    """The line that says why: the last with an error in it, else the last."""
+    """Return the line that says why a run failed: the last line with an error in it, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no word")

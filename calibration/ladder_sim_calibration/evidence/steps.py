@@ -97,7 +97,7 @@ class Evidence:
         self._model, self._cluster = (str(self._own.get(name, name)) for name in (options.model, self._cluster))
 
     def collect(self, spend_s: float) -> list[str]:
-        """Every stage that is not done yet; returns what could not be measured, or is not as expected."""
+        """Run every stage that is not done yet; return what could not be measured, or is not as expected."""
         failed: list[str] = []
         serve_share = SERVE_SHARE if self._served else 0.0
         ops_share = PAPER_OPS_SHARE if self._options.paper or self._served else OPS_SHARE
@@ -120,7 +120,7 @@ class Evidence:
         return failed
 
     def _shown(self) -> Iterator[str]:
-        """One table and one figure of all runs next to what was predicted before them."""
+        """Yield a table and a figure of all runs next to their predictions."""
         try:
             archive = read_archive(self._folder)
             write_file(self._folder / TABLE, markdown(archive))
@@ -133,7 +133,7 @@ class Evidence:
             yield "no run was measured: the lines above say why"
 
     def pack(self) -> Path:
-        """Everything in one archive, in place of the last one."""
+        """Pack everything in one archive, in place of the last one."""
         path = self._folder.with_name(f"{self._folder.name}.tar.gz")
         with replacing(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             archive.add(self._folder, arcname=self._folder.name)
@@ -167,7 +167,7 @@ class Evidence:
         write_file(path, json.dumps(SCHEMA.marked(**own), indent=1))
 
     def _predict(self) -> Iterator[str]:
-        """Every run, with what the shipped profile says of it, before the first one; of CPUs it says nothing."""
+        """Yield every run with what the shipped profile predicts, before the first run; on CPUs it predicts nothing."""
         path, rows = self._folder / PREDICTED, []
         before = json.loads(read_bytes(path, what="predictions"))["rows"] if path.exists() else []
         known = {row["run"] for row in before}
@@ -196,7 +196,7 @@ class Evidence:
         return "one rank that stands for all, with emulated all-reduces" if self._ranks == 1 else ""
 
     def _run_all(self, end_s: float) -> Iterator[str]:
-        """`run --bench` as every engine at every batch, the first with captures; yields what failed."""
+        """Run `run --bench` as every engine at every batch, the first with captures; yield what failed."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():
@@ -226,7 +226,7 @@ class Evidence:
         return next((run for run in self._runs if not self._impossible(run)), None)
 
     def _impossible(self, run: Run) -> str:
-        """Why this machine cannot make a run; empty: it can."""
+        """Return why this machine cannot make a run; empty if it can."""
         if run.tp > self._ranks > 1:
             return f"there are {self._ranks} GPUs"
         if not self._on_gpus or (use := memory_use(self._scenario(run))).fits:
@@ -234,7 +234,7 @@ class Evidence:
         return f"it needs {use.total_bytes / 1e9:.0f} GB of each GPU"
 
     def _expected_s(self, run: Run) -> float:
-        """What the requests of a run take as predicted; 0: nothing is predicted."""
+        """Return the predicted seconds of all requests of a run; 0 if nothing is predicted."""
         if not (self._folder / PREDICTED).exists():
             return 0.0
         rows = json.loads(read_bytes(self._folder / PREDICTED, what="predictions"))["rows"]
@@ -245,11 +245,11 @@ class Evidence:
         return request_s * requests
 
     def _serve_all(self, spend_s: float) -> Iterator[str]:
-        """Every serving by vLLM; yields what failed."""
+        """Serve every load by vLLM; yield what failed."""
         yield from serve(self._served, self._folder, self._options.vllm, time.monotonic() + spend_s)
 
     def _table(self, run: Run) -> Path:
-        """The all-reduces that a single rank waits for: what is predicted for links of the cluster."""
+        """Return the path of a CSV with the predicted all-reduce times that a single rank waits for."""
         links = f"{run.stack}{'' if run.tp == self._tp else f'-tp-{run.tp}'}{'' if run.p2p else '-p2p-off'}"
         path, scenario = self._folder / f"all-reduce-{links}.csv", self._scenario(run)
         if not path.exists():
@@ -261,7 +261,7 @@ class Evidence:
         return path
 
     def _measure_ops(self, spend_s: float) -> Iterator[str]:
-        """On all ranks; a call that was killed has the rest of its time."""
+        """Measure ops on all ranks; a call that was killed has the rest of its time."""
         samples, begun, done = (self._folder / name for name in (SAMPLES, BEGUN, MEASURED))
         if done.exists():
             return
@@ -287,7 +287,7 @@ class Evidence:
                 return
 
     def _fit(self) -> Iterator[str]:
-        """A profile of the samples, however good: what it is worth, and what was not measured, stands next to it."""
+        """Fit a profile to the samples, save it, and yield a line on each error and on what was not measured."""
         fitted = make_profile(self._store, name="evidence", cluster=self._cluster, created=self._options.created)
         refused = (f"error above the limit: {line}" for line in fitted.refused)
         missing = [*self._unmeasured()]
@@ -299,7 +299,7 @@ class Evidence:
         yield from ()
 
     def _unmeasured(self) -> Iterator[str]:
-        """Kinds of ops of which no size has a time, with the reason."""
+        """Yield the kinds of ops of which no size has a time, with the reason."""
         # imported here: the other stages need no torch
         from ladder_sim_calibration.measure.layouts import Layout
         from ladder_sim_calibration.measure.points import ops_of
@@ -320,7 +320,7 @@ class Evidence:
                 yield f"{op}: not measured, none of {sizes} sizes: {causes.get(op, 'no time was left')}"
 
     def _results(self) -> "Iterator[tuple[Run, dict[str, Any]]]":
-        """Of the runs that were measured."""
+        """Yield the runs that were measured, with their results."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():
@@ -349,7 +349,7 @@ class Evidence:
         return scenario_of(arguments_of(run, self._options), self._model, self._cluster)
 
     def _compare(self) -> Iterator[str]:
-        """Every run next to its prediction by the measured profile; the runs become a table as well."""
+        """Yield every run next to its prediction by the measured profile, and write the runs as a table."""
         path = self._folder / PROFILE
         profile = load_profile(str(path)) if path.exists() else None
         compared: list[dict[str, Any]] = []
@@ -390,7 +390,7 @@ class Evidence:
 
 
 def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
-    """Predicted and measured figures of a variant; a single new token has no TPOT."""
+    """Return the predicted and measured figures of a variant; a single new token has no TPOT."""
     predicted = {"ttft_s": prediction.ttft_s, "tpot_s": prediction.tpot_s, "speedup": prediction.speedup.value}
     both = {
         figure: {"predicted": value, "measured": measured[figure]}
@@ -410,7 +410,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _cluster_of(machine: Mapping[str, Any]) -> str:
-    """A cluster of the catalog with this machine's GPU, one with a shipped profile if there is; on CPUs any."""
+    """Return a cluster of the catalog with this machine's GPU, if possible with a shipped profile; on CPUs any."""
     device = str(machine.get("gpu", ""))
     names = [name for name in catalog.cluster_names() if device and catalog.cluster(name).gpu.is_called(device)]
     if device and not names:
@@ -419,7 +419,7 @@ def _cluster_of(machine: Mapping[str, Any]) -> str:
 
 
 def _commit() -> str:
-    """The commit of the clone that this code is from, and whether files differ; empty if it is no clone."""
+    """Return the commit of the clone of this code, "-dirty" behind it if files differ; empty outside a clone."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -63,7 +63,7 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _fabric(store: SampleStore, cluster: str, created: str) -> str:
-    """Fabric file of the all-reduce over the most nodes and ranks; a profile holds collectives in one node only."""
+    """Return the fabric file of the all-reduce over the most nodes and ranks, which a profile does not hold."""
     points = medians(store.samples)
     across = [op for op in points if op.op == "all_reduce" and op.nodes > 1]
     if not across:
@@ -85,7 +85,7 @@ def _fabric(store: SampleStore, cluster: str, created: str) -> str:
 
 
 def report(fitted: FittedProfile) -> Iterator[str]:
-    """What was fitted and how well, line by line."""
+    """Yield lines that say what was fitted and how well."""
     for label, stats in fitted.errors.items():
         yield f"{label}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"
     for label in fitted.unjudged:
@@ -113,7 +113,7 @@ def report(fitted: FittedProfile) -> Iterator[str]:
 
 
 def _losses(fitted: FittedProfile, kernel: str, ratios: Sequence[float]) -> str:
-    """The median by number of held SMs of what is said of each loss."""
+    """Return the medians of `ratios` of one kernel's losses, by number of SMs held, as text."""
     by_count: dict[float, list[float]] = defaultdict(list)
     for loss, ratio in zip(fitted.losses, ratios, strict=True):
         if loss.kernel == kernel:
@@ -143,7 +143,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def measurements(profile: CalibrationProfile) -> Iterator[tuple[tuple[str, str], float]]:
-    """Every measured point of a profile: (table, coordinates), seconds."""
+    """Yield every measured point of a profile: (table, coordinates), seconds."""
     for _, _, name, table in tables_in(profile):
         for index in np.argwhere(np.isfinite(table.seconds)):
             at = zip(table.names, table.axes, index, strict=True)

@@ -45,14 +45,14 @@ class Loss(NamedTuple):
     ratio: float
 
     def predicted(self, sms: int, parameters: OverlapParameters) -> float:
-        """The same by the simulator's rule for a processor of so many SMs."""
+        """Return how many times as long the kernel takes by the simulator's rule, on a processor of `sms` SMs."""
         # only the SMs are shared: nothing else moves data
         demand = kernel_demand(self.shape, sms, parameters, 0.0)
         return 1.0 / float(Device(sms=sms).rate(demand, [Demand(held_sms=min(self.held, sms - 1))]))
 
 
 def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:
-    """Slowdowns by pair of ops, and by what bounds the kernel."""
+    """Return the slowdowns by pair of ops, and by what bounds the kernel."""
     points: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for op, point, ratio in _ratios(samples):
         if HELD not in point:
@@ -63,7 +63,7 @@ def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:
 
 
 def losses(samples: Sequence[Sample]) -> list[Loss]:
-    """Losses of every kernel next to held SMs."""
+    """Return the losses of every kernel next to held SMs."""
     return [
         Loss(_kernel_name(op, point), _shape(op, point), point[HELD], ratio)
         for op, point, ratio in _ratios(samples)
@@ -72,7 +72,7 @@ def losses(samples: Sequence[Sample]) -> list[Loss]:
 
 
 def _ratios(samples: Sequence[Sample]) -> Iterator[tuple[str, Mapping[str, float], float]]:
-    """Of every op next to another one, its point and how many times as long it takes: the median of its samples."""
+    """Return, for every op next to another one, its point and the median of how many times as long it takes."""
     ratios: dict[Any, list[float]] = defaultdict(list)
     points = {}
     for sample in samples:
@@ -107,7 +107,7 @@ def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) 
 
 
 def _of_losses(losses: Sequence[Loss], sms: int) -> dict[str, float]:
-    """Those that say what a kernel loses with its SMs: tried one by one, because waves leave no slope to follow."""
+    """Return what a kernel loses with its SMs: values are tried, because waves leave no slope to follow."""
     gemms = [loss for loss in losses if loss.kernel.startswith("gemm")]
     attention = [loss for loss in losses if loss.kernel.startswith("attention")]
     others = [loss for loss in losses if not loss.kernel.startswith(("gemm", "attention"))]
@@ -132,13 +132,13 @@ def _of_losses(losses: Sequence[Loss], sms: int) -> dict[str, float]:
 
 
 def _best(losses: Sequence[Loss], sms: int, tried: Sequence[Mapping[str, float]]) -> tuple[float, dict[str, float]]:
-    """The figures with the least error, and that: the mean square of logarithms."""
+    """Return the least mean square error, in logarithms, and the figures that have it."""
     errors = [error_of(losses, sms, figures) for figures in tried]
     least = int(np.argmin(errors))
     return errors[least], {name: float(value) for name, value in tried[least].items()}
 
 
 def error_of(losses: Sequence[Loss], sms: int, figures: Mapping[str, float]) -> float:
-    """Mean square of the logarithms of predicted over measured losses."""
+    """Return the mean square of the logarithms of predicted over measured losses."""
     chosen = replace(_DEFAULT, **figures)
     return float(np.mean([math.log(loss.predicted(sms, chosen) / loss.ratio) ** 2 for loss in losses]))

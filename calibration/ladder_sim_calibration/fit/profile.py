@@ -115,7 +115,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 def _tables(
     points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[Kind, dict[Any, RatioTable]]:
-    """By kind, and which of that kind."""
+    """Return the tables of ratios by kind of op, and by data type or layer of experts within a kind."""
     tables: dict[Kind, dict[Any, RatioTable]] = defaultdict(dict)
     for op, at in points.items():
         if op.table:
@@ -126,14 +126,14 @@ def _tables(
 
 
 def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict[str, dict[str, RatioTable]]:
-    """Tables of attention in one phase, by kernel."""
+    """Return the tables of attention in one phase, by kernel."""
     return {kernel: tables[kind] for kind, (of, kernel) in ATTENTION.items() if of == phase and kind in tables}
 
 
 def _curves(
     points: Mapping[MeasuredOp, Points], errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[str, dict[str, dict[int, Curve]]]:
-    """Collectives in one node; a profile holds no others."""
+    """Return the curves of collectives inside one node; a profile holds no others."""
     curves: dict[str, dict[str, dict[int, Curve]]] = {}
     for op, at in points.items():
         if op.op in CURVES and op.nodes == 1:
@@ -148,7 +148,7 @@ def _left_out(op: MeasuredOp, errors: Mapping[MeasuredOp, ErrorStats]) -> dict[s
 
 
 def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
-    """Errors of every op that becomes a table or a curve; the same draws every time.
+    """Return the errors of every op that becomes a table or a curve; every call draws the same points.
 
     None for an op with fewer points than trials.
     """
@@ -160,7 +160,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[Measured
 
 
 def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
-    """Errors at all points but the ends of a curve, which lie between no others."""
+    """Return the errors at all points but the ends of a curve, which lie between no others."""
     every = sorted(points)
     drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
     looked_up: list[float] = []
@@ -174,7 +174,7 @@ def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
 
 
 def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
-    """Times that a prediction would take from the points."""
+    """Return the times, seconds, that a prediction would take from the points at `columns`."""
     if op.table:
         ratio, _ = table_of(*op.table, points, reference).ratio(**columns)
         return ratio * roofline_s(table_shape(*op.table, columns), reference)

@@ -179,7 +179,7 @@ class SampleStore:
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
-        """Nobody else writes the file for as long as this does."""
+        """Keep other processes from writing the file meanwhile."""
         try:
             with locked(self.path, wait=True):
                 yield
@@ -207,7 +207,7 @@ class SampleStore:
         return machine
 
     def _sample(self, line: bytes, number: int) -> Sample | None:
-        """The sample of a line; None: it holds states of GPUs."""
+        """Return the sample of a line; None if the line holds states of GPUs."""
         if line.startswith(f'{{"{KEY}"'.encode()):
             raise ProfileError(
                 f"samples '{self.path}', line {number}: a second header: samples of two machines or runs are mixed",
@@ -285,7 +285,7 @@ class MeasuredOp(NamedTuple):
         return f"{self.op}, {self.ranks} ranks{across}" if self.ranks else self.op
 
     def columns(self, points: Sequence[tuple[float, ...]]) -> dict[str, Floats]:
-        """Points by coordinate."""
+        """Return the points by coordinate."""
         return dict(zip(self.axes, np.array(points).T, strict=True))
 
 
@@ -295,12 +295,12 @@ def _layer(point: Mapping[str, float]) -> Experts:
 
 
 def layer_label(layer: Experts) -> str:
-    """A layer of experts as people read it."""
+    """Return a layer of experts in words, for example "8 of 4096 x 14336, top 2"."""
     return f"{layer.experts} of {layer.hidden} x {layer.width}, top {layer.top_k}"
 
 
 def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
-    """The median of each point's samples, without ops that did not fit in memory or ran at the same time as others.
+    """Return the median of each point's samples, without ops that ran out of memory or overlapped others.
 
     Bursts count only where a point has nothing else.
     """

@@ -12,7 +12,7 @@ from ladder_sim_calibration.fit.samples import Points, layer_label
 
 
 def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTable:
-    """A table of the points, NaN where there is none."""
+    """Return the table of measured points as ratios to the roofline, NaN where nothing was measured."""
     axes = [np.unique(column) for column in zip(*points, strict=True)]
     seconds = np.full([len(axis) for axis in axes], np.nan)
     for at, measured_s in points.items():
@@ -22,7 +22,7 @@ def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTa
 
 
 def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
-    """Kind, dtype, name and table of every table of a profile."""
+    """Yield the kind, dtype, name and table of every table of a profile."""
     for dtype, table in profile.gemm.items():
         yield "gemm", dtype, f"gemm {dtype}", table
     for kind, (phase, kernel) in ATTENTION.items():
@@ -36,7 +36,7 @@ def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, Rat
 
 
 def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> Iterator[tuple[str, int, Curve]]:
-    """Operation with algorithm, ranks and curve of every collective of a profile."""
+    """Yield the operation with algorithm, ranks and curve of every collective of a profile."""
     for op, algorithms in collectives.items():
         for algorithm, curves in algorithms.items():
             for ranks, curve in curves.items():
@@ -44,6 +44,6 @@ def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> I
 
 
 def curve_of(points: Points) -> Curve:
-    """A curve of times by message size."""
+    """Return the curve of times, seconds, by message size, bytes."""
     sizes, seconds = np.array(sorted((size, measured_s) for (size,), measured_s in points.items())).T
     return Curve(size_bytes=sizes, seconds=seconds)

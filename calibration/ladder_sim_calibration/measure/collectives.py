@@ -76,7 +76,7 @@ def _issue(name: str, whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> 
 
 
 def _shared(name: str, elements: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
-    """A buffer that all GPUs of the group see; raises RuntimeError where torch or their links lack the op."""
+    """Return a buffer that all GPUs of the group see; raise RuntimeError where torch or the links lack the op."""
     from torch.distributed import _symmetric_memory as symmetric
 
     try:

@@ -72,7 +72,7 @@ def kernel(op: Sample, weights: WeightPool) -> Run:
 
 
 def launches_of(op: Sample) -> int:
-    """In how many launches a kernel runs on a GPU, about, or more."""
+    """Return at least about the number of launches by which a kernel runs on a GPU."""
     point = op.point
     if op.op == "math_attention_decode":
         return 8
@@ -108,7 +108,7 @@ def _attention(op: Sample, weights: WeightPool) -> Run:
 
 
 def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
-    """As in blocks that are compiled, where there are compiled blocks by default."""
+    """Return a run of decode attention by the math kernel, compiled where blocks are by default."""
     sequences, group, kv_len, width = (int(op.point[name]) for name in AXES["math_attention_decode"])
     q = normal((sequences, group, 1, width), weights.device)
     cache = weights.rotating((2, sequences, 1, kv_len, width))
@@ -134,7 +134,7 @@ def _sample(op: Sample, weights: WeightPool) -> Run:
 
 
 def _experts(op: Sample, weights: WeightPool) -> Run:
-    """Of the rank that has most to do; where its experts' tokens begin is known before, so that nothing waits."""
+    """Return a run of the busiest rank's experts; where tokens begin is known before, so that nothing waits."""
     names = (*LAYER, *AXES["moe"])
     hidden, width, experts, top_k, expert_tp, ep, tokens = (int(op.point[name]) for name in names)
     held, width = experts // ep, width // expert_tp
@@ -161,7 +161,7 @@ def _experts(op: Sample, weights: WeightPool) -> Run:
 def _draw(
     tokens: int, experts: int, top_k: int, ep: int, numbers: torch.Generator, device: torch.device
 ) -> tuple[Tensor, int, list[int]]:
-    """Experts of each token, the first expert of the part that has most tokens, and where those of each begin.
+    """Return each token's experts, the first expert of the part with most tokens, and where tokens of each begin.
 
     The i-th most frequent expert is chosen in proportion to i to minus the tables' power; any may be it.
     """
@@ -175,7 +175,7 @@ def _draw(
 
 
 def _elementwise(op: Sample, weights: WeightPool) -> Run:
-    """Activations stay where they are: in a pass the kernel before has just written them."""
+    """Return a run of an elementwise kernel on activations that stay in place, as after another kernel."""
     rows = partial(_rows, op.point["bytes"], weights.device)
     if op.op == "rope":
         return _rope(op.point["bytes"], weights.device)
@@ -196,7 +196,7 @@ def _elementwise(op: Sample, weights: WeightPool) -> Run:
 
 
 def _rope(moved_bytes: float, device: torch.device) -> Run:
-    """Queries, keys and values are read; what they become is written, the last two to the cache."""
+    """Return a run of RoPE on about `moved_bytes` of queries, keys and values, with the cache writes."""
     heads, key_heads = ROPE_HEADS
     tokens = max(1, round(moved_bytes / 2.0 / DTYPE.itemsize / ROPE_WIDTH / (heads + 2 * key_heads)))
     q = normal((1, tokens, heads, ROPE_WIDTH), device)
@@ -208,7 +208,7 @@ def _rope(moved_bytes: float, device: torch.device) -> Run:
 
 
 def _rows(moved_bytes: float, device: torch.device, tensors: float) -> Tensor:
-    """One of as many tensors of equal size as are read and written."""
+    """Return one of the `tensors` tensors of equal size that together have `moved_bytes`."""
     elements = max(1, round(moved_bytes / tensors / DTYPE.itemsize))
     width = min(ROW_ELEMENTS, elements)
     return normal((1, elements // width, width), device)

@@ -12,7 +12,7 @@ SEED = 0
 
 
 def normal(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """A tensor of normally distributed numbers, the same for the same shape."""
+    """Return a tensor of normally distributed numbers, equal for equal shapes."""
     elements, drawn = math.prod(shape), _drawn(device)
     numbers = drawn[:elements].clone() if elements <= DRAWN else drawn.repeat(-(-elements // DRAWN))[:elements]
     return numbers.view(shape)

@@ -111,7 +111,7 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
 
 
 def _sample(op: Sample, name: str, by_rank: Sequence[_OfRank], clock_MHz: float | None) -> Sample:
-    """Of all ranks: the slowest where it keeps the others waiting, else a typical one."""
+    """Return the slowest rank's sample if it keeps the others waiting, else a typical one's."""
     counted = [max(by_rank, key=lambda each: each.seconds)] if "ranks" in op.point else by_rank
     alone_s = [each.alone_s for each in counted if each.alone_s is not None]
     return replace(

@@ -88,7 +88,7 @@ class Plan:
         return REPEATS if expected_s * REPEATS <= SAMPLE_S else max(MIN_REPEATS, int(SAMPLE_S / expected_s))
 
     def _expected_s(self, op: Sample) -> float:
-        """Expected seconds of one repeat."""
+        """Return the expected seconds of one repeat of an op."""
         if op.op == SUSTAINED:
             return SUSTAINED_S / MIN_REPEATS
         name, overlapped, message = op.op.partition(BESIDE)
@@ -99,7 +99,7 @@ class Plan:
         return (1 + CHAINED_COLLECTIVES if "ranks" in op.point else 1) * self._once_s(op)
 
     def _once_s(self, op: Sample) -> float:
-        """The op's last time, or that of the largest of its kind scaled by work; 0 if none was measured yet."""
+        """Return the seconds that an op last took, else those of the largest of its kind scaled by work, else 0."""
         known = self._last.get(op.key) or self._largest.get(op.op)
         if known is None or known.seconds is None:
             return 0.0
@@ -107,7 +107,7 @@ class Plan:
 
 
 def _work(op: Sample) -> float:
-    """In proportion to what a large op of its kind takes on its own; a prompt attends to itself, hence its square."""
+    """Return a number in proportion to the time of a large op of its kind; for a prompt, its length squared."""
     own = COORDINATES[op.op.partition(BESIDE)[0]]
     sizes = ((name, size) for name, size in op.point.items() if name in own)
     work = math.prod(1.0 / size if name in ("expert_tp", "ep") else size for name, size in sizes)

@@ -53,7 +53,7 @@ class Shard(NamedTuple):
     head_dim: int
 
     def cache(self, sequences: int = 1) -> dict[str, float]:
-        """Coordinates of its attention, but lengths."""
+        """Return the coordinates of the shard's attention, without lengths."""
         return {"batch_kv_heads": sequences * self.kv_heads, "group": self.group, "head_dim": self.head_dim}
 
 
@@ -117,13 +117,13 @@ def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[
 
 
 def _longest(shard: Shard) -> Sample:
-    """The GEMM of a long prompt that takes the longest, to be run until the GPU's clock has settled."""
+    """Return the longest GEMM of a long prompt, to be run until the GPU's clock has settled."""
     n, k = max(shard.gemms, key=math.prod)
     return _op(SUSTAINED, m=max(ROWS), n=n, k=k)
 
 
 def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Powers of two that span the weights' rows and columns, up to twice the elements of the largest weight."""
+    """Return the powers of two that span weights' rows and columns, up to twice the largest weight's elements."""
     if not weights:
         return []
     n, k = (_powers(min(side), max(side)) for side in zip(*weights, strict=True))
@@ -132,7 +132,7 @@ def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _powers(low: int, high: int) -> list[int]:
-    """Powers of two from the last below `low` to the first above `high`, or themselves."""
+    """Return the powers of two from the last below `low` to the first above `high`, or themselves."""
     return [2**power for power in range(low.bit_length() - 1, (high - 1).bit_length() + 1)]
 
 
@@ -150,14 +150,14 @@ def _math_attention(shard: Shard) -> Iterator[Sample]:
 
 
 def _sampling(model: ModelSpec) -> Iterator[Sample]:
-    """Of the whole vocabulary: every rank has all logits by then."""
+    """Yield sampling ops over the whole vocabulary: every rank has all logits by then."""
     for sequences in SAMPLED:
         for op in ("sample_greedy", "sample_top_p"):
             yield _op(op, batch=sequences, vocab=model.vocab)
 
 
 def _experts(model: ModelSpec, tp: int) -> Iterator[Sample]:
-    """GEMMs of routers and shared experts; routed experts, each split over all ranks, and distributed over them."""
+    """Yield the GEMMs of routers and shared experts, and routed experts, split over all ranks or distributed."""
     for layer in dict.fromkeys(kind.feed_forward for kind in model.kinds):
         if not isinstance(layer, Moe):
             continue
@@ -196,7 +196,7 @@ def _collectives(world: Layout, *, cuda: bool) -> Iterator[Sample]:
 
 
 def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
-    """The down projection and attention, each during an all-reduce of all ranks in the node."""
+    """Yield the down projection and attention, each during an all-reduce of all ranks in the node."""
     if world.per_node == 1:
         return
     n, k = shard.gemms[-1]
@@ -208,7 +208,7 @@ def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
 
 
 def _held(shard: Shard, *, cuda: bool) -> Iterator[Sample]:
-    """GEMMs of a few tokens, decode attention and elementwise kernels, while others hold a part of the processor."""
+    """Yield GEMMs of few tokens, decode attention and elementwise kernels during a hold of the processor."""
     counts, moved = (HELD_SMS, HELD_MOVED) if cuda else (HELD_THREADS, HELD_CPU_MOVED)
     for count in counts:
         for n, k in shard.gemms:
@@ -224,7 +224,7 @@ def _op(op: str, **point: float) -> Sample:
 
 
 def _size(op: Sample) -> float:
-    """What `most` of `ops_of` is compared with."""
+    """Return the size of an op, in tokens or KiB, which `ops_of` compares with its limit `most`."""
     point = op.point
     tokens = max(point.get(name, 0.0) for name in ("m", "q_len", "kv_len", "tokens"))
     logits_bytes = point.get("batch", 0.0) * point.get("vocab", 0.0) * STATE_BYTES

@@ -67,7 +67,7 @@ class Ranks:
             raise heartbeat.blame(error) from error
 
     def group(self, op: Sample) -> dist.ProcessGroup:
-        """The group of this rank that has the size an op needs."""
+        """Return this rank's process group with the number of nodes and ranks that an op needs."""
         return self._groups[int(op.point["nodes"]), int(op.point["ranks"])]
 
     def share(self, value: _T) -> _T:
@@ -79,7 +79,7 @@ class Ranks:
         return shared[0]
 
     def gather(self, value: _T) -> list[_T]:
-        """Every rank's value, on every rank."""
+        """Return every rank's value, on every rank."""
         if self.size == 1:
             return [value]
         gathered: list[Any] = [None] * self.size

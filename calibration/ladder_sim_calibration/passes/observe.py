@@ -87,7 +87,7 @@ class Experiment:
             )
 
     def environment(self) -> dict[str, str]:
-        """The machine, and everything of what runs that times depend on."""
+        """Return the fields that times depend on: the machine, and what runs on it."""
         backend, machine = self.links.backend, environment()
         own = facts(self.scenario, machine, backend=backend, dtype="fp32", threads=self.threads)
         return own | {"variants": ",".join(self.variants)}
@@ -170,7 +170,7 @@ def _request(observed: Observations, testbed: Testbed, run: Run, comm: Communica
 
 
 def _timed_alone(scenario: Scenario, variants: Sequence[str]) -> "Iterator[tuple[Scenario, Kernels]]":
-    """Requests without communication whose kernels are timed, and of each the kernels that no earlier one has.
+    """Yield requests without communication whose kernels are timed, and the kernels that no earlier one has.
 
     All of the upper bound's, with residual adds fused into norms and without: wirings differ in whether adds can be
     fused. Then those of variants that have kernels of their own.
@@ -212,7 +212,7 @@ def _collectives(observed: Observations, testbed: Testbed, variants: Sequence[st
 
 
 def _emulated_links(testbed: Testbed, experiment: Experiment) -> dict[str, Curve]:
-    """Links on which messages take these shares of standard's time, in prefill and decode alike."""
+    """Return the links on which messages take given shares of standard's time, in prefill and decode alike."""
     named = {CALIBRATION_LINK: CALIBRATION_SHARE, **{f"{share:.0%}": share for share in experiment.shares}}
     if experiment.profile is None:
         # warm up

@@ -110,7 +110,7 @@ class Testbed:
         return lay_out(scenario.variant, spec.layers, spec.ladder_layers)
 
     def _passes(self, wiring: Wiring, phase: Phase) -> list[Callable[[], None]]:
-        """The passes of a request."""
+        """Return the forward passes of a request in one phase, to be called in order."""
         if phase == "prefill":
             return [partial(self._generator.prefill, wiring)]
         return [partial(self._generator.decode, wiring, step) for step in range(1, self.scenario.workload.gen)]

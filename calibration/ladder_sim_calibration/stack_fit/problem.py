@@ -88,7 +88,7 @@ class Problem:
 
     @cached_property
     def _covariance(self) -> Floats:
-        """Of the runs' errors, shape (runs, runs)."""
+        """Covariance of the runs' errors, in logarithms, shape (runs, runs)."""
         shared = np.array([[row == column for column in self.groups] for row in self.groups])
         return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
 
@@ -102,21 +102,21 @@ class Problem:
         return dict(zip(self.figures, up | down, strict=True))
 
     def values(self, points: Floats) -> Floats:
-        """Figures in SI units; points and result of shape (..., figures)."""
+        """Return the figures in SI units; points and result of shape (..., figures)."""
         median = np.array([self.defaults[name] for name in self.figures])
         spread = np.array([PRIORS[name] for name in self.figures])
         return np.asarray(median * np.exp(spread * points))
 
     def named(self, point: Floats) -> dict[str, float]:
-        """One point's figures by name."""
+        """Return one point's figures by name."""
         return dict(zip(self.figures, self.values(point).tolist(), strict=True))
 
     def log_rates(self, point: Floats) -> Floats:
-        """Logarithm of every run's throughput at one point."""
+        """Return the logarithm of every run's throughput at one point."""
         return np.asarray(self._log_rates(point[np.newaxis])[0])
 
     def _log_rates(self, points: Floats) -> Floats:
-        """The same at several points: shape (points, runs)."""
+        """Return the logarithms of the runs' rates at several points, shape (points, runs)."""
         # a single configuration would be priced with plain numbers: two keep every array an array
         columns = np.vstack([points, points[-1:]])
         values = dict(zip(self.figures, self.values(columns).T, strict=True))
@@ -134,7 +134,7 @@ class Problem:
         return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
 
     def solve_without(self, start: Floats, groups: Groups, left_out: Hashable) -> tuple[Hashable, Floats]:
-        """A group of runs, and the solution for the runs outside it."""
+        """Return the group that was left out, and the solution for the runs outside it."""
         kept = np.flatnonzero([group != left_out for group in groups])
         return left_out, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
 
@@ -183,7 +183,7 @@ class Problem:
 
 
 def _robust_loss(rows: int) -> Callable[..., Floats]:
-    """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
+    """Return the soft_l1 loss for the runs, which may hold an outlier, and plain squares for the priors."""
 
     def loss(squares: Floats) -> Floats:
         # value, first and second derivative, as least_squares needs them
@@ -196,7 +196,7 @@ def _robust_loss(rows: int) -> Callable[..., Floats]:
 
 
 def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[int]]:
-    """Positions of the runs of each configuration."""
+    """Return the positions of the runs of each configuration."""
     positions: dict[Configuration, list[int]] = {}
     for row, run in enumerate(runs):
         positions.setdefault(run.configuration, []).append(row)
@@ -204,7 +204,7 @@ def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[in
 
 
 def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> Scenario:
-    """The scenario of the first run, whose stack and cluster all runs share."""
+    """Return the scenario of the first run; raise UsageError unless all runs share its stack and cluster."""
     if len(runs) < 2:
         raise UsageError(
             f"{len(runs)} runs: must be 2 or more", hint="start with standard and upper-bound at one batch"

@@ -26,7 +26,7 @@ class UnseenRun:
 
 
 def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:
-    """Every run as predicted by the fit without its group; empty if there is only one group."""
+    """Return every run as predicted by the fit without its group; empty if there is only one group."""
     if len(set(groups)) == 1:
         return ()
     errors = np.empty(len(problem.runs))
@@ -51,7 +51,7 @@ def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashab
 
 
 def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> dict[tuple[Configuration, str], Widths]:
-    """Half-widths of the runs' intervals before they are scaled."""
+    """Return the half-widths of the runs' intervals before they are scaled."""
     widths = {}
     for configuration, rows in by_configuration(runs).items():
         variants = [runs[row].variant for row in rows]
@@ -63,7 +63,7 @@ def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> d
 
 
 def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Widths]) -> IntervalScale:
-    """The factor with which 90 % of the unseen runs lie inside their intervals (split conformal prediction)."""
+    """Return the factor that makes intervals hold 90 % of the unseen runs (split conformal prediction)."""
     rates, speedups = [], []
     for prediction in unseen:
         widths = nominal[prediction.run.configuration, prediction.run.variant]
@@ -74,6 +74,6 @@ def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str
 
 
 def conformal(scores: Sequence[float]) -> float:
-    """The score that a further one stays below with a probability of 90 %; 1 if there are too few scores."""
+    """Return the score that a further one stays below with a probability of 90 %; 1 if there are too few."""
     rank = int(np.ceil(0.9 * (len(scores) + 1)))
     return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else 1.0

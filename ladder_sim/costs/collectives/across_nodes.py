@@ -114,7 +114,7 @@ class AcrossNodes:
         return own if others is None else extended(own, self._ratios(others)[:2])
 
     def _ratios(self, fabric: FabricCurve) -> tuple[Floats, Floats, frozenset[str]]:
-        """The all-reduces of one sweep: logarithms of sizes and of times over the formula's; the algorithms."""
+        """Return the sweep's all-reduces: logarithms of sizes and of times over the formula's, and the algorithms."""
         measured_on, sizes, ranks = fabric.cluster, fabric.curve.size_bytes, fabric.ranks_per_node
         ideals_s = across_nodes_s(
             sizes,
@@ -133,8 +133,9 @@ class AcrossNodes:
     def _without_p2p(
         self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats
     ) -> dict[str, Floats]:
-        """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
+        """Return the seconds of each algorithm that works without peer-to-peer access.
 
+        LL128 needs peer-to-peer access; trees go through host memory in each node.
         NVLS stays, between two barriers through host memory as inside one node.
         """
         host_s, at_floor_s = self._host_stages_s(kind, message), self._host_stages_s(kind, np.zeros_like(message))
@@ -152,7 +153,7 @@ class AcrossNodes:
         return {name: np.maximum(direct_s, seconds) for name, seconds in ways.items()}
 
     def _ports_s(self, kind: CollectiveKind, name: str, message: Floats) -> Floats:
-        """Seconds that one algorithm keeps a GPU's ports busy at least, the one in the node and that of the network."""
+        """Return the seconds that an algorithm keeps a GPU's ports busy at least: in the node, and in the network."""
         hardware, in_switch = self._hardware, self._cluster.intra.switch
         link = hardware.intra
         if not self._p2p and name != "nvls-tree":
@@ -166,13 +167,13 @@ class AcrossNodes:
         return ports_s
 
     def _rail_traffic(self, kind: CollectiveKind) -> float:
-        """What a rank sends to all goes through its own port, what all gather is shared by the node's."""
+        """Return the bytes that a node's ports carry for a byte of the message, for many nodes."""
         return {"all_reduce": 2.0, "all_to_all": float(self._ranks)}.get(kind, 1.0)
 
     def _ways(
         self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, node_low_latency_s: Floats, *, nvlink: bool
     ) -> dict[str, Floats]:
-        """NCCL's algorithms, given the stages inside each node."""
+        """Return the seconds of NCCL's algorithms by name, given the stages inside each node."""
         return across_nodes_s(
             message,
             node_wire_s,
@@ -187,7 +188,7 @@ class AcrossNodes:
         )
 
     def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
-        """A collective from GPU to GPU inside the node without its latency floor, but with the floor's growth."""
+        """Return the seconds of a collective between GPUs of a node, without the latency floor but with its growth."""
         nothing = np.zeros_like(message)
         if ranks == 1:
             return nothing
@@ -203,7 +204,7 @@ class AcrossNodes:
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
     def _low_latency_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
-        """What NCCL's low-latency protocol sends from GPU to GPU inside a node takes on their links, seconds.
+        """Return the seconds that a message in NCCL's low-latency protocol takes between the GPUs of a node.
 
         At their line rate, or the rate that NCCL reaches inside a node with the largest messages if that is lower.
         """
@@ -213,7 +214,7 @@ class AcrossNodes:
         return wire_s
 
     def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
-        """The stages inside a node through host memory, with their floor."""
+        """Return the seconds of the stages inside a node through host memory, with their latency floor."""
         if self._ranks == 1:
             return np.zeros_like(message)
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
@@ -221,7 +222,7 @@ class AcrossNodes:
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
-    """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
+    """Return the collective that runs inside each node; a broadcast is counted as an all-gather."""
     return "all_reduce" if kind == "all_reduce" else "all_gather"
 
 
@@ -258,7 +259,7 @@ def host_ring_s(
     low_latency_share: Number,
     kind: str = "all_reduce",
 ) -> Floats:
-    """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
+    """Return the seconds of NCCL's ring through host memory by the faster protocol; 2 (n - 1) steps pay latency.
 
     Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
     the number of channels does. Floor and `low_latency_share` are those of LL, the latter between two ranks. Other
@@ -284,7 +285,7 @@ def across_nodes_s(
     nvlink: bool = True,
     switch: bool = True,
 ) -> dict[str, Floats]:
-    """Times of NCCL's algorithms across nodes, by name; it takes about the fastest.
+    """Return the seconds of NCCL's algorithms across nodes, by name; NCCL takes about the fastest.
 
     The fabric's floor is measured with small messages, that is with trees by the low-latency protocol (LL). What
     another algorithm takes longer is added to it: 23 us for LL128 and 28 us for NVLSTree over two nodes of eight GPUs.
@@ -331,7 +332,7 @@ def across_nodes_s(
 
 
 def rail_bytes(message: Floats, nodes: int, ranks_per_node: int, traffic: float) -> Floats:
-    """Bytes that the network port of each GPU must send, and receive: the ports of a node share the message."""
+    """Return the bytes that a GPU's network port must send and receive: a node's ports share the message."""
     carried: Floats = traffic * (nodes - 1) / nodes * message / ranks_per_node
     return carried
 

@@ -42,7 +42,7 @@ _PCIE5_US, _PCIE5_GBps = 24.6, 63.0
 
 @cache
 def floor_growth(ranks: float, exponent: float) -> float:
-    """Latency floor of a group as a multiple of a full node's.
+    """Return the latency floor of a group as a multiple of that of a full node.
 
     Beyond a full node, every doubling adds as much as from 4 to 8.
     """
@@ -55,27 +55,27 @@ def floor_growth(ranks: float, exponent: float) -> float:
 
 
 def ring(ranks: float) -> float:
-    """Reduce-scatter and all-gather; with it rates are nccl-tests' bus bandwidths."""
+    """Return the bytes that each GPU sends for a byte in reduce-scatter and all-gather, as bus bandwidth has it."""
     return 2.0 * (ranks - 1) / ranks
 
 
 def one_way(ranks: float) -> float:
-    """Reduce-scatter or all-gather."""
+    """Return the bytes that each GPU sends for a byte of the message in reduce-scatter or all-gather."""
     return (ranks - 1) / ranks
 
 
 def to_all(ranks: float) -> float:
-    """The whole message to every peer."""
+    """Return the bytes that each GPU sends for a byte of the message, where every peer gets all of it."""
     return ranks - 1.0
 
 
 def multicast(ranks: float) -> float:
-    """The switch reads it once from each GPU and reduces; each GPU writes its share to all."""
+    """Return the bytes that each GPU sends for a byte of a message that the switch reads once and reduces."""
     return (ranks + 1) / ranks
 
 
 def mnnvl_two_shot(ranks: float) -> float:
-    """As a ring up to 8 GPUs, 1.46 times as much on 16; what grows so with the ranks is not published."""
+    """Return the bytes that each GPU sends for a byte: those of a ring up to 8 GPUs, 1.46 times as many on 16."""
     return max(ring(ranks), ring(8.0) * math.pow(ranks / 8.0, 0.55))
 
 
@@ -171,17 +171,17 @@ class Algorithm:
         return fastest
 
     def port_traffic(self, ranks: float, switch: bool) -> float:
-        """Fewest bytes that a GPU's port sends or receives for a byte of the message, whichever kernel runs."""
+        """Return the fewest bytes that a GPU's port sends or receives for a byte of the message, by any kernel."""
         traffic = min(line.traffic(ranks) for line in self.lines)
         return min(traffic, multicast(ranks)) if self.may_multicast and switch else traffic
 
     @property
     def holds_norm(self) -> bool:
-        """Its kernels can add and normalise what they reduced: every rank has all of it in its registers."""
+        """Whether kernels can add and normalise what they reduced: every rank has all of it in its registers."""
         return self.inline and not self.symmetric
 
     def unmet(self, scenario: Scenario) -> Need | None:
-        """The first need that a scenario does not meet; None if it works there."""
+        """Return the first need of the algorithm that a scenario does not meet; None if it works there."""
         return next((need for need in self.needs if not need.met(scenario)), None)
 
 
@@ -338,7 +338,7 @@ MAX_GAP = 64.0
 
 
 def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
-    """True where `message` lies between two measured sizes no further than `MAX_GAP` apart."""
+    """Return a mask of the messages between two measured sizes at most a factor `MAX_GAP` apart."""
     sizes = curve.size_bytes
     right = np.minimum(np.maximum(np.searchsorted(sizes, message, side="left"), 1), len(sizes) - 1)
     inside = (message >= sizes[0]) & (message <= sizes[-1])
@@ -347,7 +347,7 @@ def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
 
 
 def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
-    """True where `message` lies between two measured sizes further apart than that."""
+    """Return a mask of the messages between two measured sizes more than a factor `MAX_GAP` apart."""
     inside = (message >= curve.size_bytes[0]) & (message <= curve.size_bytes[-1])
     bridge: NDArray[np.bool_] = inside & ~bracketed(curve, message)
     return bridge
@@ -389,7 +389,7 @@ class MeasuredCollective:
     """The measured link."""
 
     def ratio(self, message: Floats, ranks: int) -> tuple[Floats, NDArray[np.bool_]]:
-        """Measured over formula, and whether these ranks and this size were measured.
+        """Return the measured time over the formula's, and whether these ranks and this size were measured.
 
         Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
         """
@@ -398,7 +398,7 @@ class MeasuredCollective:
         return self.factor(message, ranks), in_range
 
     def factor(self, message: Floats, ranks: int) -> Floats:
-        """Measured over formula alone."""
+        """Return the measured time over the formula's."""
         low = max((n for n in self.curves if n <= ranks), default=min(self.curves))
         high = min((n for n in self.curves if n >= ranks), default=max(self.curves))
         log_size = np.log(np.maximum(message, 1.0))
@@ -411,7 +411,7 @@ class MeasuredCollective:
 
     @cached_property
     def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
-        """Of each curve: logarithms of its sizes, and of its times over the formula's."""
+        """Logarithms of each curve's sizes, and of its times over the formula's."""
         return {
             ranks: (
                 np.log(curve.size_bytes),
@@ -427,7 +427,7 @@ class MeasuredCollective:
 def measured_collectives(
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]], tier: LinkTier
 ) -> dict[tuple[str, str], MeasuredCollective]:
-    """Curves of a profile (`CalibrationProfile.collectives`) by kind and algorithm, of those that have a formula."""
+    """Return the curves of `CalibrationProfile.collectives` by kind and algorithm, of those that have a formula."""
     curves = {
         (kind, algorithm): by_ranks
         for kind, algorithms in collectives.items()

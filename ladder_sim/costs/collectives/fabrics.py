@@ -55,7 +55,7 @@ class FabricCurve:
 
 
 def fabric_curve(fabric: str) -> FabricCurve | None:
-    """The sweep over `fabric`; None if none is shipped.
+    """Return the sweep over `fabric`; None if none is shipped.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class CollectiveTimes:
         return dataclasses.replace(self, seconds=np.maximum(self.seconds, wire_s))
 
     def choose(self, of_each: Sequence[Number]) -> Number:
-        """A value that depends on the algorithm, given each one's: a number if all configurations agree."""
+        """Return a value that depends on the algorithm, given that of each; a number if all configurations agree."""
         if len(of_each) == 1:
             return of_each[0]
         table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
@@ -69,7 +69,7 @@ class CollectiveTimes:
 
 
 def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
-    """Those of one algorithm by its formula; `seconds` holds one value per message or per configuration."""
+    """Return times of one algorithm by its formula; `seconds` holds one value per message or configuration."""
     nowhere = np.zeros(seconds.shape, bool)
     return CollectiveTimes(
         seconds=seconds,
@@ -82,7 +82,7 @@ def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> 
 
 
 def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
-    """The fastest for each configuration, with the source of the one that is fastest overall."""
+    """Return the fastest times for each configuration, with the source of the candidate that is fastest overall."""
     if len(candidates) == 1:
         return candidates[0]
     best = min(candidates, key=lambda times: float(times.seconds.sum()))
@@ -101,7 +101,7 @@ def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
 
 
 def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
-    """The chosen one for each configuration, with the source of the one that most take."""
+    """Return the chosen times for each configuration, with the source of the candidate chosen most often."""
     table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
     seconds = table[choice, np.arange(table.shape[1])]
     names = tuple(times.most_common for times in candidates)
@@ -110,7 +110,7 @@ def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> 
 
 
 def _origins(candidates: Sequence[CollectiveTimes], chosen: NDArray[np.int_]) -> dict[str, Any]:
-    """What the chosen candidate of each configuration says of where its time comes from."""
+    """Return the fields `in_range` and `beyond` of the candidate that each configuration takes."""
     in_range, beyond = (
         np.stack([np.broadcast_to(getattr(times, name), chosen.shape) for times in candidates])[
             chosen, np.arange(len(chosen))
@@ -121,5 +121,5 @@ def _origins(candidates: Sequence[CollectiveTimes], chosen: NDArray[np.int_]) ->
 
 
 def fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:
-    """The fastest of NCCL's algorithms for each message, by formulas."""
+    """Return the times of the fastest of NCCL's algorithms for each message, by formulas."""
     return fastest([unmeasured(times_s, name) for name, times_s in seconds.items()])

@@ -31,7 +31,7 @@ def _always(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
 
 
 def _reduced(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    """Tokens of one all-reduce: parts of a split pass are reduced one by one."""
+    """Return the tokens of one all-reduce; the parts of a split pass are reduced one by one."""
     parts = next((int(parameter_of(name)) for name in inputs.techniques if family_of(name) == "token-split"), 1)
     return tokens / np.where(token_split.applies(inputs, phase, tokens), parts, 1) if parts > 1 else tokens
 
@@ -58,7 +58,7 @@ REWRITES: Mapping[str, Rewrite] = {
 
 
 def possible(inputs: PassInputs) -> tuple[str, ...]:
-    """The rewrites that passes of any size may undergo."""
+    """Return the names of the rewrites that passes of any size may undergo."""
     if inputs.plan.ranks == 1:
         return ()
     own = () if "fused-norm" in inputs.techniques else ("own-fused-norm",)
@@ -66,19 +66,19 @@ def possible(inputs: PassInputs) -> tuple[str, ...]:
 
 
 def form(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    """The form of a pass, a bit for each of `possible`."""
+    """Return the form of a pass as an integer, with a bit for each rewrite of `possible`."""
     applied = (REWRITES[family_of(name)].applies(inputs, phase, tokens) for name in possible(inputs))
     return sum((bit * 2**number for number, bit in enumerate(applied)), start=np.zeros(np.shape(tokens), np.int64))
 
 
 def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
-    """The rewrites of a form."""
+    """Return the names of the rewrites that a form stands for."""
     return tuple(name for bit, name in enumerate(possible(inputs)) if form >> bit & 1)
 
 
 @lru_cache(maxsize=1024)
 def rewritten(layout: Layout, rewrites: tuple[str, ...]) -> Layout:
-    """A layout after some rewrites; those that others begin with are made once."""
+    """Return a layout after some rewrites; a common beginning of several is rewritten once."""
     if not rewrites:
         return layout
     *before, last = rewrites

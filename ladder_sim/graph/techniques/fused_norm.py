@@ -70,7 +70,7 @@ def _without_norms(layout: Layout, steps: list[Step], readers: Mapping[int, list
 
 
 def _norm_of(steps: list[Step], readers: Mapping[int, list[int]], add: int) -> int | None:
-    """The norm of what a step adds, maybe the same; None if there is none."""
+    """Return the key of the norm of what a step adds, maybe the step itself; None if there is no norm."""
     if steps[add].role == _ADD_NORM:
         return add
     norms = [reader for reader in readers[add] if steps[reader].role == _NORM] if steps[add].role == _ADD else []

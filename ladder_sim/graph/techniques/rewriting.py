@@ -27,13 +27,13 @@ class Step(NamedTuple):
 
 
 def steps_of(layout: Layout) -> list[Step]:
-    """The ops of a layout, in issue order."""
+    """Return the ops of a layout, in issue order."""
     roles = [layout.roles[like] for like in layout.same_as]
     return list(map(Step, layout.names, layout.kinds, layout.layers, roles, layout.after))
 
 
 def readers_of(steps: Sequence[Step]) -> Mapping[int, list[int]]:
-    """Positions of the steps that need each."""
+    """Return the positions of the steps that need each step."""
     readers: dict[int, list[int]] = defaultdict(list)
     for position, step in enumerate(steps):
         for needed in step.after:
@@ -42,7 +42,7 @@ def readers_of(steps: Sequence[Step]) -> Mapping[int, list[int]]:
 
 
 def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
-    """The same layout with other ops: each with the key by which others need it, in issue order."""
+    """Return the layout with other ops, in issue order, each with the key by which others need it."""
     positions: dict[int, int] = {}
     roles: dict[Role, int] = {}
     names, kinds, layers, after, same_as = [], [], [], [], []
@@ -56,7 +56,7 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         same_as.append(roles.setdefault(role, len(roles)))
 
     def number_of(other: Role, role: Role) -> int:
-        """Of another role, for the same tokens as `role`."""
+        """Return the number of another role, for the same tokens as `role`."""
         return roles[PortionOf(other, role.portion) if isinstance(role, PortionOf) else other]
 
     firsts = {layout.roles[other]: layout.roles[first] for first, others in layout.next_to.items() for other in others}

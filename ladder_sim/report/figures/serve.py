@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ladder_sim.des.shared import Floats
+from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, error_bars, figure, variant_colour
-from ladder_sim.report.tables.serve import load_label, manner_label
+from ladder_sim.report.requests import load_label, manner_label
 from ladder_sim.serving import SLO, Capacity, Outcome, Served
 from ladder_sim.serving.requests.slo import Metric
 from ladder_sim.units import format_seconds
@@ -35,7 +36,9 @@ _TIMES: Mapping[Metric, str] = {
 
 
 def load_figure(served: Served) -> "go.Figure":
-    """Times that requests see, and what a replica does meanwhile."""
+    """Times that requests see, and what a replica does meanwhile; raises UsageError where steps were not kept."""
+    if not any(replica.steps for replica in served[served.first].outcome.replicas):
+        raise UsageError("the steps that the figure shows were not kept", hint="serve with record=True keeps them")
     axes = [(title, "requests (%)") for title in _TIMES.values()]
     axes += [("", "running<br>(dotted: waiting)"), ("", "KV cache (%)"), ("time (s)", "arrivals/s")]
     panels = _panels("Requests under load", _subtitle(served), axes)

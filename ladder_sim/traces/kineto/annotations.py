@@ -22,8 +22,9 @@ _SHOWN = 8
 
 
 def step_marks(file: KinetoFile, pattern: str | None) -> list[Event]:
-    """The steps of a file: from each annotation whose name matches `pattern` to the next.
+    """Return the steps of a file.
 
+    A step lasts from an annotation whose name matches `pattern` to the next one.
     The last step ends with its annotation, or after the usual time between two. Without a pattern it is one of
     `_KNOWN`; a pattern that matches nothing is an error.
     """
@@ -42,7 +43,7 @@ def step_marks(file: KinetoFile, pattern: str | None) -> list[Event]:
 
 
 def _outermost(file: KinetoFile, pattern: str) -> Iterator[Event]:
-    """Annotations with such a name that are in no other of them."""
+    """Yield the annotations whose name matches, and that are in no other such annotation."""
     end_us = float("-inf")
     for event in file.events["user_annotation"]:
         if event.start_us >= end_us and fnmatch.fnmatchcase(event.name, pattern):
@@ -51,7 +52,7 @@ def _outermost(file: KinetoFile, pattern: str) -> Iterator[Event]:
 
 
 def _periods(marks: list[Event]) -> Iterator[Event]:
-    """Marks that last until the next, with names of their own."""
+    """Yield marks that last until the next one, each with a name of its own."""
     names, numbers = Counter(mark.name for mark in marks), Counter[str]()
     periods_us = [later.start_us - mark.start_us for mark, later in pairwise(marks)]
     last_us = max(marks[-1].end_us, marks[-1].start_us + median(periods_us or [0.0]))
@@ -81,7 +82,7 @@ class Scopes:
         self._open: dict[Any, list[Event]] = defaultdict(list)
 
     def around(self, event: Event) -> str:
-        """Names from the outermost to the innermost; times of one thread must be asked for in order."""
+        """Return the names of scopes from the outermost to the innermost; ask for one thread's times in order."""
         place = event.process, event.thread
         spans, stack = self._spans.get(place, []), self._open[place]
         while self._next[place] < len(spans) and spans[self._next[place]].start_us <= event.start_us:

@@ -52,7 +52,7 @@ def communicates(file: KinetoFile) -> bool:
 
 
 def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
-    """The storages that each recorded function reads, by the number of the function, ``rf_id``."""
+    """Return the storages that each recorded function reads, by the function's number, ``rf_id``."""
     try:
         document = json.loads(read_trace(path))
     except ValueError as error:
@@ -73,7 +73,7 @@ def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
 
 
 def _storages(values: Any) -> list[int]:
-    """Storage ids among an op's arguments, also in lists of tensors."""
+    """Return the storage ids among an op's arguments, also in lists of tensors."""
     if not isinstance(values, list):
         return []
     if len(values) == _TENSOR_FIELDS and isinstance(values[5], str) and isinstance(values[1], int):
@@ -105,7 +105,7 @@ class CpuReader:
         self.queues: dict[Lane, list[Draft]] = defaultdict(list)
 
     def read(self) -> RankDraft:
-        """All ops, with their dependencies."""
+        """Return all ops of the rank's CPU threads, with their dependencies."""
         drafts: list[Draft] = []
         for lane, events in by_thread(in_order(self.spans), self.file.rank):
             drafts += _Thread(self, lane).read(events)
@@ -114,11 +114,11 @@ class CpuReader:
         return rank_draft(self.file, self.clock, drafts, self.notes)
 
     def reads(self, event: Event) -> frozenset[int]:
-        """The storages that an operator reads."""
+        """Return the storages that an operator reads."""
         return self.storages_read.get(_number(event), frozenset())
 
     def collective(self, event: Event) -> Draft | None:
-        """The collective that an operator or a span issues, if any."""
+        """Return the collective that an operator or a span issues; None if it issues none."""
         start_s = self.clock.seconds(event.start_us)
         step = self.clock.step(start_s)
         gloo = self.issued.get(_place(event))
@@ -170,8 +170,9 @@ class CpuReader:
         return next(((name, len(ranks)) for ranks, name in others.items()), ("0", self.file.world_size))
 
     def _by_issue(self) -> dict[tuple[Any, float], Event]:
-        """Collectives by thread and start of the operator that issued them: the last operator numbered before each.
+        """Return collectives by thread and start of the operator that issued them.
 
+        A collective was issued by the last operator numbered before it.
         The profiler numbers its records only while an execution trace is taken. Without numbers, collectives run in the
         order in which they were issued.
         """
@@ -207,7 +208,7 @@ class _Message(NamedTuple):
 
     @classmethod
     def issued(cls, name: str) -> "_Message | None":
-        """The message that a span issues, if any."""
+        """Return the message that a span issues; None if it issues none."""
         match = _MESSAGE.fullmatch(name)
         if match is None:
             return None
@@ -290,7 +291,7 @@ class _Thread:
         self.running = [running for running in self.running if running not in awaited]
 
     def _behind_silence(self, until_s: float) -> list[_Running]:
-        """The collective that the thread was silent for: most of the silence is before its end."""
+        """Return the collective that the thread was silent for, if any: most of the silence is before its end."""
         if self.cpu.storages_read or until_s - self.end_s < MIN_SILENCE_S:
             return []
         middle_s = (self.end_s + until_s) / 2.0
@@ -299,7 +300,7 @@ class _Thread:
         return sorted(ended, key=lambda running: running.draft.end_s)[-1:]
 
     def _written_to(self, event: Event) -> _Running:
-        """The oldest collective that wrote the tensor of a wait, by its shape; the oldest of all if none has it."""
+        """Return the oldest collective with the tensor shape of a wait, or else the oldest of all."""
         shapes = event.args.get("Input Dims", [])[:1]
         functional = [running for running in self.running if running.functional]
         return next((running for running in functional if running.tensors == shapes), functional[0])
@@ -351,7 +352,7 @@ class _Thread:
 
 
 def _outermost(events: Sequence[Event]) -> Iterator[Event]:
-    """Operators that are not part of another; one that contains an issue or a wait is replaced by its parts."""
+    """Yield the outermost operators; those that contain an issue or a wait are replaced by their parts."""
     inner_us = [event.start_us for event in events if _meets(event)]
     end_us = float("-inf")
     for event in events:
@@ -368,7 +369,7 @@ def _meets(event: Event) -> bool:
 
 
 def _with_wake_ups(queue: list[Draft]) -> Iterator[Draft]:
-    """Collectives of a gloo thread or a link, each with the time until it began."""
+    """Yield the collectives of a gloo thread or a link, each after the time until it began."""
     queue.sort(key=lambda draft: draft.start_s)
     end_s = 0.0
     for draft in queue:
@@ -394,15 +395,15 @@ def _is_shared(event: Event) -> bool:
 
 
 def _number(event: Event) -> int:
-    """Number of the recorded function, from 1; 0 if it has none."""
+    """Return the number of the recorded function, from 1; 0 if it has none."""
     return int(event.args.get(_FUNCTION, 0))
 
 
 def _place(event: Event) -> tuple[Any, float]:
-    """Thread and start, which identify an operator."""
+    """Return the thread and the start of an operator, which identify it."""
     return event.thread, event.start_us
 
 
 def _is_blocking(event: Event) -> bool:
-    """``c10d::allreduce_(tensors, group, op, sparse_indices, async_op, timeout)``: async_op is recorded as text."""
+    """Say whether an issue blocks: ``c10d::allreduce_(..., async_op, timeout)`` records async_op as text."""
     return "True" not in event.args.get("Concrete Inputs", [])

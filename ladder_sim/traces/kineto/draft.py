@@ -64,7 +64,7 @@ class RankDraft(NamedTuple):
 
 
 def rank_draft(file: KinetoFile, clock: Clock, drafts: list[Draft], notes: list[str]) -> RankDraft:
-    """One rank's ops, with the times at which each began to work."""
+    """Return one rank's ops, with the times at which each began to work."""
     _set_work(drafts)
     return RankDraft(
         rank=file.rank,
@@ -93,7 +93,7 @@ def _set_work(drafts: Iterable[Draft]) -> None:
 
 
 def finish(drafts: Sequence[Draft], steps: tuple[str, ...], notes: Iterable[str]) -> TraceGraph:
-    """Number the ops: each after the ops it waits for, otherwise in order of time."""
+    """Return the trace of the ops, numbered in order of time, each after the ops it waits for."""
     ordered = _in_order(drafts)
     position = {id(draft): index for index, draft in enumerate(ordered)}
     used = sorted({draft.lane for draft in drafts}, key=lambda lane: (lane.rank, lane.device, lane.name))

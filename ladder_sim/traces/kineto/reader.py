@@ -87,12 +87,12 @@ class Event(NamedTuple):
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Events in order of time, an outer one before those inside it."""
+    """Return the events in order of time, an outer one before those inside it."""
     return sorted(events, key=lambda event: (event.start_us, -event.end_us))
 
 
 def by_thread(events: Iterable[Event], rank: int) -> Iterator[tuple[Lane, list[Event]]]:
-    """Events of each CPU thread of a rank, as they come."""
+    """Yield the events of each CPU thread of a rank, as they come."""
     threads: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
     for event in events:
         threads[event.process, event.thread].append(event)
@@ -207,13 +207,13 @@ def _check_single(category: str, events: Sequence[Event]) -> None:
 
 
 def read_trace(path: Path) -> str:
-    """A file's text, gzipped or not; raises UsageError."""
+    """Return a file's text, gzipped or not; raise UsageError if it cannot be read."""
     raw = read_bytes(path, what="a trace", limit_bytes=LIMIT_BYTES, unpack=True, error=UsageError)
     return raw.decode("utf-8", errors="replace")
 
 
 def unread(file: KinetoFile) -> Iterator[str]:
-    """Notes on what a file does not record, and on dropped events that may matter."""
+    """Yield notes on what a file does not record, and on dropped events that may matter."""
     yield from file.notes
     frames = file.dropped.get(PYTHON_FRAMES, 0)
     if frames:
@@ -263,22 +263,22 @@ class Clock:
         self._ends_s = [self.seconds(mark.end_us) for mark in file.marks]
 
     def seconds(self, time_us: float) -> float:
-        """A time of the file, in seconds since its first event."""
+        """Return a time of the file in seconds since its first event."""
         return (time_us - self._origin_us) * _US
 
     def step(self, time_s: float) -> int:
-        """Position of the step at this time; `ALONE` outside all of them."""
+        """Return the position of the step at this time; `ALONE` outside all of them."""
         index = bisect_right(self._starts_s, time_s + ROUNDED_S) - 1
         return index if index >= 0 and time_s < self._ends_s[index] else ALONE
 
 
 def element_bytes(dtype: str) -> int:
-    """Size of an element by PyTorch's name of its type; 1 for an unknown name."""
+    """Return the bytes of an element by PyTorch's name of its type; 1 for an unknown name."""
     return _ELEMENT_BYTES.get(dtype.lower(), 1)
 
 
 def tensor_bytes(args: Mapping[str, Any], tensors: int | None = None) -> float:
-    """Size of an operator's first tensors, or of all, if shapes were recorded; 0 for lists of tensors.
+    """Return the bytes of an operator's first tensors, or of all, if shapes were recorded; 0 for tensor lists.
 
     Examples
     --------

@@ -64,7 +64,7 @@ class Issues:
                 self._events[event.process, event.thread].append(event)
 
     def around(self, call: Event) -> Event | None:
-        """The annotation in which a call of the same thread is made, if any."""
+        """Return the annotation in which a call of the same thread is made; None if there is none."""
         events = self._events[call.process, call.thread]
         index = bisect_right(events, call.start_us, key=lambda event: event.start_us) - 1
         return events[index] if index >= 0 and call.start_us < events[index].end_us else None
@@ -145,7 +145,7 @@ class Waits:
         self.held[stream] += [(call.event.start_us, before) for before in awaited]
 
     def _waiting(self, call: Call, sync: Event) -> Draft | None:
-        """What the stream does next that a call lets wait."""
+        """Return the op of a stream that a call makes wait: the next one; None if there is none."""
         queue = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
         return queue.next_after(call.event.start_us) if queue is not None else None
 
@@ -162,7 +162,7 @@ class Waits:
         return awaited
 
     def _ahead(self, sync: Event, key: str, before_us: float) -> list[Draft]:
-        """The last op that was put on a stream before, and what the stream was told to wait for since."""
+        """Return the last op put on a stream before a time, and the ops that the stream has waited for since."""
         stream = sync.args.get("device"), sync.args.get(key)
         queue, held = self.queues.get(stream), self.held[stream]
         last = queue.last_before(before_us) if queue is not None else None
@@ -255,7 +255,7 @@ class Waits:
 
 
 def _last_elsewhere(queue: Sequence[Call], stop: int, waiting: Draft) -> Draft | None:
-    """The last op that the calls ahead of position `stop` put on another stream."""
+    """Return the last op that the calls ahead of position `stop` put on another stream."""
     enqueued = (queue[at].enqueued[-1] for at in range(stop - 1, -1, -1) if queue[at].enqueued)
     return next((draft for draft in enqueued if draft.lane != waiting.lane), None)
 
@@ -276,7 +276,7 @@ class _Queue:
         return self.drafts[index] if index >= 0 else None
 
     def last_put_us(self, time_us: float) -> float:
-        """When the last op before was put on the stream."""
+        """Return when the last op before a time was put on the stream."""
         index = bisect_left(self.times_us, time_us) - 1
         return self.times_us[index] if index >= 0 else float("-inf")
 
@@ -311,7 +311,7 @@ def hand_over(threads: Sequence[list[Draft]], file: KinetoFile, clock: Clock) ->
 
 
 def _burst(queue: list[Draft], start_s: float, end_s: float) -> list[Draft]:
-    """The ops of a thread in between, if they take most of the time."""
+    """Return the ops of a thread in a stretch of time, if they take most of it."""
     first, stop = (bisect_left(queue, time_s, key=lambda draft: draft.start_s) for time_s in (start_s, end_s))
     inside = queue[first:stop]
     while inside and inside[-1].end_s > end_s:
@@ -330,13 +330,13 @@ def _let_wait(queue: list[Draft], first: Draft, before: Draft) -> None:
 
 
 def _longest_silence(spans: Spans, start_s: float, end_s: float) -> Span:
-    """The longest gap between `spans`."""
+    """Return the longest gap between `spans`."""
     gaps = subtract([(start_s, end_s)], spans)
     return max(gaps, key=lambda gap: gap[1] - gap[0], default=(start_s, start_s))
 
 
 def _busy(file: KinetoFile, clock: Clock) -> dict[str, Spans]:
-    """When each thread runs an operator or makes a call."""
+    """Return when each thread runs an operator or makes a call."""
     spans: dict[str, list[Span]] = defaultdict(list)
     for name in ("cpu_op", CALLS):
         for event in file.events[name]:

@@ -137,7 +137,7 @@ class TimedExecutor(Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """A step may be scheduled while another one runs."""
+        """Say whether a step may be scheduled while another one runs; always true here."""
         return True
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:

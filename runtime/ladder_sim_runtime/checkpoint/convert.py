@@ -75,7 +75,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
 
 
 def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
-    """A config.json with this number of upper layers wired as ladder."""
+    """Return a config.json with this number of upper layers wired as ladder."""
     shape = ModelConfig.from_hf(config)
     dropped = ("architectures", "auto_map", "ladder_sim_wiring")
     kept = {key: value for key, value in config.items() if key not in dropped}
@@ -87,7 +87,7 @@ def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
 
 
 def beyond_llama(shape: ModelConfig) -> str:
-    """What blocks have that those of a Llama, as transformers and vLLM know it, have not; empty: nothing."""
+    """Return what blocks have that a Llama of transformers and vLLM lacks, in words; empty for nothing."""
     kinds = {
         "latent attention": shape.latent is not None,
         "routed experts": shape.experts is not None,

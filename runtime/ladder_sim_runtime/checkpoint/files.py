@@ -49,7 +49,7 @@ class Stored:
     """Of the full tensor."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
-        """A view of the mapped file, which stays mapped while the view exists."""
+        """Return a view of the mapped file, which stays mapped while the view exists."""
         with _open(self.file, "pt") as tensors:
             part: Tensor = tensors.get_slice(self.name)[where]
         return part
@@ -97,16 +97,16 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Of the embedding, and usually of every matrix: fp32, bf16 or fp16."""
+        """Data type of the embedding, and usually of every matrix: fp32, bf16 or fp16."""
         return DTYPE_NAMES[self.tensors[EMBEDDING].dtype]
 
     def source(self, name: str, _shape: Shape) -> Stored:
-        """The tensor of a name; a `weights.Source`."""
+        """Return the tensor of a name, as a `weights.Source` does."""
         return self.tensors[name]
 
 
 def read_object(file: Path, *, what: str) -> dict[str, object]:
-    """The JSON object in a file, which should be `what`; raises UsageError."""
+    """Return the JSON object in a file, which should be `what`; raise UsageError if it holds none."""
     try:
         value = json.loads(read_text(file, what=what, error=UsageError))
     except (ValueError, RecursionError) as error:
@@ -117,7 +117,7 @@ def read_object(file: Path, *, what: str) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the one file, or of the index."""
+    """Return every tensor of a checkpoint: of its one file, or of its index."""
     if (folder / WEIGHTS).exists():
         return _file_headers(folder / WEIGHTS)
     if not (folder / INDEX).exists():
@@ -135,7 +135,7 @@ def _read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def _index(folder: Path) -> dict[str, Path]:
-    """File of every tensor."""
+    """Return the file of every tensor."""
     hint = "download the index again"
     names = read_object(folder / INDEX, what="the index of a checkpoint").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
@@ -174,7 +174,7 @@ def _is_mixtral(names: Collection[str]) -> bool:
 
 
 def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored], spare: tuple[str, ...]) -> Iterator[str]:
-    """What is wrong; names may begin with `spare`: layers that predict further tokens, which are not run."""
+    """Yield what is wrong with the tensors; `spare` starts the names of layers that are not run."""
     for name, shape in shapes.items():
         stored = tensors.get(name)
         if stored is None:

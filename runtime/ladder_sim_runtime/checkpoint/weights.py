@@ -34,7 +34,7 @@ class Sliceable(Protocol):
     """A full tensor, possibly on disk."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> Tensor:
-        """A part of it."""
+        """Return a part of the tensor."""
 
 
 # what the rank with a shard holds along one dimension
@@ -58,13 +58,13 @@ class Piece(NamedTuple):
     """The ranks' sum is the full tensor: each holds an equal share."""
 
     def place(self, shard: Shard) -> tuple[slice, ...]:
-        """Where the part of the rank with `shard` lies in the full tensor."""
+        """Return where the part of the rank with `shard` lies in the full tensor."""
         features = slice(None) if self.features is None else self.features(shard)
         return (*(slice(None),) * self.dim, features)
 
 
 def random_weights(seed: int, device: torch.device | str = "cpu") -> Source:
-    """Random tensors, each with seeds of its own, so that every tensor-parallel degree slices the same model.
+    """Return random tensors with seeds of their own, so that every tensor-parallel degree slices the same model.
 
     Matrices are scaled by the number of their inputs, so that activations keep their size. A GPU draws other numbers.
     """
@@ -89,7 +89,7 @@ class _Drawn:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _chunk(self, first: int) -> Tensor:
-        """The rows from this one on."""
+        """Return the rows of the chunk that begins at row `first`."""
         if self._kept is None or self._kept[0] != first:
             self._kept = None
             seed = self._seed if first == 0 else f"{self._seed} {first}"
@@ -123,7 +123,7 @@ def fill(model: Decoder, source: Source) -> None:
 
 
 def _chunk_rows(shape: tuple[int, ...]) -> int:
-    """Of a full tensor, in float32."""
+    """Return the number of rows in a chunk of a full tensor, in float32."""
     return max(1, _CHUNK_BYTES // (math.prod(shape[1:]) * 4))
 
 
@@ -139,7 +139,7 @@ def _copy(part: Tensor, full: Sliceable, place: tuple[slice, ...], step: int) ->
 
 
 def pieces(model: Decoder) -> Iterator[Piece]:
-    """Everything a rank holds; a tied LM head split differently from the embedding is a second piece of it."""
+    """Yield everything a rank holds; a tied LM head split unlike the embedding is a second piece of that."""
     vocab, tied = model.config.vocab, model.config.tied_embeddings
     yield Piece(EMBEDDING, model.embedding_VD, lambda shard: shard.vocabulary(shard.embedding_rows, vocab))
     for index, layer in zip(model.shard.layers, model.layers, strict=True):
@@ -248,7 +248,7 @@ def _experts(routed: RoutedExperts, where: str) -> Iterator[Piece]:
 
 
 def _summed(linear: Linear, name: str, features: Features) -> Iterator[Piece]:
-    """A projection split by its inputs, whose outputs the ranks sum."""
+    """Yield the pieces of a projection split by its inputs, whose outputs the ranks sum."""
     yield Piece(f"{name}.weight", linear.weight_NF, features, dim=1)
     if linear.bias_N is not None:
         yield Piece(f"{name}.bias", linear.bias_N, share=True)

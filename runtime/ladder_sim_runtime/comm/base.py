@@ -14,7 +14,7 @@ class Handle:
     """A collective under way; this one did not have to run."""
 
     def wait(self) -> None:
-        """Block what reads the tensor next until the collective is done: the CPU, or the current CUDA stream."""
+        """Block the tensor's next reader until the collective is done: the CPU, or the current CUDA stream."""
 
     def observe(self, sink: Callable[[float], None]) -> None:
         """Call `sink` with the end of the collective in `time.perf_counter` seconds; never, if it cannot be seen."""
@@ -104,7 +104,7 @@ class Communicator:
         return DONE
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x`, concatenated along the last dimension."""
+        """Return every rank's `x`, concatenated along the last dimension."""
         return x.repeat(*[1] * (x.dim() - 1), self.size)
 
     def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
@@ -112,7 +112,7 @@ class Communicator:
         return x.repeat(self.size, *[1] * (x.dim() - 1)), DONE
 
     def gather_all(self, *tensors: Tensor) -> list[Tensor]:
-        """Every rank's rows of some tensors; ranks have equally many."""
+        """Return every rank's rows of some tensors; ranks have equally many rows."""
         return [self.gather_rows(x)[0] for x in tensors]
 
     def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
@@ -127,19 +127,19 @@ class Communicator:
         """Overwrite `x` with rank 0's."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
-        """The maximum over the ranks of all groups, element by element; called after a measurement, not in it."""
+        """Return the maximum over the ranks of all groups, element by element; call it after a measurement only."""
         return seconds
 
     def barrier(self) -> None:
         """Wait for every rank of all groups."""
 
     def replayed(self, mark: Mark) -> None:
-        """A graph with this rank's collectives was started: `mark` where it ends."""
+        """Record that a graph with this rank's collectives was started, whose end `mark` marks."""
 
     def watched(self) -> AbstractContextManager[Times]:
         """Measure the time of collectives meanwhile."""
         return nullcontext(Times())
 
     def settings(self) -> dict[str, object]:
-        """What a result reports of the communication."""
+        """Return what a result reports of the communication."""
         return {}

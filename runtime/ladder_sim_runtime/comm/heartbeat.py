@@ -73,11 +73,11 @@ class Heartbeat:
         self._progress = progress
 
     def end_if_stuck(self, patience_s: float) -> None:
-        """From now on end this process when a rank has been silent or behind, or a graph under way, for so long."""
+        """End this process from now on when a rank is silent or behind, or a graph runs, for `patience_s` seconds."""
         self._patience_s = patience_s
 
     def stuck(self, now_s: float, patience_s: float) -> RankError | None:
-        """The error to end with, if that is so."""
+        """Return the error to end with if ranks are stuck; None if they are not."""
         ranks = self._read()
         most_issued = max(each.progress.issued for each in ranks.values())
         most_ended = max(each.progress.ended for each in ranks.values())
@@ -96,13 +96,13 @@ class Heartbeat:
         return self._named(silent=silent, behind=behind, stuck=stuck)
 
     def _since(self, rank: int, what: str, value: object, now_s: float) -> float:
-        """Since when a rank has said this."""
+        """Return since when a rank has reported this value."""
         before, since_s = self._heard.get((rank, what), (value, now_s))
         self._heard[rank, what] = value, since_s if value == before else now_s
         return self._heard[rank, what][1]
 
     def blame(self, error: RuntimeError) -> RankError:
-        """The error to raise for a collective that failed with `error`."""
+        """Return the error to raise for a collective that failed with `error`."""
         self._failed = True
         try:
             self._beat()
@@ -158,7 +158,7 @@ class Heartbeat:
         self._store.set(f"alive/{self._rank}", " ".join(str(int(value)) for value in said))
 
     def _read(self) -> dict[int, _Beat]:
-        """Of every rank that came."""
+        """Return the state of every rank that has reported."""
         ranks = {}
         for rank in range(self._size):
             if self._store.check([f"alive/{rank}"]):

@@ -40,13 +40,13 @@ class Place(NamedTuple):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """A single rank, if the environment has none."""
+        """Return the place of this rank from the environment; a single rank if the environment has none."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
 
 
 def connect(config: CommConfig, degrees: Degrees) -> Communicator:
-    """A communicator, once all ranks have connected.
+    """Return a communicator, once all ranks have connected.
 
     Raises
     ------
@@ -113,8 +113,9 @@ def _choose(config: CommConfig, place: Place, ranks: int) -> str:
 
 
 def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
-    """The backend of all ranks, "nccl" if it is "auto" and there are GPUs, and this rank's GPU, -1 without one.
+    """Return the backend of all ranks, and this rank's GPU, -1 without one.
 
+    "auto" becomes "nccl" where there are GPUs.
     Each rank says which GPU it would take, and all decide the same, before the first collective.
 
     Raises
@@ -143,7 +144,7 @@ def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, by names that no others have."""
+    """Return the GPUs that this process may use, by names that no others have."""
     return [f"{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
 
 
@@ -168,7 +169,7 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -
 
 
 def common_store(timeout_s: float, place: Place) -> Store:
-    """Where all ranks meet: in the launcher's folder, or at the address that torchrun gave them.
+    """Return the store where all ranks meet: in the launcher's folder, or at torchrun's address.
 
     Raises
     ------

@@ -49,7 +49,7 @@ class Step:
         scale: float | None = None,
         window: int = 0,
     ) -> Tensor:
-        """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
+        """Return the causal attention to the last `window` tokens, or to all: B, T, H * width of the values."""
         if engine.attention == "math":
             return attention_kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
         return attention_kernels.flash_attention(
@@ -84,14 +84,14 @@ class GroupedAttention(nn.Module):
         )
 
     def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:
-        """An empty one of several layers, L x 2 x B x G x S x K."""
+        """Return an empty cache of several layers, L x 2 x B x G x S x K."""
         kv_heads, width = self.shard.kv_heads, self.head_dim
         if self.flash_decodes(like):
             return like.new_zeros((layers, 2, batch, positions, kv_heads, width)).transpose(3, 4)
         return like.new_zeros((layers, 2, batch, kv_heads, positions, width))
 
     def cache_tensors(self, cache_2BGSK: Tensor | None) -> tuple[Tensor, ...]:
-        """Of one layer: keys and values, if there is a cache."""
+        """Return the keys and values of one layer's cache; empty if there is no cache."""
         return () if cache_2BGSK is None else (cache_2BGSK[0], cache_2BGSK[1])
 
     def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:
@@ -112,7 +112,7 @@ class GroupedAttention(nn.Module):
 def _joint(
     q_norm: RMSNorm, q_BTHK: Tensor, k_norm: RMSNorm, k_BTGK: Tensor, comm: Communicator | None
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, each normalised over all heads.
+    """Return queries and keys, each normalised over all heads.
 
     A mean over all heads is the mean of the ranks': each has as many, and as many ranks have each key/value head.
     """

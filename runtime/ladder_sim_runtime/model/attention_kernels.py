@@ -17,7 +17,7 @@ from ladder_sim_runtime.model.kernels import kernel
 @kernel("positions")
 @fused
 def turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
-    """Cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
+    """Return the cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
     if pad_B is None:
         return table_2SK[:, position_T]
     return table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
@@ -26,7 +26,7 @@ def turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor
 @kernel("positions")
 @fused
 def spans(position_1: Tensor, pad_B: Tensor | None, batch: int, positions: int) -> Spans:
-    """The sequences in a cache of so many positions each, at a decode step."""
+    """Return the sequences in a cache of `positions` positions each, at a decode step."""
     query_X = torch.arange(batch + 1, dtype=torch.int32, device=position_1.device)
     first_X, length_B = query_X * positions, (position_1 + 1).int().expand(batch)
     if pad_B is None:
@@ -116,7 +116,7 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 
 @kernel("expand")
 def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
+    """Return queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
     heads, nope = q_BTHM.shape[2:]
     c_BSR, k_BSP = c_BSC.split((weight_NR.shape[1], q_BHTP.shape[-1]), dim=-1)
     # one GEMM over all sequences, although this is a part of the cache
@@ -129,19 +129,19 @@ def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tens
 
 @kernel("bmm")
 def absorb_queries(q_BTHM: Tensor, q_BHTP: Tensor, weight_HMR: Tensor) -> Tensor:
-    """Queries to be compared with latent vectors and their rotated keys, q_BHTC."""
+    """Return queries to be compared with latent vectors and their rotated keys, q_BHTC."""
     q_BHTR = _by_head(q_BTHM, weight_HMR).transpose(1, 2)
     return torch.cat((q_BHTR, q_BHTP), dim=-1)
 
 
 @kernel("bmm")
 def absorbed_values(out_BTHR: Tensor, weight_HVR: Tensor) -> Tensor:
-    """Values of the heads made of weighted latent vectors; returns B, T, H * V."""
+    """Return the values of the heads made of weighted latent vectors: B, T, H * V."""
     return _by_head(out_BTHR, weight_HVR.transpose(1, 2)).flatten(2)
 
 
 def _by_head(x_BTHF: Tensor, weight_HFN: Tensor) -> Tensor:
-    """One matrix for each head, whatever the sequences; returns B, T, H, N."""
+    """Return the product with one matrix for each head, whatever the sequences: B, T, H, N."""
     x_HXF = x_BTHF.flatten(0, 1).transpose(0, 1)
     x_BTHN: Tensor = torch.bmm(x_HXF, weight_HFN).transpose(0, 1).unflatten(0, x_BTHF.shape[:2])
     return x_BTHN
@@ -159,7 +159,7 @@ def flash_attention(
     window: int = 0,
     spans: Spans | None = None,
 ) -> Tensor:
-    """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
+    """Return causal attention over the first `context` positions in one fused kernel: B, T, H * value width.
 
     Scores are multiplied by `scale`, by default 1 / sqrt(K). With a window a token attends to no more tokens than that,
     itself included; positions before that of the first token are not read. With `spans` the keys and values are a cache
@@ -199,7 +199,7 @@ def math_attention(
     scale: float | None = None,
     window: int = 0,
 ) -> Tensor:
-    """The same over every position of the cache, masked, KV heads expanded."""
+    """Return attention over every position of the cache, masked, with KV heads expanded."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = _expanded(k_BGSK, v_BGSK, shares)
     scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
@@ -219,7 +219,7 @@ def _weights(scores_BHTS: Tensor, position_T: Tensor, pad_B: Tensor | None, scal
 
 
 def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, window: int) -> Tensor:
-    """Which of some positions each new token attends to, T x S; with padding, B x 1 x T x S."""
+    """Return a mask of the positions that each new token attends to, T x S; with padding, B x 1 x T x S."""
     at_S = torch.arange(positions.start, positions.stop, device=position_T.device)
     position_T1 = position_T.unsqueeze(-1)
     seen_TS = at_S <= position_T1

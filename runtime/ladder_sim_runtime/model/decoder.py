@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         self.register_buffer("rope_2SK", rope_table(config, positions), persistent=False)
 
     def cache(self, batch: int) -> Tensor:
-        """An empty cache, layer by layer, for contexts as long as this decoder's positions."""
+        """Return an empty cache, layer by layer, for contexts as long as this decoder's positions."""
         return self.layers[0].attention.cache(len(self.layers), batch, self.rope_2SK.shape[1], like=self.embedding_VD)
 
     def forward(
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
         context: int | None = None,
         pad_B: Tensor | None = None,
     ) -> Tensor:
-        """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`; of the last stage alone.
+        """Return the last stage's logits, B x T x V, or those of the last position by `engine.prefill_logits`.
 
         Techniques of the engine are for inference: a pass without a cache has none.
 
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         cache: Tensor | None,
         wiring: Wiring,
     ) -> Step:
-        """What the layers share in a pass of some sequences, whose cache this is."""
+        """Return what the layers share in a pass of some sequences, given the cache of those."""
         pad_B = None if pad_B is None else pad_B[rows]
         spans = None
         if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
@@ -166,7 +166,7 @@ class Decoder(nn.Module):
             layer.compile_by(kind_of(self.embedding_VD).compiled)
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
-        """Each sequence's most likely next token, B; rank 0's, if the wiring never reduces."""
+        """Return each sequence's most likely next token, B; rank 0's if the wiring never reduces."""
         token_B = kernels.greedy(logits_BTV)
         if not wiring.reduces and self.comm.size > 1:
             self.comm.broadcast(token_B)
@@ -184,7 +184,7 @@ class Decoder(nn.Module):
         return x_BTD
 
     def _sent(self, wiring: Wiring) -> Iterator[Sent]:
-        """Outputs that the stage before sends."""
+        """Yield the outputs that the stage before sends."""
         *older, newest = wiring.waiting(self.shard.layers.start)
         if newest.carries == "residual" and self.comm.size > 1:
             # it has become the residual

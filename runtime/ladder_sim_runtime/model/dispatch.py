@@ -50,17 +50,17 @@ class Arriving:
         self.shared = shared
 
     def then(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """What `change` makes of it, once it has arrived."""
+        """Return an output that is what `change` makes of this one, once it has arrived."""
         return type(self)(self._handle, lambda: change(self._finish()), lambda: change(self.own()))
 
     def own(self) -> Tensor:
-        """The part that this rank has, without that of shared experts."""
+        """Return this rank's part of the output, without that of shared experts."""
         if self._own is None:
             self._own = self._make_own()
         return self._own
 
     def take_shared(self) -> list[Tensor]:
-        """What shared experts put out, if anything, which is not added then."""
+        """Return the output of shared experts, if any, which is not added to this output then."""
         taken, self.shared = self.shared, None
         return [] if taken is None else [arrived(taken)]
 
@@ -74,7 +74,7 @@ class Arriving:
 
 
 def arrived(output: Tensor | Arriving) -> Tensor:
-    """An output, as soon as all of it is there."""
+    """Return an output, as soon as all of it has arrived."""
     return output.wait() if isinstance(output, Arriving) else output
 
 

@@ -71,7 +71,7 @@ def kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 @kernel("embedding")
 @fused
 def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
-    """Rows of the embedding; with a shard that begins at token `first`, zeros for the tokens of other ranks."""
+    """Return the embedding's rows of tokens; with a shard from token `first`, zeros for other ranks' tokens."""
     if first is None:
         return nn.functional.embedding(tokens_BT, weight_VD)
     row_BT = tokens_BT - first
@@ -82,28 +82,28 @@ def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
 @kernel("norm")
 @fused
 def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """RMSNorm."""
+    """Return the RMSNorm of a tensor."""
     return _norm(x_BTD, weight_D, eps)
 
 
 @kernel("norm")
 @fused
 def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorms of two tensors, each by itself."""
+    """Return the RMSNorms of two tensors, each by itself."""
     return _norm(x_BTD, weight_D, eps), _norm(y_BTF, weight_F, eps)
 
 
 @kernel("squares")
 @fused
 def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
-    """Of each token's queries and keys, 2 x B x T in float32, divided by `ranks`: its part of the mean over ranks."""
+    """Return a rank's part of the mean squares of queries and keys, 2 x B x T in float32, over `ranks` ranks."""
     return torch.stack([x.float().square().mean(dim=(-2, -1)) for x in (q_BTHK, k_BTGK)]) / ranks
 
 
 @kernel("norm")
 @fused
 def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) -> Tensor:
-    """RMSNorm over all heads together, whose mean square is known."""
+    """Return the RMSNorm over all heads together, whose mean square is known."""
     scale_BT11 = (square_BT + eps).rsqrt()[..., None, None]
     return (x_BTHK.float() * scale_BT11 * weight_N.view(x_BTHK.shape[-2:])).to(x_BTHK.dtype)
 
@@ -111,7 +111,7 @@ def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) 
 @kernel("norm")
 @fused
 def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum and its RMSNorm."""
+    """Return the sum of two tensors and its RMSNorm."""
     sum_BTD = x_BTD + y_BTD
     return sum_BTD, _norm(sum_BTD, weight_D, eps)
 
@@ -135,7 +135,7 @@ def add(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
 
 @kernel("add")
 def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
-    """``y + x / ranks``: what desync reduces, so that the sum is the mean residual plus every rank's output."""
+    """Return ``y + x / ranks``: desync's all-reduce then sums the mean residual and every rank's output."""
     return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)
 
 
@@ -148,19 +148,19 @@ def add_others(x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
 
 @kernel("copy")
 def cut(x_BTC: Tensor, ranks: int = 1) -> Tensor:
-    """Some channels of a tensor, in a row and divided by `ranks`: what partial reduces."""
+    """Return a tensor divided by `ranks`, with contiguous channels: what a partial all-reduce sums."""
     return x_BTC.clone(memory_format=torch.contiguous_format) if ranks == 1 else x_BTC / ranks
 
 
 @kernel("gemm")
 def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
-    """A linear layer's shard."""
+    """Return the outputs of a linear layer's shard."""
     return nn.functional.linear(x_BTF, weight_NF, bias_N)
 
 
 @kernel("lm_head")
 def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-    """Logits of this rank's rows of the vocabulary."""
+    """Return the logits of this rank's rows of the vocabulary."""
     # as one matrix: for a slice of each sequence torch multiplies batch by batch, and may copy all weights for that
     logits_BTV: Tensor = nn.functional.linear(x_BTD.flatten(0, 1), weight_VD).unflatten(0, x_BTD.shape[:2])
     return logits_BTV
@@ -169,7 +169,7 @@ def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
 @kernel("activation")
 @fused
 def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
-    """The MLP's nonlinearity: of N = 2I features gate and up side by side, or of I features."""
+    """Return the MLP's nonlinearity of N = 2I features, gate and up side by side, or of I features."""
     return _activated(x_BTN, name, gated)
 
 
@@ -184,13 +184,13 @@ def _activated(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
 
 @kernel("router")
 def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
-    """A router's score of every expert for every token, float32: the choice depends on small differences."""
+    """Return a router's score of every expert for every token, float32: small differences decide the choice."""
     return nn.functional.linear(x_BTD, weight_ED).float()
 
 
 @kernel("activation")
 def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Weights and numbers of each token's experts, both B x T x top_k."""
+    """Return the weights and numbers of each token's experts, both B x T x top_k."""
     score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
     choice_BTE = score_BTE if choice_bias_E is None else score_BTE + choice_bias_E
     if experts.groups > 1:
@@ -218,8 +218,9 @@ def run_experts(
     gated: bool,
     starts: Sequence[int] | None = None,
 ) -> Tensor:
-    """What this rank's experts, the first of which has number `first`, add to each token, weighted; M x D.
+    """Return what this rank's experts add to each token, weighted, M x D.
 
+    `first` is the number of the rank's first expert.
     `starts` are how many choices, in the order of the experts, come before each of its experts and after the last:
     where they are given, the CPU need not wait for the device, whose time alone is measured then.
     """
@@ -244,7 +245,9 @@ def run_experts(
 
 @kernel("permute")
 def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A copy of a token for each choice of an expert, rank by rank; `held` are the experts of each rank.
+    """Return a copy of a token for each choice of an expert, rank by rank.
+
+    `held` are the experts of each rank.
 
     Returns
     -------
@@ -260,7 +263,7 @@ def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tu
 
 @kernel("permute")
 def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
-    """The weighted sum of what a token's choices returned, M x D."""
+    """Return the weighted sum of what a token's choices returned, M x D."""
     weighted_XD = x_XD * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_XD.dtype)
     sum_MD = x_XD.new_zeros(len(weight_Mk), x_XD.shape[-1])
     return sum_MD.index_add(0, choice_X // weight_Mk.shape[-1], weighted_XD)
@@ -268,13 +271,13 @@ def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
 
 @kernel("sample")
 def greedy(logits_BTV: Tensor) -> Tensor:
-    """The most likely token after each sequence's last position, B."""
+    """Return the most likely token after each sequence's last position, B."""
     return logits_BTV[:, -1].argmax(dim=-1)
 
 
 @kernel("sample")
 def sample(logits_BTV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """A token after each sequence's last position, B, drawn by a uniform number from 0 to 1.
+    """Return a token after each sequence's last position, B, drawn by a uniform number from 0 to 1.
 
     It is one of the `top_k` most likely (0: all), and of the fewest of these with total probability `top_p`.
     """

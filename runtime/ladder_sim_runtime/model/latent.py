@@ -54,15 +54,15 @@ class LatentAttention(nn.Module):
         self.scale = config.head_dim**-0.5 * stretched
 
     def flash_decodes(self, like: Tensor) -> bool:
-        """Never: latent vectors are wider than the heads of a device's own attention."""
+        """Return False: latent vectors are wider than the heads of a device's own attention."""
         return False
 
     def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:
-        """An empty one of several layers, L x B x S x C."""
+        """Return an empty cache of several layers, L x B x S x C."""
         return like.new_zeros((layers, batch, positions, self.latent.kv_rank + self.latent.rope_dim))
 
     def cache_tensors(self, cache_BSC: Tensor | None) -> tuple[Tensor, ...]:
-        """Of one layer, if there is a cache."""
+        """Return the tensors of one layer's cache; empty if there is no cache."""
         return () if cache_BSC is None else (cache_BSC,)
 
     def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:

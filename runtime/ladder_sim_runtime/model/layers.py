@@ -48,7 +48,7 @@ class Layer(nn.Module):
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
 
     def norms(self, part: Part) -> tuple[RMSNorm | None, RMSNorm | None]:
-        """The norms before and behind a block, of which there is one; "both" reads attention's."""
+        """Return the norms before and behind a block, of which there is one; "both" reads attention's norm."""
         norm = self.mlp_norm if part == "mlp" else self.attn_norm
         return (None, norm) if self.config.norms_behind else (norm, None)
 

@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
         return kernels.norm(x_BTD, self.weight_D, self.eps)
 
     def with_other(self, x_BTD: Tensor, other: "RMSNorm", y_BTF: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of `x_BTD`, and another norm of `y_BTF` in the same kernel."""
+        """Return the norm of `x_BTD`, and another norm of `y_BTF`, from one kernel."""
         return kernels.norm_both(x_BTD, y_BTF, self.weight_D, other.weight_D, self.eps)
 
 

@@ -39,17 +39,17 @@ class _Output:
     """The rank's own part is in the residual."""
 
     def own(self) -> Tensor:
-        """The rank's own part."""
+        """Return the rank's own part of the output."""
         return self.output.own() if isinstance(self.output, Arriving) else self.output
 
     def take_shared(self) -> list[Tensor]:
-        """What shared experts put out, which the sum is without from then on, if the next block reads it before."""
+        """Return the output of shared experts if the next block reads it early; the sum then lacks it."""
         if self.block.read_ahead == "nothing" or not isinstance(self.output, Arriving):
             return []
         return self.output.take_shared()
 
     def tensors(self) -> list[Tensor]:
-        """All that the next stage needs of it: its sum, what shared experts put out, and the rank's own part."""
+        """Return all that the next stage needs of an output: its sum, shared experts' part, and the rank's own part."""
         apart = self.take_shared()
         if self.is_exchanged and self.block.read_ahead == "own":
             apart.append(self.own())
@@ -116,11 +116,11 @@ class ResidualStream:
         return n_BTD
 
     def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream with an output, and its norm."""
+        """Return the residual stream with an output added, and the norm of that."""
         return kernels.add_norm(self.x_BTD, y_BTD, norm.weight_D, norm.eps)
 
     def _add_others(self, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
-        """The stream, which has a rank's own part of a sum, with all of it."""
+        """Return the residual stream with all of a sum, given this rank's part, which it holds already."""
         return kernels.add_others(self.x_BTD, sum_BTD, own_BTD)
 
     def _join(self, number: float) -> list[Tensor]:
@@ -139,7 +139,7 @@ class ResidualStream:
         return last
 
     def _read_ahead(self, block: BlockPlan) -> list[Tensor]:
-        """What a block reads of the outputs that it does not wait for; those without a sum are in the residual then."""
+        """Return the outputs that a block reads without waiting for sums; those without a sum join the residual."""
         tensors = []
         for output in tuple(self._pending) if block.ahead == "own" else ():
             if output.is_read:
@@ -175,7 +175,7 @@ class ResidualStream:
         return reduces
 
     def _blocks(self, block: BlockPlan) -> bool:
-        """Nothing is computed during the collective at the end of a block."""
+        """Say whether nothing is computed during the collective at the end of a block."""
         return not (block.overlaps or self._takes_turns)
 
     def _reduced(self, own_BTD: Tensor, block: BlockPlan) -> Arriving:
@@ -229,7 +229,7 @@ class ResidualStream:
         apart = self._receive(pipeline) if has_shared else None
 
         def own() -> Tensor:
-            """All of it, if nothing was exchanged."""
+            """Return all of the received output, which nothing was exchanged of."""
             handle.wait()
             return y_BTD
 
@@ -237,6 +237,6 @@ class ResidualStream:
 
 
 def _channels(x_BTD: Tensor, percent: int) -> int:
-    """So many percent of the channels, rounded up."""
+    """Return `percent` percent of the channels, rounded up."""
     hidden = x_BTD.shape[-1]
     return min(hidden, -(-hidden * percent // (100 * CHANNELS)) * CHANNELS)

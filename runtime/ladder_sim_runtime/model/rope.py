@@ -18,7 +18,7 @@ from ladder_sim_runtime.kinds import RopeScaling, Yarn
 
 
 def rope_table(config: ModelConfig, positions: int) -> Tensor:
-    """Cosines and sines of every position and channel, 2 x S x K, float32.
+    """Return the cosines and sines of every position and channel, 2 x S x K, float32.
 
     A channel is multiplied by its cosine, and its pair, half a head away, by its sine, which for the first half of the
     channels is negative.
@@ -44,10 +44,10 @@ def rope_table(config: ModelConfig, positions: int) -> Tensor:
 
 
 def _kept_by_yarn(yarn: Yarn, channels: int, theta: float) -> Tensor:
-    """By pair of channels: 1 where its wavelength stays, 0 where it is stretched in full; a ramp between the two."""
+    """Return, by pair of channels, 1 where its wavelength stays, 0 where it is stretched, a ramp in between."""
 
     def pair(turns: float) -> float:
-        """The one, as a fraction, that turns so often in the original context."""
+        """Return the pair of channels, as a fraction, that turns `turns` times in the original context."""
         return channels * math.log(yarn.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first = max(math.floor(pair(yarn.beta_fast)), 0)

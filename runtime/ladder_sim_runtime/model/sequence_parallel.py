@@ -29,7 +29,7 @@ class SharedStream(ResidualStream):
         super().__init__(x_MD.chunk(comm.size)[comm.rank], comm, engine, takes_turns=takes_turns)
 
     def read(self, norm: RMSNorm | None, block: BlockPlan | None = None) -> Arriving:
-        """As that of the whole stream; the shares are on their way."""
+        """Return what a block reads of the whole stream; the shares are on their way."""
         n_SD = arrived(super().read(norm, block))
         n_MD, handle = self._comm.gather_rows(n_SD, blocking=not self._takes_turns)
         tokens = self._shape[:-1].numel()

@@ -69,26 +69,26 @@ class Shard:
         return self.ranks * self.groups
 
     def query(self, width: int) -> slice:
-        """Features of this rank's heads among those of all query heads, `width` for each."""
+        """Return the features of this rank's heads among those of all query heads, `width` for each."""
         return slice(self.rank * self.heads * width, (self.rank + 1) * self.heads * width)
 
     def key_value(self, width: int) -> slice:
-        """The same of the key/value heads."""
+        """Return the features of this rank's key/value heads, of `width` each."""
         return slice(self.kv_first * width, (self.kv_first + self.kv_heads) * width)
 
     def mlp(self, width: int) -> slice:
-        """Part of an MLP of this width that this rank holds."""
+        """Return the part of an MLP of this width that this rank holds."""
         each = width // self.ranks
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def experts(self, count: int, group: int | None = None) -> range:
-        """The experts of this rank, out of `count`, or of the rank at its position in another group."""
+        """Return the experts of this rank, out of `count`, or of the rank at its position in another group."""
         each = count // self.ep
         first = self._expert_rank(group) * self.ep // self.expert_ranks * each
         return range(first, first + each)
 
     def expert(self, number: int, *, count: int, width: int) -> slice:
-        """Part of the width of an expert that this rank holds: nothing, if it is on others."""
+        """Return the part of an expert's width that this rank holds: nothing, if the expert is on other ranks."""
         if number not in self.experts(count):
             return slice(0, 0)
         shares = self.expert_ranks // self.ep
@@ -97,10 +97,10 @@ class Shard:
         return slice(first, first + each)
 
     def _expert_rank(self, group: int | None = None) -> int:
-        """Number of a rank among those of all groups."""
+        """Return the number of a rank among those of all groups."""
         return (self.group if group is None else group) * self.ranks + self.rank
 
     def vocabulary(self, rows: int, vocab: int) -> slice:
-        """Tokens whose embedding or LM head this rank holds in `rows` rows, without padding."""
+        """Return the tokens whose embedding or LM head this rank holds in `rows` rows, without padding."""
         first = 0 if rows == vocab else min(self.rank * rows, vocab)
         return slice(first, min(first + rows, vocab))

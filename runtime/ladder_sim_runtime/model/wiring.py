@@ -96,7 +96,7 @@ class Wiring:
         )
 
     def waiting(self, layer: int) -> tuple[BlockPlan, ...]:
-        """The blocks whose sums need not be in the residual when a layer begins, the newest last."""
+        """Return the blocks whose sums need not be in the residual when a layer begins, the newest last."""
         before = [block for block in self.blocks if block.layer < layer]
         return tuple(before[max(0, *(block.number - block.leaves for block in before)) :])
 

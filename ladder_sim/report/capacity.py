@@ -1,0 +1,298 @@
+"""The answer of `capacity`: GPUs that meet an SLO, the rate of one replica, and what became of each plan."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.confidence import Interval
+from ladder_sim.display.document import Document
+from ladder_sim.display.labels import gpus_label, interval_text, placed_text, stack_label, wiring_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.report.brief import WIDTH, Brief, Remark
+from ladder_sim.report.columns import Column, fields_of, number_text, table_of
+from ladder_sim.report.figures.serve import capacity_figure
+from ladder_sim.report.report import Report
+from ladder_sim.report.requests import (
+    bound_label,
+    cautions_of,
+    cost_text,
+    drafted_label,
+    evidence_of,
+    load_fields,
+    load_label,
+    notes_of,
+    slo_label,
+    times_text,
+    tokens_label,
+    with_label,
+)
+from ladder_sim.serving import Capacity, Fleet
+from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.sizing.best_plan import MORE
+from ladder_sim.serving.sizing.search import ENDLESS
+
+# variants of the default answer: the first, and those that need least
+_SHOWN = 6
+
+
+class Row(NamedTuple):
+    """What one variant needs."""
+
+    name: str
+    fleet: Fleet
+    price: Interval | None
+    """US dollars for a million new tokens; None: GPUs have no price."""
+
+
+def gpus_text(number: Interval) -> str:
+    """A number of GPUs with its interval; infinite: no number is enough.
+
+    Examples
+    --------
+    >>> gpus_text(Interval(value=16.0, low=8.0, high=24.0)), gpus_text(Interval(value=8.0, low=8.0, high=8.0))
+    ('16 (8-24)', '8')
+    >>> gpus_text(Interval(value=8.0, low=2.0, high=math.inf)), gpus_text(Interval.around(math.inf, 0.0))
+    ('8 (2 or more)', 'none')
+    """
+    if not math.isfinite(number.value):
+        return "none"
+    if number.low == number.high:
+        return f"{number.value:.0f}"
+    ends = f"{number.low:.0f}-{number.high:.0f}" if math.isfinite(number.high) else f"{number.low:.0f} or more"
+    return f"{number.value:.0f} ({ends})"
+
+
+def limit_text(fleet: Fleet) -> str:
+    """What breaks first above the rate of one replica."""
+    breaks = ", ".join(map(bound_label, fleet.need.breaks))
+    return breaks if fleet.need.replicas else f"{breaks} on an idle replica"
+
+
+# of a variant's need, in JSON and CSV
+FLEET: Sequence[Column[Fleet]] = (
+    Column("plan", lambda fleet: fleet.plans),
+    Column("replicas", lambda fleet: fleet.need.replicas or None),
+    Column("prefill_replicas", lambda fleet: fleet.need.sizes.prefill),
+    Column("group_gpus", lambda fleet: fleet.group_gpus),
+    Column("gpus", lambda fleet: fleet.gpus),
+    Column("rate_limit", lambda fleet: fleet.rate_limit),
+    Column("breaks", lambda fleet: ", ".join(fleet.need.breaks)),
+)
+_TTFT: Column[Row] = Column("ttft_p95_s", lambda row: row.fleet.need.outcome.seconds("ttft", 95))
+_TPOT: Column[Row] = Column("tpot_p95_s", lambda row: row.fleet.need.outcome.seconds("tpot", 95))
+_PRICE: Column[Row] = Column("usd_per_Mtoken", lambda row: row.price, "$/Mtoken", lambda row: _price(row))
+_REASONS: Column[Row] = Column("reasons", lambda row: "; ".join(row.fleet.reasons))
+# over the first variant
+_SAVED: Column[Row] = Column("gpus_saved", lambda row: row.fleet.saved, "GPUs saved", lambda row: _saved(row.fleet))
+_GAIN: Column[Row] = Column("rate_gain", lambda row: row.fleet.gain, "rate per GPU", lambda row: _gain(row.fleet))
+SHOWN: Sequence[Column[Row]] = (
+    Column("", lambda row: wiring_label(row.name), "variant"),
+    Column("", lambda row: row.fleet.plans, "plan"),
+    Column("", lambda row: gpus_text(row.fleet.gpus), "GPUs (90 %)"),
+    Column("", lambda row: _sizes(row.fleet.need.sizes), "replicas"),
+    Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s each"),
+    Column("", lambda row: limit_text(row.fleet), "limit"),
+    Column("ttft_p95_s", lambda row: _time(row, _TTFT, "ttft"), "TTFT p95", ends=False),
+    Column("tpot_p95_s", lambda row: _time(row, _TPOT, "rate"), "TPOT p95", ends=False),
+)
+# where names are long: columns that take several lines, and those that go, the first of them first
+_WRAPPED = ("plan", "limit")
+_SPARE = ("replicas", "TTFT p95", "TPOT p95")
+
+
+class CapacityReport(Report[Capacity]):
+    """How the GPUs that meet an SLO look."""
+
+    figures: ClassVar = {"capacity": lambda self: capacity_figure(self.answer)}
+
+    @property
+    def notes(self) -> Notes:
+        confidences = {name: each.confidence for name, each in self.answer.items() if each.confidence}
+        return notes_of(self.answer, confidences)
+
+    @property
+    def _rows(self) -> list[Row]:
+        return [Row(name, each, self.answer.usd_per_Mtoken(name)) for name, each in self.answer.items()]
+
+    def _brief(self) -> Brief:
+        need = self.answer
+        first, *others = need
+        names = {first, *sorted(others, key=lambda name: _rank(need[name]))[: _SHOWN - 1]}
+        shown = [row for row in self._rows if row.name in names]
+        left = [f"{len(need) - len(names)} more wirings"] if len(need) > len(names) else []
+        tried = {tried.plans for each in need.values() for tried in each.tried}
+        lost = len(tried - {each.plans for each in need.values()})
+        left += [f"{lost} plan{'s' * (lost > 1)} that lost"] if lost else []
+        return Brief(
+            sentence=_verdict(need),
+            asked=_asked(need),
+            table=table_of(SHOWN, shown, left=2, wrapped=_WRAPPED, width=WIDTH, spare=_SPARE),
+            remarks=list(_remarks(need)),
+            cautions=cautions_of(need, self.notes),
+            more=" and ".join(left),
+        )
+
+    def details(self) -> RenderableType:
+        need = self.answer
+        where = f"replicas on at most {gpus_label(need.scenario)}, {stack_label(need.scenario)}"
+        label = f"{where}{drafted_label(need.speculation)}; {load_label(need.load)}; SLO {need.slo}"
+        columns = [SHOWN[0], SHOWN[1], _SAVED, _GAIN, *([_PRICE] if need.usd_per_gpu_hour is not None else [])]
+        plans = list(map(Text, _plans(need)))
+        return Group(
+            Text(label), Text(), table_of(columns, self._rows, left=2, wrapped=()), *([Text(), *plans] if plans else [])
+        )
+
+    def values(self) -> Document:
+        need = self.answer
+        priced = [_PRICE] if need.usd_per_gpu_hour is not None else []
+        rows = [
+            {
+                "variant": row.name,
+                **fields_of(FLEET, row.fleet),
+                **fields_of([_SAVED, _GAIN, *priced, _TTFT, _TPOT, _REASONS], row),
+            }
+            for row in self._rows
+        ]
+        plans = [
+            {"variant": name, "plan": tried.plans, "gpus": tried.gpus or None, "reason": tried.reason}
+            for name, each in need.items()
+            for tried in each.tried
+        ]
+        about: dict[str, Any] = {"seeds": need.seeds, "promise": str(need.slo), "plans": plans}
+        if need.speculation:
+            about["speculation"] = asdict(need.speculation)
+        return Document.of_rows({**load_fields(need), **about}, rows)
+
+
+def _sizes(sizes: Sizes) -> str | None:
+    if not sizes.serving:
+        return None
+    return f"{sizes.serving} + {sizes.prefill}" if sizes.prefill else str(sizes.serving)
+
+
+def _time(row: Row, column: Column[Row], error: str) -> Interval | None:
+    """With the replicas that meet the SLO, if any do and a request has it; `error`: the field of its widths."""
+    seconds, widths = column.get(row), row.fleet.widths
+    return None if widths is None or math.isnan(seconds) else Interval.around(seconds, getattr(widths, error))
+
+
+def _price(row: Row) -> str | None:
+    if row.price is None or not row.fleet.need.replicas:
+        return None
+    low, high = (f"{end:.2f}" for end in (row.price.low, row.price.high))
+    return f"{row.price.value:.2f} ({f'{low}-{high}' if math.isfinite(row.price.high) else f'{low} or more'})"
+
+
+def _saved(fleet: Fleet) -> str | None:
+    if math.isnan(fleet.saved.value) or fleet.gain.low == fleet.gain.high:
+        return None
+    low, high = (f"{end:.0f}" if math.isfinite(end) else "none" for end in (fleet.saved.low, fleet.saved.high))
+    return f"{fleet.saved.value:.0f} ({low} to {high})"
+
+
+def _gain(fleet: Fleet) -> str | None:
+    known = not math.isnan(fleet.gain.value) and fleet.gain.low < fleet.gain.high
+    return fleet.gain.text if known else None
+
+
+def _rank(fleet: Fleet) -> tuple[bool, float, float]:
+    """The fewest GPUs; of as many, the most requests of each; last what nobody can run."""
+    rate = fleet.rate_limit.value / fleet.group_gpus
+    return fleet.need.variant == NO_COMMUNICATION, fleet.gpus.value, -rate
+
+
+def _best(need: Capacity) -> str | None:
+    """The wiring that needs the fewest GPUs, of those next to the first that can be run."""
+    others = [name for name in list(need)[1:] if name != NO_COMMUNICATION]
+    return min(others, key=lambda name: _rank(need[name]), default=None)
+
+
+def _compared(need: Capacity) -> list[str]:
+    """The first variant, and the best of the others."""
+    best = _best(need)
+    return [next(iter(need)), *([best] if best else [])]
+
+
+def _verdict(need: Capacity) -> str:
+    """GPUs of the first variant and of the best other."""
+    names, load = _compared(need), f"{need.load.rate:g} requests/s"
+    withs = {name: with_label(need.scenario, name) for name in names}
+    able = [name for name in names if need[name].need.replicas]
+    none = [withs[name] for name in names if name not in able]
+    if not able:
+        return f"No number of GPUs keeps the SLO at {load}, with {' or '.join(none)}."
+    gpus = [gpus_text(need[name].gpus) for name in able]
+    value, _, ends = gpus[0].partition(" ")
+    unit = f"GPU{'s' * (value != '1')}"
+    said = f"{load} within the SLO need {' '.join(filter(None, (value, unit, ends)))} with {withs[able[0]]}"
+    if len(able) > 1:
+        return f"{said} and {gpus[1]} with {withs[able[1]]}."
+    return f"{said}; no number of GPUs keeps it with {none[0]}." if none else f"{said}."
+
+
+def _asked(need: Capacity) -> str:
+    scenario = need.scenario
+    each, name = scenario.cluster.gpus_per_node, scenario.cluster.gpu.name
+    nodes = f"{scenario.nodes} x {each} {name} a replica" if scenario.nodes > 1 else f"{each} x {name} a node"
+    where = placed_text(scenario, where=f"at most {nodes}" if scenario.nodes > 1 else nodes)
+    return f"{where}{drafted_label(need.speculation)}; {tokens_label(need.load)}; SLO {slo_label(need.slo)}"
+
+
+def _remarks(need: Capacity) -> Iterator[Remark]:
+    if reason := _reason(need):
+        yield Remark("why", reason)
+    able = [name for name in _compared(need) if need[name].need.replicas]
+    prices = {name: _price(Row(name, need[name], need.usd_per_Mtoken(name))) for name in able}
+    if texts := {name: text for name, text in prices.items() if text}:
+        yield Remark("cost", cost_text(texts))
+    if confidences := [each.confidence for each in need.values() if each.confidence]:
+        yield Remark("evidence", evidence_of(need, confidences))
+    yield from (Remark("caution", text) for name in able if (text := _shortfall(need, name)))
+
+
+def _reason(need: Capacity) -> str:
+    """What the best other wiring carries, and why that saves GPUs or not; or what the only one carries.
+
+    Empty where no number of GPUs is enough: a caution says why.
+    """
+    first, *others = _compared(need)
+    best = need[others[0]] if others else need[first]
+    if not best.need.replicas or not need[first].need.replicas:
+        return ""
+    if not others:
+        carried = f"A replica of {best.plans} carries {interval_text(best.rate_limit)} requests/s"
+        beyond = " and ".join(each if each == ENDLESS else f"{bound_label(each)} breaks" for each in best.need.breaks)
+        return f"{carried}; beyond that {beyond}."
+    saved = f"{abs(best.saved.value):.0f}" if best.saved.value else "none"
+    carries = f"{wiring_label(others[0], sentence=True)} carries {times_text(best.gain)} the rate per GPU"
+    adds = f"{best.plans} adds {best.group_gpus} GPU{'s' * (best.group_gpus > 1)} at a time"
+    return f"{carries}; {adds}: {saved} {'more' if best.saved.value < 0 else 'saved'}."
+
+
+def _shortfall(need: Capacity, name: str) -> str:
+    """What the GPUs carry at the low end of the rate of one replica, if that is less than the load."""
+    fleet, label = need[name], wiring_label(name)
+    least = fleet.rate_limit.low * fleet.need.sizes.groups
+    if least >= need.load.rate:
+        return ""
+    if not fleet.rate_limit.known:
+        return f"What a replica carries with {label} is not known: its interval spans a factor of ten or more."
+    carried = f"{label} carries {number_text(least)} requests/s on {fleet.gpus.value:.0f} GPUs"
+    return f"At the low end of its interval, {carried}, not {need.load.rate:g}."
+
+
+def _plans(need: Capacity) -> Iterator[str]:
+    """Plans that are not the best, a line for each reason."""
+    plans: dict[str, dict[str, None]] = {}
+    for name, each in need.items():
+        for tried in each.tried:
+            if tried.plans != each.plans:
+                reason = f"{name} needs {tried.gpus} GPUs" if tried.gpus else tried.reason
+                plans.setdefault(f"{name} {reason}" if reason == MORE else reason, {})[tried.plans] = None
+    for reason, names in plans.items():
+        yield f"{'; '.join(names)}: {reason}"

@@ -1,0 +1,154 @@
+"""What `serve` and `capacity` say alike: which requests arrive, how they are served, and what is bounded."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.display.labels import evidence_text, interval_text
+from ladder_sim.display.notes import Notes
+from ladder_sim.prediction import own_variant
+from ladder_sim.report.columns import ROUGH
+from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
+from ladder_sim.serving.confidence import steps_note
+from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.sizing.search import ENDLESS
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import step_for
+
+# arguments of a scenario that the load replaces
+_REPLACED = ("batch", "prompt", "gen", "concurrency")
+
+
+def load_label(requests: Traffic | Trace | Sequence[Request]) -> str:
+    """Which requests arrive, in a phrase."""
+    lengths = tokens_label(requests)
+    return f"{requests.arrivals}, prompt {lengths}" if isinstance(requests, Traffic) else lengths
+
+
+def tokens_label(requests: Traffic | Trace | Sequence[Request]) -> str:
+    """How long they are, or where they are from."""
+    if isinstance(requests, Trace):
+        units = requests.units
+        return f"trace {requests.path.name}" + (f" ({units})" if units else "")
+    if not isinstance(requests, Traffic):
+        return "given requests"
+    shared = f"{requests.prefix} shared + " if requests.prefix else ""
+    return f"{shared}{requests.prompt} + {requests.gen}"
+
+
+def manner_label(service: Service) -> str:
+    """Who schedules, replicas for prompts, and drafted tokens, if that is not as usual."""
+    parts = [f"scheduled by {service.engine} itself"] if service.engine else []
+    if service.prefill:
+        parts.append(f"prompts on {service.prefill.plan}")
+    return "".join(f", {part}" for part in parts) + drafted_label(service.speculation)
+
+
+def drafted_label(speculation: Speculation | None) -> str:
+    """Drafted tokens, if there are any."""
+    if speculation is None:
+        return ""
+    rates = "/".join(f"{rate:.2g}" for rate in speculation.acceptance)
+    return f", {speculation.drafts} drafted, accepted {rates}"
+
+
+def slo_label(slo: SLO) -> str:
+    """The bounds of an SLO, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
+    bounds = []
+    for each in slo.bounds:
+        size, unit = step_for(each.seconds, "s")
+        bounds.append(f"{bound_label(each.name)} {each.seconds / size:.4g} {unit}")
+    return ", ".join(bounds)
+
+
+def bound_label(name: str) -> str:
+    """What breaks in a search, in words: "TTFT p95" for "ttft_p95"."""
+    metric, _, percentile = name.partition("_")
+    return "queue" if name == ENDLESS else f"{metric.upper()} {percentile}"
+
+
+def with_label(scenario: Scenario, variant: str) -> str:
+    """With which weights a variant is served, after "with"."""
+    return "your weights" if variant == own_variant(scenario.model) else variant
+
+
+def time_text(interval: Interval, scale: float) -> str:
+    """A time and its interval; of one that is wide two digits are known, no more.
+
+    Examples
+    --------
+    >>> time_text(Interval(value=0.0863, low=0.0519, high=0.1446), 1e-3), time_text(Interval.around(0.0143, 0.2), 1e-3)
+    ('86 (52-145)', '14.3 (11.7-17.5)')
+    """
+    rough = interval.value > 0.0 and not (interval.known and interval.log_width <= ROUGH)
+    places = max(0, 1 - math.floor(math.log10(interval.value / scale))) if rough else None
+    return interval_text(interval, scale=scale, decimals=places)
+
+
+def seconds_text(interval: Interval) -> str:
+    """A time with its unit and interval: "156 ms (92-270)"."""
+    size, unit = step_for(interval.value, "s")
+    value, _, ends = time_text(interval, size).partition(" ")
+    return f"{value} {unit} {ends}".rstrip()
+
+
+def times_text(gain: Interval) -> str:
+    """A ratio in a sentence: "1.26x (1.08-1.46)"."""
+    value, _, ends = gain.text.partition(" ")
+    return f"{value}x {ends}"
+
+
+def load_fields(answer: Served | Capacity) -> dict[str, Any]:
+    """What was served, and where, as in JSON."""
+    requests = answer.load
+    if isinstance(requests, Sequence):
+        load: dict[str, Any] = {"requests": len(requests)}
+    else:
+        load = {
+            name: value if isinstance(value, int | float | None) else str(value)
+            for name, value in asdict(requests).items()
+        }
+        for name in ("prompt", "gen", "units"):
+            # random ones have lengths, recorded ones units
+            if hasattr(requests, name):
+                load[name] = str(getattr(requests, name))
+    given = {name: value for name, value in answer.scenario.fields().items() if name not in _REPLACED}
+    return {"scenario": given, "load": load}
+
+
+def notes_of(answer: Served | Capacity, confidences: Mapping[str, Confidence]) -> Notes:
+    """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
+    about = (*answer.cautions, *filter(None, [answer.interval_note]))
+    if answer.steps is None:
+        return Notes(confidences=confidences, about=about)
+    rewired = _rewired(answer)
+    confidence = next(iter(confidences.values()), None)
+    of_rewired = {", ".join(rewired): confidence} if rewired and confidence else {}
+    return Notes(confidences=of_rewired, about=(steps_note(answer.steps, answer.scenario, rewired), *about))
+
+
+def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
+    """The warnings of the default answer: what intervals are over, and where steps are from, is said elsewhere."""
+    elsewhere = {answer.interval_note}
+    if answer.steps:
+        elsewhere.add(steps_note(answer.steps, answer.scenario, _rewired(answer)))
+    return [text for text in notes.warnings if text not in elsewhere]
+
+
+def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) -> str:
+    """The nearest runs, or the server whose steps are used."""
+    if answer.steps is None:
+        return evidence_text(*confidences, wirings=list(answer))
+    note = steps_note(answer.steps, answer.scenario, _rewired(answer))
+    return f"{note[0].upper()}{note[1:]}."
+
+
+def cost_text(prices: Mapping[str, str]) -> str:
+    """Prices in US dollars by variant, in a sentence."""
+    return f"A million new tokens cost {', '.join(f'${each} with {name}' for name, each in prices.items())}."
+
+
+def _rewired(variants: Iterable[str]) -> list[str]:
+    return [name for name in variants if name != "standard"]
