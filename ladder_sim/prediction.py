@@ -217,7 +217,7 @@ def predict(
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
     {'standard': 1.0, 'parallel': 1.31, 'ladder': 1.48, 'upper-bound': 1.75}
     >>> predict(scenario, ["ladder"])
-    <Predictions: Ladder makes requests 1.48x faster (90 %: 1.27-1.72) than standard here; it needs retraining.>
+    <Predictions: Ladder is 1.48x as fast as standard here (90 %: 1.27-1.72); it needs retraining.>
     """
     scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.best_standard import STANDARD
 from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
@@ -362,30 +363,27 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
 
 def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
-    served, what, errors = isinstance(runs, ServingCheck), f"runs ({runs.stack}", ""
-    if isinstance(runs, ServingCheck):
-        what = f"{runs.servings} servings of standard ({runs.stack} {runs.versions}"
-        errors = f", model left out: TPOT off by {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
-    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
-    nearest = f"{what}, {cluster.gpu.name}, {models})"
+    served, what, errors = isinstance(runs, ServingCheck), f"runs of {runs.stack}", ""
     absent = _absent(confidence)
-    if wirings is not None and "wiring" in absent:
-        unchecked = [name for name in absent.pop("wiring") if name in wirings]
-        absent |= {"wiring": unchecked} if unchecked else {}
-    never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
+    if isinstance(runs, ServingCheck):
+        what = f"{runs.servings} servings by {runs.stack} {runs.versions}"
+        tpot, ttft = _percent(runs.tpot_error), _percent(runs.ttft_error)
+        errors = f"; with the model left out, TPOT was off by {tpot}, TTFT by {ttft}"
+        # all servings were of standard
+        absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
+    asked = [name for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    load = "servings" if served else "static batches"
+    kind = [] if confidence.compared.same_kind(scenario) else [f"{load} of {_kind(scenario)}"]
+    never = dict.fromkeys([*kind, *asked, *(_lacked(scenario, part, absent[part], served=served) for part in absent)])
     named, left = list(never)[:_TOLD], len(never) - _TOLD
     others = f" and {left} more" if left > 0 else ""
-    lacking = f" Not in them: {', '.join(named)}{others}; intervals allow for it." if never else ""
-    if not confidence.compared.same_kind(scenario):
-        load = "static batch" if scenario.workload.concurrency is None else "serving"
-        kind = f"no {load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
-        return f"Never measured: {kind}. Nearest: {nearest}{errors}.{lacking}"
-    return f"Nearest: {nearest}{errors}.{lacking}"
+    lacking = f"Never measured{' under load' if served else ''}: {', '.join(named)}{others}. " if never else ""
+    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
+    return f"{lacking}Nearest: {what} ({cluster.gpu.name}, {models}){errors}."
 
 
-def _told(part: str) -> bool:
-    """Return a sort key that puts wirings first."""
-    return part != "wiring"
+def _kind(scenario: Scenario) -> str:
+    return f"{scenario.model.kind_label} under {scenario.stack.unversioned}"
 
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> str:
@@ -394,8 +392,10 @@ def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bo
         return scenario.cluster.gpu.name
     if part == "stack":
         return f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
-    text = ", ".join(details).removesuffix(" parameters")
-    whole = ("wiring", "technique", "model_size", "model_family", "links", "layers", "precision")
+    if part in ("model_size", "model_family", "layers"):
+        return scenario.model.name
+    text = ", ".join(details)
+    whole = ("technique", "links", "precision")
     return text if part in whole else f"{_part_label(part, served=served)} {text}"
 
 
@@ -445,17 +445,19 @@ def wiring_label(variant: str, *, sentence: bool = False) -> str:
     return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
 
 
-def gain_text(gain: Interval) -> str:
-    """Return what a speedup says, as the middle of a sentence.
+def gain_text(gain: Interval, over: str) -> str:
+    """Say what a speedup over something means, as the predicate of a sentence.
 
     Examples
     --------
-    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46)), gain_text(Interval(value=1.05, low=0.9, high=1.2))
-    ('makes requests 1.26x faster (90 %: 1.08-1.46)', 'is not clearly faster (1.05x, 90 %: 0.90-1.20)')
+    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46), "standard")
+    'is 1.26x as fast as standard (90 %: 1.08-1.46)'
+    >>> gain_text(Interval(value=1.05, low=0.9, high=1.2), "standard")
+    'is not clearly faster than standard: 1.05x (90 %: 0.90-1.20)'
     """
     if not gain.known:
-        return f"makes requests perhaps {gain.value:.2f}x faster (interval not known)"
-    interval = f"90 %: {gain.low:.2f}-{gain.high:.2f}"
+        return f"is perhaps {gain.value:.2f}x as fast as {over} (interval not known)"
+    interval = f"(90 %: {gain.low:.2f}-{gain.high:.2f})"
     if gain.low > 1.0:
-        return f"makes requests {gain.value:.2f}x faster ({interval})"
-    return f"is {'clearly slower' if gain.high < 1.0 else 'not clearly faster'} ({gain.value:.2f}x, {interval})"
+        return f"is {gain.value:.2f}x as fast as {over} {interval}"
+    return f"is {'slower' if gain.high < 1.0 else 'not clearly faster'} than {over}: {gain.value:.2f}x {interval}"
