@@ -61,11 +61,11 @@ class Prediction:
     request_speedup: float
     """Standard's request_s over this one's."""
     ttft_speedup: float
-    """The same for prefill."""
+    """Standard's ttft_s over this variant's."""
     tpot_speedup: float | None
-    """The same for decode."""
+    """Standard's tpot_s over this variant's; None without further tokens."""
     memory: MemoryUse = field(repr=False)
-    """Of one GPU."""
+    """Memory of one GPU."""
     request: Request = field(repr=False)
     """What was simulated: forward passes, their ops and timelines."""
     confidence: Confidence = field(repr=False)
