@@ -363,12 +363,11 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
 
 def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
-    served, what, errors = isinstance(runs, ServingCheck), f"runs of {runs.stack}", ""
+    served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
     absent = _absent(confidence)
     if isinstance(runs, ServingCheck):
-        what = f"{runs.servings} servings by {runs.stack} {runs.versions}"
-        tpot, ttft = _percent(runs.tpot_error), _percent(runs.ttft_error)
-        errors = f"; with the model left out, TPOT was off by {tpot}, TTFT by {ttft}"
+        what, engine = f"{runs.servings} servings", f"{runs.stack} {runs.versions}"
+        errors = f"; left-out error TPOT {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
         # all servings were of standard
         absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
     asked = [name for name in absent.pop("wiring", []) if wirings is None or name in wirings]
@@ -379,7 +378,7 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     others = f" and {left} more" if left > 0 else ""
     lacking = f"Never measured{' under load' if served else ''}: {', '.join(named)}{others}. " if never else ""
     models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
-    return f"{lacking}Nearest: {what} ({cluster.gpu.name}, {models}){errors}."
+    return f"{lacking}Nearest: {what} of {models} ({engine}, {cluster.gpu.name}){errors}."
 
 
 def _kind(scenario: Scenario) -> str:
