@@ -97,7 +97,6 @@ _SETTINGS_OF = {
 }
 # models that runs were of, and what runs did not have: the others are counted
 _NAMED, _TOLD = 2, 5
-# of what no run was like
 # arguments that change which GPUs run what
 _PLACES = {"cluster", "nodes", "gpus_per_node", "tp", "pp", "ep", "attention_dp", "dp", "sp"}
 # a logarithmic axis shows values that span more than this factor better

@@ -69,19 +69,23 @@ class Brief:
         # a line says what has no room
         rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
         room -= _remark_height(console, rest)
-        kept: list[Remark] = []
-        for each in wanted:
-            height = _remark_height(console, each.first)
-            if height <= room:
-                kept.append(each.first)
-                room -= height
-        # honesty first
-        for each in sorted(wanted, key=lambda remark: remark.word != "evidence"):
-            longer = _remark_height(console, each) - _remark_height(console, each.first)
-            if each.first in kept and longer <= room:
-                kept[kept.index(each.first)] = each
+        kept: dict[int, Remark] = {}
+        # the first remark begins, then the evidence stands whole, if it has room; of the others one sentence each comes
+        # before the rest of them
+        evidence = [number for number, each in enumerate(wanted) if each.word == "evidence"]
+        others = [number for number in range(len(wanted)) if number not in evidence]
+        for number, part in (
+            *((number, wanted[number].first) for number in others[:1]),
+            *((number, part) for number in evidence for part in (wanted[number].first, wanted[number])),
+            *((number, wanted[number].first) for number in others),
+            *((number, wanted[number]) for number in others),
+        ):
+            before = _remark_height(console, kept[number]) if number in kept else 0
+            longer = _remark_height(console, part) - before
+            if longer <= room:
+                kept[number] = part
                 room -= longer
-        return [*kept, rest]
+        return [*(kept[number] for number in sorted(kept)), rest]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
