@@ -70,18 +70,8 @@ class Brief:
         rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
         room -= _remark_height(console, rest)
         kept: dict[int, Remark] = {}
-        # the first remark begins, then the evidence stands whole, if it has room; of the others one sentence each comes
-        # before the rest of them
-        evidence = [number for number, each in enumerate(wanted) if each.word == "evidence"]
-        others = [number for number in range(len(wanted)) if number not in evidence]
-        for number, part in (
-            *((number, wanted[number].first) for number in others[:1]),
-            *((number, part) for number in evidence for part in (wanted[number].first, wanted[number])),
-            *((number, wanted[number].first) for number in others),
-            *((number, wanted[number]) for number in others),
-        ):
-            before = _remark_height(console, kept[number]) if number in kept else 0
-            longer = _remark_height(console, part) - before
+        for number, part in _by_need(wanted):
+            longer = _remark_height(console, part) - (_remark_height(console, kept[number]) if number in kept else 0)
             if longer <= room:
                 kept[number] = part
                 room -= longer
@@ -120,6 +110,16 @@ def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterato
     for line in Text(remark.text).wrap(console, max(width, 20)):
         yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
         word = ""
+
+
+def _by_need(remarks: Sequence[Remark]) -> Iterator[tuple[int, Remark]]:
+    """Yield remarks by number in the order in which they get room: a sentence of each first, and the evidence whole."""
+    evidence = [(number, each) for number, each in enumerate(remarks) if each.word == "evidence"]
+    others = [(number, each) for number, each in enumerate(remarks) if each.word != "evidence"]
+    yield from ((number, each.first) for number, each in [*evidence, *others[:1]])
+    yield from evidence
+    yield from ((number, each.first) for number, each in others[1:])
+    yield from others
 
 
 def _height(console: Console, text: str, width: int) -> int:
