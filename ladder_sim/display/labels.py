@@ -425,8 +425,10 @@ def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bo
         return "", f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
     if part in ("model_size", "model_family", "layers"):
         return "", scenario.model.name
+    if part == "links":
+        return "", _links_label(scenario)
     text = ", ".join(details)
-    return "" if part in ("technique", "links", "precision") else _part_label(part, served=served), text
+    return "" if part in ("technique", "precision") else _part_label(part, served=served), text
 
 
 def _percent(share: float) -> str:
