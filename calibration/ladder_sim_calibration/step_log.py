@@ -44,7 +44,7 @@ class StepLog:
     decoded: Floats
     """Tokens that were decoded, drafted ones included."""
     kv_share: Floats
-    """Of the KV cache, in use at the end."""
+    """Share of the KV cache in use at the end of each step."""
     seconds: Floats
     """How long the engine waited for the model."""
     server: dict[str, Any]

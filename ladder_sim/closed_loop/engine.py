@@ -36,7 +36,7 @@ _SKIPPED = 1000
 class _Request:
     prompt: int
     steps: int
-    """That decode."""
+    """Number of steps that decode the request."""
     arrival_s: float
     left: int = 0
     """Tokens of its prompt that have not run."""

@@ -25,7 +25,7 @@ class ServedRequest(Request):
     prompt_steps: Number
     """Share of the steps that hold a prompt."""
     token_passes: Sequence[tuple[ForwardPass, Number]] = ()
-    """Of a single request: simulated steps, and weights by which their times add up to the time per further token, all
+    """Simulated steps of a single request, and weights by which their times add up to the time per further token, all
     but the CPU's part of it."""
 
 

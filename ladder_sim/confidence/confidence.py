@@ -69,6 +69,11 @@ class Confidence:
         return most_alike(self.scenario, self.costs.profile)
 
     @property
+    def variants(self) -> tuple[str, ...]:
+        """Variants that were simulated, standard among them."""
+        return tuple(self._requests)
+
+    @property
     def unchecked_wirings(self) -> list[str]:
         """Variants whose wiring no measured run had."""
         return [name for name in self._requests if not has_wiring(name)]

@@ -193,8 +193,8 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
     rewired = any(isinstance(shape, CollectiveShape) and shape.kernel in ALL_REDUCE for shape in shapes)
     if rewired and scenario.custom_allreduce:
         yield Caution(
-            f"the plug-in for {stack.unversioned} runs rewired models with {stack.rewired_allreduce.upper()} on a side "
-            "stream, and so they are priced (stack.rewired_allreduce=auto: the engine's own all-reduce)",
+            f"rewired models are priced with {stack.rewired_allreduce.upper()} on a side stream, as the plug-in for "
+            f"{stack.unversioned} runs them; stack.rewired_allreduce=auto prices the engine's own all-reduce",
             "stack",
             stack.name,
         )

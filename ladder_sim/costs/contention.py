@@ -73,8 +73,8 @@ class OverlapParameters:
     """Share of SMs that a reduction of many small blocks can lose: about three quarters of an H100's saturate its
     memory."""
     grid_spare: Number = 0.075
-    """The same of decode attention that splits the context: half of the 15 % that FlashAttention's choice of splits may
-    leave idle (num_splits_heuristic)."""
+    """Share of SMs that decode attention that splits the context can lose: half of the 15 % that FlashAttention's
+    choice of splits may leave idle (num_splits_heuristic)."""
     scatter: Number = 0.5
     """GEMMs in waves: SMs that each one of a collective makes useless beyond itself. Their blocks start in clusters,
     each on SMs of one GPC (cuBLAS on Hopper). Next to 16 and 24 channels that spread over an H100's eight GPCs,

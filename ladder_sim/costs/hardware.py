@@ -108,7 +108,7 @@ class Hardware:
     overlap: OverlapParameters
     """How collectives and kernels share the GPU."""
     host_low_latency_share: Number
-    """Of the bandwidth through host memory, between two ranks: the rate of NCCL's low-latency protocol."""
+    """Share of the bandwidth through host memory between two ranks at the rate of NCCL's low-latency protocol."""
     rank_skew: Number = 0.0
     """How much longer the slowest rank computes than a typical one, as a fraction."""
     across_nodes: bool = False

@@ -48,9 +48,9 @@ class InPlace:
     kernels: Mapping[OpKey, float]
     """Seconds of every kernel."""
     collectives: Mapping[str, Curve]
-    """By kind of collective, seconds by message bytes."""
+    """Seconds by message bytes, by kind of collective."""
     waits: Mapping[float, Wait]
-    """By message bytes; messages of other sizes are as the nearest."""
+    """Waits by message bytes; messages of other sizes are as the nearest."""
 
     def kernel_s(self, op: Op) -> float | None:
         """Return the seconds of a kernel in a pass; None if none of its shape ran.

@@ -25,7 +25,7 @@ class ErrorStats:
     rows: int
     """Measurements compared."""
     median: float
-    """Of |looked up / measured - 1|."""
+    """Median of |looked up / measured - 1|."""
     p90: float
     """Ninth decile of the same."""
     max: float
@@ -206,9 +206,9 @@ class _Place:
     """Where points lie in a grid."""
 
     corners: NDArray[np.intp]
-    """Of each point's cell: shape (corners, points), in the order of `_Grid.offsets`."""
+    """Corners of each point's cell: shape (corners, points), in the order of `_Grid.offsets`."""
     shares: Sequence[Floats | float]
-    """Of the upper corners, axis by axis."""
+    """Shares of the upper corners, axis by axis."""
     inside: NDArray[np.bool_]
     """Whether the point is within the grid."""
 

@@ -36,7 +36,7 @@ class MemoryUse:
     overhead_bytes: float
     """Contexts, communicators, workspaces, and what an engine that serves leaves unused."""
     capacity_bytes: float
-    """Of the GPU."""
+    """Memory capacity of the GPU."""
 
     @property
     def total_bytes(self) -> float:

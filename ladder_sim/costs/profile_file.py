@@ -67,7 +67,7 @@ class ReferencePart(Part):
     bf16_flops: Positive
     fp8_flops: Positive
     fp4_flops: Positive | None = None
-    """None, in files made before there was one: the cluster's."""
+    """FLOP/s of fp4 tensor cores; None in files made before the field existed: the cluster's figure holds."""
     hbm_bandwidth_Bps: Positive
     kernel_s: Positive
 

@@ -73,7 +73,7 @@ class Experts(NamedTuple):
     """What a table of experts was measured for: the layer, the format, and how unevenly tokens choose."""
 
     format: str
-    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+    """Format of the operands, by `ladder_sim.specs.workload.Format.name`."""
 
     # as in `MoeShape`
     hidden: int

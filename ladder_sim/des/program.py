@@ -70,7 +70,7 @@ class Outline:
     """Tasks of one kind are on one stream and take the same."""
     groups: Sequence[int]
     in_order: dict[tuple[int, int], bool] = field(init=False, repr=False, default_factory=dict)
-    """By streams of kernels and of collectives that share a GPU, whether tasks can be evaluated as they were issued."""
+    """Whether tasks can be evaluated as they were issued, by streams of kernels and of collectives that share a GPU."""
 
     @cached_property
     def rows(self) -> Sequence[tuple[int, int, Sequence[int]]]:

@@ -63,15 +63,15 @@ class Demand:
     tiles: Number = 0
     """Long-running thread blocks, each on an SM of its own; 0: many short ones that spread over the free SMs."""
     spare: Number = 1.0
-    """Of a kernel: share of the SMs that it can lose without slowing down."""
+    """Share of the SMs that a kernel can lose without slowing down."""
     scatter: Number = 0.0
-    """Of a kernel with tiles: SMs that it loses beyond each one that is taken, because its tiles start in clusters."""
+    """SMs that a kernel with tiles loses beyond each one that is taken, because its tiles start in clusters."""
     memory: Number = 0.0
     """Share of the device memory's bandwidth."""
     link: float = 0.0
     """Share of the interconnect's bandwidth."""
     slowdown: Number = 0.0
-    """Of a collective: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
+    """How much longer a collective takes while kernels use all memory bandwidth, as a fraction."""
 
     def of(self, chosen: NDArray[np.int_]) -> "Demand":
         """Return the demand in some of the configurations that its arrays hold."""

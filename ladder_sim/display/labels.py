@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.best_standard import STANDARD
 from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
@@ -96,8 +97,6 @@ _SETTINGS_OF = {
 }
 # models that runs were of, and what runs did not have: the others are counted
 _NAMED, _TOLD = 2, 5
-# of what no run was like
-_NEVER = "Never measured:"
 # arguments that change which GPUs run what
 _PLACES = {"cluster", "nodes", "gpus_per_node", "tp", "pp", "ep", "attention_dp", "dp", "sp"}
 # a logarithmic axis shows values that span more than this factor better
@@ -382,13 +381,12 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
     for each in confidences:
         nearest, absent = _evidence(each, wirings)
         never.setdefault(nearest, {}).update(absent)
-    # what was never measured comes first
-    order = sorted(never, key=lambda nearest: not nearest.startswith(_NEVER))
-    return " ".join(f"{nearest}{_lacking(never[nearest])}" for nearest in order)
+    served = any(each.scenario.workload.concurrency is not None for each in confidences)
+    return " ".join(f"{_lacking(absent, served=served)}{nearest}" for nearest, absent in never.items())
 
 
-def _lacking(never: Iterable[tuple[str, str]]) -> str:
-    """What runs did not have, the values of a label together; of many the first."""
+def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
+    """Name what runs did not have, the values of a label together; of many the first."""
     values: dict[str, list[str]] = {}
     for label, text in never:
         values.setdefault(label or text, []).extend([text] if label else [])
@@ -396,33 +394,27 @@ def _lacking(never: Iterable[tuple[str, str]]) -> str:
     if not texts:
         return ""
     others = f" and {len(texts) - _TOLD} more" if len(texts) > _TOLD else ""
-    return f" Not in them: {', '.join(texts[:_TOLD])}{others}; intervals allow for it."
+    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}. "
 
 
 def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[str, Mapping[tuple[str, str], None]]:
-    """The runs that are the most like a scenario, and what of it they did not have, as `_lacked` says it, in order."""
+    """Return the runs that are the most like a scenario, and what of it they did not have, as `_lacked` says it."""
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
-    served, what, errors = isinstance(runs, ServingCheck), f"runs ({runs.stack}", ""
-    if isinstance(runs, ServingCheck):
-        what = f"{runs.servings} servings of standard ({runs.stack} {runs.versions}"
-        errors = f", model left out: TPOT off by {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
-    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
-    nearest = f"{what}, {cluster.gpu.name}, {models})"
+    served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
     absent = _absent(confidence)
-    if wirings is not None and "wiring" in absent:
-        unchecked = [name for name in absent.pop("wiring") if name in wirings]
-        absent |= {"wiring": unchecked} if unchecked else {}
-    never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
-    if not confidence.compared.same_kind(scenario):
-        load = "static batch" if scenario.workload.concurrency is None else "serving"
-        kind = f"no {load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
-        return f"{_NEVER} {kind}. Nearest: {nearest}{errors}.", never
-    return f"Nearest: {nearest}{errors}.", never
-
-
-def _told(part: str) -> bool:
-    """Return a sort key that puts wirings first."""
-    return part != "wiring"
+    if isinstance(runs, ServingCheck):
+        what, engine = f"{runs.servings} servings", f"{runs.stack} {runs.versions}"
+        errors = f"; left-out error TPOT {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
+        # all servings were of standard
+        absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
+    asked = [("", name) for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    load = "servings" if served else "static batches"
+    kind = f"{load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
+    unlike = [] if confidence.compared.same_kind(scenario) else [("", kind)]
+    lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
+    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
+    nearest = f"Nearest: {what} of {models} ({engine}, {cluster.gpu.name}){errors}."
+    return nearest, dict.fromkeys([*unlike, *asked, *lacked])
 
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> tuple[str, str]:
@@ -431,9 +423,12 @@ def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bo
         return "", scenario.cluster.gpu.name
     if part == "stack":
         return "", f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
-    text = ", ".join(details).removesuffix(" parameters")
-    whole = ("wiring", "technique", "model_size", "model_family", "links", "layers", "precision")
-    return "" if part in whole else _part_label(part, served=served), text
+    if part in ("model_size", "model_family", "layers"):
+        return "", scenario.model.name
+    if part == "links":
+        return "", _links_label(scenario)
+    text = ", ".join(details)
+    return "" if part in ("technique", "precision") else _part_label(part, served=served), text
 
 
 def _percent(share: float) -> str:
@@ -501,17 +496,19 @@ def wiring_label(variant: str, *, sentence: bool = False) -> str:
     return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
 
 
-def gain_text(gain: Interval) -> str:
-    """Return what a speedup says, as the middle of a sentence.
+def gain_text(gain: Interval, over: str) -> str:
+    """Say what a speedup over something means, as the predicate of a sentence.
 
     Examples
     --------
-    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46)), gain_text(Interval(value=1.05, low=0.9, high=1.2))
-    ('makes requests 1.26x faster (90 %: 1.08-1.46)', 'is not clearly faster (1.05x, 90 %: 0.90-1.20)')
+    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46), "standard")
+    'is 1.26x as fast as standard (90 %: 1.08-1.46)'
+    >>> gain_text(Interval(value=1.05, low=0.9, high=1.2), "standard")
+    'is not clearly faster than standard: 1.05x (90 %: 0.90-1.20)'
     """
     if not gain.known:
-        return f"makes requests perhaps {gain.value:.2f}x faster (interval not known)"
-    interval = f"90 %: {gain.low:.2f}-{gain.high:.2f}"
+        return f"is perhaps {gain.value:.2f}x as fast as {over} (interval not known)"
+    interval = f"(90 %: {gain.low:.2f}-{gain.high:.2f})"
     if gain.low > 1.0:
-        return f"makes requests {gain.value:.2f}x faster ({interval})"
-    return f"is {'clearly slower' if gain.high < 1.0 else 'not clearly faster'} ({gain.value:.2f}x, {interval})"
+        return f"is {gain.value:.2f}x as fast as {over} {interval}"
+    return f"is {'slower' if gain.high < 1.0 else 'not clearly faster'} than {over}: {gain.value:.2f}x {interval}"

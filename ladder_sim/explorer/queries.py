@@ -43,7 +43,7 @@ class Setup:
     state: State
     scenario: Scenario
     profile: CalibrationProfile | None
-    """That predictions are based on."""
+    """Profile that predictions are based on; None for the roofline."""
     used: frozenset[str]
     """Settings that requests under load depend on."""
 
@@ -72,7 +72,7 @@ class Answer(Setup):
     """The same with the predictions."""
 
     predictions: Predictions
-    """By variant; standard is the first."""
+    """Predictions by variant; standard is the first."""
 
     @property
     def chosen(self) -> Prediction:

@@ -54,20 +54,20 @@ class State:
     shape: ModelSpec | None = None
     """A model that was uploaded on the page; the argument "model" holds its name."""
     profile: str | None = None
-    """None: the cluster's own."""
+    """Name of the profile; None for the cluster's own."""
     ignore_memory: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     """Single figures by name, as typed."""
     variants: tuple[str, ...] = ()
     """Empty: those of `predict`."""
     phase: str = "decode"
-    """Of the timeline."""
+    """Phase of the timeline."""
     along: str = ""
     """Field of the curve; empty: the all-reduce floor of the busiest link."""
     across: str = ""
-    """Of the map, to the right; empty: batch, or requests in flight."""
+    """Field of the map to the right; empty for batch, or requests in flight."""
     up: str = ""
-    """Of the map, upwards; empty: the all-reduce floor of the busiest link."""
+    """Field of the map upwards; empty for the all-reduce floor of the busiest link."""
     variant: str = "ladder"
     """Whose gain the map and the tornado show."""
     over: str = "standard"
@@ -83,7 +83,7 @@ class State:
     ttft_p95: str = ""
     """What is promised of the time to first token of 95 % of them, as typed; empty: `SLO_BOUNDS`."""
     tpot_p95: str = ""
-    """The same of the time per output token."""
+    """SLO on the time per output token of 95 % of requests, as typed; empty for `SLO_BOUNDS`."""
     pins: tuple[str, ...] = ()
     """Queries to compare with."""
 

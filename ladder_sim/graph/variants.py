@@ -41,7 +41,7 @@ class Rule(NamedTuple):
     reads_shared: bool = False
     """It reads what shared experts put out just before, where that needs no exchange."""
     reduces: bool = True
-    """Its output is summed over the ranks."""
+    """Whether the block's output is summed over the ranks."""
     percent: int = 100
     """Channels that are summed; of the others each rank keeps its own part."""
     carries: Carried = "nothing"
@@ -62,7 +62,7 @@ class Parameter:
     """A number that fits most models."""
     smallest: int = 1
     default: int | None = None
-    """Its value if the name has none; None: the name must have one."""
+    """Value of the parameter if the name has none; None if the name must have one."""
     too_large: str = ""
     """What a number above the largest would do."""
     instead: str = ""
@@ -81,7 +81,7 @@ class Family:
     summary: str
     """In a line."""
     rule: Callable[[Place, int], Rule]
-    """Of a block at its place, given the parameter (0 if there is none)."""
+    """Rule of a block at its place, given the parameter (0 if there is none)."""
     paper: str = ""
     """Where it was published; empty: it is the usual one, or no model."""
     parameter: Parameter | None = None

@@ -33,7 +33,7 @@ class Block:
     reads_shared: bool = False
     """What shared experts put out just before is added too, where it needs no exchange."""
     reduces: bool
-    """Its output is summed over the ranks."""
+    """Whether the block's output is summed over the ranks."""
     percent: int = 100
     """Channels that are summed; of the others each rank keeps its own part."""
     folds_residual: bool = False
@@ -53,7 +53,7 @@ class Layer:
     kind: int = 0
     """What its blocks are made of: equal numbers are equal layers."""
     starts_stage: bool = False
-    """Its inputs come from another pipeline stage."""
+    """Whether the layer's inputs come from another pipeline stage."""
     repeats: int = 1
     """Layers that it stands for in a condensed wiring."""
 

@@ -26,7 +26,7 @@ class SimulatedOp:
     op: Op
     """What it is."""
     estimate: Estimate
-    """Its cost alone."""
+    """Cost of the op alone."""
     seconds: float
     """Start to end, as simulated."""
     repeats: int

@@ -67,7 +67,7 @@ class Order:
     counts: tuple[int, ...]
     """How often each role runs, likewise."""
     stages: tuple[Mapping[tuple[int, Lead], int], ...]
-    """The same of each pipeline stage, its send included; empty if there is one stage."""
+    """Roles of each pipeline stage and how often they run, its send included; empty if there is one stage."""
     periods: tuple[Period, ...]
     """Where layers are left out."""
     synchronises: bool

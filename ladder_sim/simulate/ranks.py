@@ -36,9 +36,9 @@ class Jitter:
     """How uneven ranks are, beyond the cluster's persistent skew."""
 
     sigma: float
-    """Of the logarithm of each kernel's time, whose mean stays the same."""
+    """Standard deviation of the logarithm of each kernel's time, whose mean stays the same."""
     seed: int = 0
-    """Of the random numbers."""
+    """Seed of the random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ class Unevenness:
     ttft_p50_s: float
     """Median prefill."""
     ttft_p95_s: float
-    """Its 95th percentile."""
+    """95th percentile of prefill."""
     tpot_p50_s: float | None
     """Median decode step; None when only one token is asked for."""
     tpot_p95_s: float | None
-    """Its 95th percentile."""
+    """95th percentile of a decode step; None when only one token is asked for."""
     waiting_s: float
     """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
 

@@ -54,9 +54,9 @@ class Request:
     passes: Sequence[tuple[ForwardPass, Number]] = ()
     """Passes that hold a prompt, decode steps, and how many each stands for; none where requests were put together."""
     host_s: Number = 0.0
-    """Of its time, what the CPU does between passes."""
+    """CPU time between the passes of a request."""
     front_end_s: Number = 0.0
-    """Of its time to first token, what a server takes outside of the engine."""
+    """Time to first token that a server spends outside of the engine."""
     ranked: Sequence[RankedStep] = ()
     """With jitter: the prefill and the middle decode step on all ranks."""
 

@@ -123,7 +123,7 @@ class Dense:
     hidden: int
     """Width of the residual stream."""
     width: int
-    """Its own width."""
+    """Width of the MLP's inner layer."""
     gated: bool = True
     """Gate and up projections, or one up projection."""
     bias: bool = False
@@ -190,9 +190,9 @@ class LayerKind:
     """What a decoder layer is made of."""
 
     attention: Gqa | Mla
-    """Its first block."""
+    """Attention, the first block of the layer."""
     feed_forward: Dense | Moe
-    """Its second block."""
+    """Feed-forward block, the second block of the layer."""
 
     @property
     def parameters(self) -> int:

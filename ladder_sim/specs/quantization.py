@@ -62,7 +62,7 @@ class Quantization(NamedTuple):
     dtype: DType
     """Precision of linear layers."""
     kv_dtype: KvDType | None
-    """Of the KV cache; None: the config does not say."""
+    """Data type of the KV cache; None if the config does not say."""
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of every layer that stay in 16 bits."""
     unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()

@@ -16,7 +16,7 @@ class Support(NamedTuple):
     """An engine, or several, that have a technique or a wiring today."""
 
     engine: str
-    """Its name, and the part of the technique that it has."""
+    """Name of the engine, and the part of the technique that it has."""
     source: str
     """Version and file, change or paper that says so."""
 

@@ -36,7 +36,7 @@ class Versions:
     newest: str = ""
     """Empty, as `oldest`: the stack has no versions."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By version, the fields that were different before it."""
+    """Fields that were different before a version, by version."""
 
     def before(self, version: str, *, stack: str) -> dict[str, Any]:
         """Return the fields that differ in a version, from all changes that came after it.

@@ -20,7 +20,7 @@ class Format:
     """How the linear layers of a precision store their operands, and which tensor cores multiply them."""
 
     name: str
-    """Of the tables of its GEMMs."""
+    """Name of the tables of the format's GEMMs."""
     weight_bytes: float
     """Bytes of one weight, its share of the scales included."""
     activation_bytes: float

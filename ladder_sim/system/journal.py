@@ -154,9 +154,9 @@ class _Mark(NamedTuple):
     end: int
     """Where it ends in the file, bytes."""
     feasible: int
-    """Its points that have figures."""
+    """Number of the chunk's points that have figures."""
     checksum: int
-    """Of its bytes and of these numbers."""
+    """Checksum of the chunk's bytes and of these numbers."""
 
     @classmethod
     def after(cls, chunk: bytes, end: int, feasible: int) -> "_Mark":

@@ -54,13 +54,13 @@ class Cover:
     """How much of a run the passes are."""
 
     layers: int
-    """Of the longest pass."""
+    """Number of layers of the longest pass."""
     passes: int
-    """Of one rank."""
+    """Number of passes of one rank."""
     covered: int
     """All-reduces that belong to a pass."""
     reduces: int
-    """All of them."""
+    """Number of all-reduces of the run."""
 
     @property
     def share(self) -> float:

@@ -79,7 +79,7 @@ class TraceOp:
     after: tuple[int, ...] = ()
     """Ops that must end before it starts, in addition to the one before it on its lane."""
     lead_s: float = 0.0
-    """Its lane is blocked this long before it starts; 0 in all recorded runs."""
+    """Seconds for which the op's lane is blocked before it starts; 0 in all recorded runs."""
     group: int = ALONE
     """Ops of one group start together: the ranks of a collective."""
     step: int = ALONE

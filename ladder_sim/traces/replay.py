@@ -26,7 +26,7 @@ class StepError:
     """One step, recorded and replayed (`step_seconds`)."""
 
     name: str
-    """Of the step; "trace" if none is marked."""
+    """Name of the step; "trace" if none is marked."""
     recorded_s: float
     replayed_s: float
 

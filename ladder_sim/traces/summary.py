@@ -117,12 +117,12 @@ class RunSummary:
     seconds: float
     """First start to last end."""
     totals: tuple[OpTotal, ...]
-    """By time, longest first."""
+    """Totals by op, longest time first."""
     ranks: tuple[RankSummary, ...]
     idle: tuple[IdleTime, ...]
-    """Of the streams of devices."""
+    """Idle times of the streams of devices."""
     modules: tuple[ModuleTotal, ...]
-    """By time, longest first; none without recorded modules or annotations."""
+    """Totals by module, longest time first; none without recorded modules or annotations."""
     critical_s: dict[str, float]
     """Time of each kind on the critical path; "waiting" is time that no op on it explains."""
 

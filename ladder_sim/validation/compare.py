@@ -63,7 +63,7 @@ class Quantity:
     measured: float
     """As published."""
     predicted: Interval
-    """With its 90 % interval."""
+    """Prediction with its 90 % interval."""
 
     @property
     def error(self) -> float:
@@ -87,7 +87,7 @@ class Comparison:
 
     measurement: Measurement
     tokens_per_s: Quantity | None
-    """Of the whole batch; None where it cannot be predicted."""
+    """Throughput of the whole batch; None where it cannot be predicted."""
     speedup: Quantity | None
     """Over standard of the same configuration; None for standard itself, and where either is missing."""
     seen: bool = False
@@ -201,7 +201,7 @@ class GroupSummary:
     rows: int
     """Measured."""
     unseen: int
-    """Of these, by the fit behind the predictions."""
+    """Number of the measured rows that the fit behind the predictions has not seen."""
     speedup: ErrorStats | None
     """None where nothing was compared."""
     tokens_per_s: ErrorStats | None

@@ -31,7 +31,7 @@ class LoadComparison:
     figures: Mapping[str, Quantity]
     """Each measured figure with its prediction; empty where it cannot be predicted."""
     confidence: Confidence | None
-    """Of the predictions."""
+    """Confidence of the predictions."""
     cautions: tuple[str, ...] = ()
     """What the reader should know."""
     note: str = ""

@@ -115,7 +115,7 @@ class RunCheck(Answer):
     title: str
     """What ran where."""
     rows: tuple[Compared, ...]
-    """By wiring and quantity."""
+    """Comparisons by wiring and quantity."""
     timed: tuple[str, ...]
     """Wirings whose passes were timed for the profile; the others are held back."""
     missing: tuple[str, ...]

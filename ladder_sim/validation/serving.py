@@ -27,7 +27,7 @@ class ServingComparison:
     ttft: Quantity | None
     """Seconds; None where it cannot be predicted."""
     tpot: Quantity | None
-    """Likewise."""
+    """Time per token, seconds; None where it cannot be predicted."""
     note: str = ""
     """Why it is not predicted, or a caveat."""
 

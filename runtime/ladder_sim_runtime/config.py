@@ -78,7 +78,7 @@ class ModelConfig:
     gated_mlp: bool = True
     """Gate and up projections, or one up projection."""
     activation: str = "silu"
-    """Of the MLP, a key of `kernels.ACTIVATIONS`."""
+    """Activation of the MLP, a key of `kernels.ACTIVATIONS`."""
     tied_embeddings: bool = False
     """The LM head shares the embedding's weights."""
     qkv_bias: bool = False

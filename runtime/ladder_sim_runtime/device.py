@@ -36,7 +36,7 @@ class Spans(NamedTuple):
     first_X: Tensor
     """Where each sequence begins, B + 1 of them."""
     length_B: Tensor
-    """Its positions so far, including the new one."""
+    """Number of each sequence's positions so far, including the new one."""
 
 
 class Device:

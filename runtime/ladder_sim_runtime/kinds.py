@@ -65,7 +65,7 @@ class Yarn:
     beta_slow: float
     """Wavelengths that turn less often in it are stretched in full."""
     amplitude: float
-    """Of cosines and sines."""
+    """Factor of cosines and sines."""
     score_scale: float
     """Latent attention's scores are multiplied by it."""
 

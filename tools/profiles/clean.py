@@ -39,7 +39,7 @@ class Exclusion:
     engine: str
     """Framework that measured."""
     format: str
-    """Of the operands."""
+    """Format of the operands."""
     reason: str
     """What they hold instead."""
     systems: tuple[str, ...] = ()

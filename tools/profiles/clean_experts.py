@@ -26,11 +26,11 @@ class ExpertExclusion:
     reason: str
     """What they hold instead."""
     version: str = ""
-    """Of the engine."""
+    """Version of the engine."""
     systems: tuple[str, ...] = ()
     """The package's names of the GPUs concerned."""
     format: str = ""
-    """Of the operands."""
+    """Format of the operands."""
     imbalance: str = ""
     """How unevenly tokens chose experts."""
     from_ep: float = 1.0

@@ -70,7 +70,7 @@ class MoeMeasurements:
     tables: Mapping[tuple[Kind, str], list[Series]]
     """Latent attention and its projections; as `Measurements.tables`."""
     dispatches: Mapping[str, parquet.Dispatches]
-    """By engine."""
+    """Dispatches by engine."""
     notes: tuple[str, ...] = ()
     """What was left out or changed, and why."""
     files: tuple[str, ...] = ()

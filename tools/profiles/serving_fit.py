@@ -37,7 +37,7 @@ class Figure:
     """A figure that is fitted, for the engines that share it."""
 
     field: str
-    """Of the stack; seconds."""
+    """Field of the stack, in seconds."""
     engines: tuple[str, ...]
     prior_s: float
     """Where the fit starts, and what stands in where neither the rows nor another engine say anything."""
@@ -58,9 +58,9 @@ class ServingFit:
     values: Floats
     """In the order of `FIGURES`, seconds."""
     left_out: Mapping[str, Floats]
-    """The same by model, fitted without its rows."""
+    """Fitted figures without each model's rows, by model."""
     log_errors: Mapping[str, Floats]
-    """Of TPOT and TTFT, predicted without the row's model; in the order of the rows."""
+    """Errors of TPOT and TTFT, in the logarithm, predicted without the row's model; in the order of the rows."""
 
 
 def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[str, Floats]:

@@ -66,7 +66,7 @@ class Sustained(NamedTuple):
     ratio: float
     """How many times as long it takes as on a GPU that is just warm."""
     clock_MHz: float | None
-    """Of the GPU by then; None: it is not known."""
+    """Clock of the GPU at the end, MHz; None if it is not known."""
 
 
 def sustained(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample]) -> Iterator[Sustained]:

@@ -38,7 +38,7 @@ class Loss(NamedTuple):
     """How many times as long a kernel takes while a part of the processor is held."""
 
     kernel: str
-    """With its tokens, if it is a GEMM."""
+    """Kind of the kernel, with its tokens if it is a GEMM."""
     shape: Shape
     held: float
     """SMs of a GPU, threads of a CPU."""

@@ -35,15 +35,15 @@ class FittedProfile:
     profile: CalibrationProfile
     """Tables of every sample."""
     errors: Mapping[str, ErrorStats]
-    """Of tables and curves on points that were held out of them, by op and group."""
+    """Errors of tables and curves on points that were held out of them, by op and group."""
     unjudged: tuple[str, ...]
-    """Those with too few points to hold any out."""
+    """Tables and curves with too few points to hold any out."""
     slowdowns: tuple[Slowdown, ...]
-    """Of kernels and all-reduces that ran at the same time."""
+    """Slowdowns of kernels and all-reduces that ran at the same time."""
     losses: tuple[Loss, ...]
-    """Of kernels while a part of the processor was held."""
+    """Losses of kernels while a part of the processor was held."""
     defaults: tuple[float, ...]
-    """The same by the simulator's default rules; empty on a CPU, whose threads they do not describe."""
+    """Losses by the simulator's default rules; empty on a CPU, whose threads the rules do not describe."""
     sustained: tuple[Sustained, ...]
     """GEMMs under seconds of load."""
     refused: tuple[str, ...]

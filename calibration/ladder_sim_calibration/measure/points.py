@@ -46,7 +46,7 @@ class Shard(NamedTuple):
     gemms: tuple[tuple[int, int], ...]
     """Outputs and inputs of QKV, gate/up, both as one GEMM, attention's output, down."""
     heads: tuple[tuple[int, int], ...]
-    """The same of the LM head: whole, and split over the vocabulary."""
+    """Outputs and inputs of the LM head: whole, and split over the vocabulary."""
     kv_heads: int
     group: int
     """Query heads per KV head."""

@@ -20,9 +20,9 @@ class UnseenRun:
     run: Measurement
     """What was measured."""
     rate_log_error: float
-    """Of its throughput."""
+    """Error of the predicted throughput, in the logarithm."""
     speedup_log_error: float | None
-    """Of its speedup over standard; None for standard, or if standard did not run."""
+    """Error of the speedup over standard, in the logarithm; None for standard, or if standard did not run."""
 
 
 def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:

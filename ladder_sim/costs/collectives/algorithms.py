@@ -85,7 +85,7 @@ class Line(NamedTuple):
     floor: float
     """Share of the link's all-reduce floor."""
     rate: float
-    """Of the link's bandwidth."""
+    """Share of the link's bandwidth."""
     traffic: Callable[[float], float]
     """Bytes that each GPU sends for a byte of the message, by ranks."""
     growth: float = 0.0
@@ -142,11 +142,11 @@ class Algorithm:
     """One row."""
 
     lines: tuple[Line, ...]
-    """Its kernels, of which it takes the fastest."""
+    """Kernels of the algorithm, of which it takes the fastest."""
     needs: tuple[Need, ...] = ()
-    """All of them."""
+    """Needs of the algorithm, all of which a scenario must meet."""
     holder: Holder = "blocks"
-    """Of its SMs, while kernels run next to it (`ladder_sim.costs.contention`)."""
+    """Holder of the algorithm's SMs, while kernels run next to it (`ladder_sim.costs.contention`)."""
     nearest: tuple[str, ...] = ()
     """What to take where it does not work, if that does; else NCCL's."""
     measured_on: str | None = None
@@ -382,9 +382,9 @@ class MeasuredCollective:
     """One algorithm's curves over rank counts, read against its formula on the link that was measured."""
 
     formula: Formula
-    """Its ideal."""
+    """Formula of the algorithm's ideal time."""
     curves: Mapping[int, Curve]
-    """By ranks."""
+    """Measured curves by number of ranks."""
     tier: LinkTier
     """The measured link."""
 

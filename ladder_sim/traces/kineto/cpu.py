@@ -221,7 +221,7 @@ class _Running(NamedTuple):
 
     draft: Draft
     storages: frozenset[int]
-    """That it writes; empty without an execution trace."""
+    """Storages that the collective writes; empty without an execution trace."""
     tensors: Any
     """Shapes of its tensors."""
     functional: bool

@@ -52,7 +52,7 @@ class RankDraft(NamedTuple):
 
     rank: int
     drafts: list[Draft]
-    """Those of a lane in their order."""
+    """Ops of the file; ops of one lane are in their order."""
     origin_s: float
     """Zero of their times on the clock of the machine."""
     host: str

@@ -73,7 +73,7 @@ class Event(NamedTuple):
     category: str
     """Kineto's category: "kernel", "cuda_runtime", "cpu_op", ..."""
     name: str
-    """Of the kernel, call or operator."""
+    """Name of the kernel, call or operator."""
     process: Any
     """Process id, or the number of the device that it ran on."""
     thread: Any
@@ -83,7 +83,7 @@ class Event(NamedTuple):
     end_us: float
     """Start plus duration."""
     args: Mapping[str, Any]
-    """Its other properties."""
+    """Further properties of the event."""
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
@@ -105,11 +105,11 @@ class KinetoFile:
     """The events of one process, usually those of a file."""
 
     metadata: dict[str, Any]
-    """Its keys other than the events."""
+    """Keys of the file other than the events."""
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    """By category, in order of time."""
+    """Events by category, in order of time."""
     name: str = ""
-    """Of the file."""
+    """Name of the file."""
     marks: Sequence[Event] = ()
     """Annotations of its steps, each until the next."""
     dropped: Mapping[str, int] = field(default_factory=dict)

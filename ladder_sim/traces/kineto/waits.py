@@ -46,7 +46,7 @@ class Call:
     enqueued: list[Draft]
     """The ops that it put on streams."""
     wait: Draft | None = None
-    """Its op on the thread, if it may block."""
+    """Op of the call on the thread, if it may block."""
 
     @property
     def correlation(self) -> Any:

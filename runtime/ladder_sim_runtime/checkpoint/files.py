@@ -46,7 +46,7 @@ class Stored:
     dtype: str
     """As safetensors names it."""
     shape: Shape
-    """Of the full tensor."""
+    """Shape of the full tensor."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
         """Return a view of the mapped file, which stays mapped while the view exists."""
@@ -62,7 +62,7 @@ class Checkpoint:
     shape: ModelConfig
     """From config.json."""
     tensors: Mapping[str, Stored]
-    """By name."""
+    """Stored tensors by name."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:

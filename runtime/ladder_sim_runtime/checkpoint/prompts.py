@@ -100,7 +100,7 @@ class CompletionInput:
     checkpoint: Checkpoint
     """Headers only."""
     wiring: Wiring
-    """Of the decoder."""
+    """Wiring of the decoder."""
     prompts: list[list[int]]
     """Tokens: those of texts, then those that were given."""
     gen: int

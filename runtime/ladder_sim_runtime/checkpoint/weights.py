@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     """A rank's part of one full tensor."""
 
     name: str
-    """Of the full tensor."""
+    """Name of the full tensor."""
     part: Tensor
     """View of a parameter; rows beyond the vocabulary are padding. Empty: this rank holds nothing of it."""
     features: Features | None = None

@@ -61,7 +61,7 @@ class Times:
     """Seconds of collectives while they are watched; NaN: this communicator cannot see them."""
 
     comm_s = math.nan
-    """Of the collectives."""
+    """Seconds of the collectives."""
     exposed_s = math.nan
     """The computation waited for them."""
 

@@ -31,9 +31,9 @@ class RankProgress(NamedTuple):
     issued: int
     """Collectives and graphs with collectives so far."""
     ended: int = 0
-    """Of these graphs."""
+    """Number of the graphs that have ended."""
     running: bool = False
-    """There are graphs that have not ended."""
+    """Whether there are graphs that have not ended."""
 
 
 class _Beat(NamedTuple):

@@ -254,7 +254,7 @@ class Groups(NamedTuple):
     """The process groups of a rank; None: of one rank alone."""
 
     tensor: dist.ProcessGroup
-    """Its group of ranks that share attention."""
+    """Group of the ranks that share attention."""
     exchange: dist.ProcessGroup | None
     """The ranks at its position of every such group of the stage."""
     stages: tuple[dist.ProcessGroup, dist.ProcessGroup] | None

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """One process among the ranks of all nodes, as torchrun and `launch` set it in the environment."""
 
     rank: int
-    """Of this process."""
+    """Rank of this process."""
     size: int
     """Number of ranks."""
     local_rank: int

@@ -30,13 +30,13 @@ class Step:
     turn_2TK: Tensor
     """Cosines and sines of the new tokens; with padding, 2 x B x 1 x T x K."""
     position_T: Tensor
-    """Of the new tokens."""
+    """Positions of the new tokens."""
     context: int
     """Positions that a fused attention reads, including the new ones."""
     pad_B: Tensor | None = None
     """Positions of padding before each sequence."""
     spans: Spans | None = None
-    """Of the sequences in the cache, where a device's decode attention reads them."""
+    """Spans of the sequences in the cache, where a device's decode attention reads them."""
     comm: Communicator | None = None
     """The ranks whose heads are normalised together; None: each rank's by themselves."""
 

@@ -64,7 +64,7 @@ class Sent(NamedTuple):
     has_shared: bool
     """What shared experts put out comes with it."""
     has_own: bool
-    """And so does the rank's own part."""
+    """Whether the rank's own part comes with the output."""
     is_read: bool
     """Which is in the residual."""
 

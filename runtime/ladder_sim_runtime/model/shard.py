@@ -18,7 +18,7 @@ class Shard:
     """One rank's part of a model."""
 
     rank: int
-    """Of this shard."""
+    """Number of this shard's rank."""
     ranks: int
     """Tensor-parallel degree."""
     heads: int
@@ -34,11 +34,11 @@ class Shard:
     ep: int
     """Parts in which experts are distributed over the ranks of all groups."""
     layers: range
-    """Those of this rank's stage."""
+    """Layers of this rank's stage."""
     embedding_rows: int
     """Rows of the embedding on this rank, on the first stage; the last of a split vocabulary may be padding."""
     lm_head_rows: int
-    """The same for the LM head, on the last stage."""
+    """Rows of the LM head on this rank, on the last stage; the last of a split vocabulary may be padding."""
 
     @classmethod
     def of(cls, config: ModelConfig, engine: EngineConfig, comm: Communicator) -> Self:
