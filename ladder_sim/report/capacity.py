@@ -87,6 +87,7 @@ _TTFT: Column[Row] = Column("ttft_p95_s", lambda row: row.fleet.need.outcome.sec
 _TPOT: Column[Row] = Column("tpot_p95_s", lambda row: row.fleet.need.outcome.seconds("tpot", 95))
 _PRICE: Column[Row] = Column("usd_per_Mtoken", lambda row: row.price, "$/Mtoken", lambda row: _price(row))
 _REASONS: Column[Row] = Column("reasons", lambda row: "; ".join(row.fleet.reasons))
+
 # over the first variant
 _SAVED: Column[Row] = Column("gpus_saved", lambda row: row.fleet.saved, "GPUs saved", lambda row: _saved(row.fleet))
 _GAIN: Column[Row] = Column("rate_gain", lambda row: row.fleet.gain, "rate per GPU", lambda row: _gain(row.fleet))
@@ -100,6 +101,7 @@ SHOWN: Sequence[Column[Row]] = (
     Column("ttft_p95_s", lambda row: _time(row, _TTFT, "ttft"), "TTFT p95", ends=False),
     Column("tpot_p95_s", lambda row: _time(row, _TPOT, "rate"), "TPOT p95", ends=False),
 )
+
 # where names are long: columns that take several lines, and those that go, the first of them first
 _WRAPPED = ("plan", "limit")
 _SPARE = ("replicas", "TTFT p95", "TPOT p95")

@@ -112,9 +112,9 @@ class ComparisonReport(Report[Comparison]):
             return f"Tokens per second of standard: {rates}."
         least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
         low, high = (each.predictions[name].speedup for each in (least, most))
-        tie = "; these overlap" if low.high >= high.low else ""
+        tie = ", overlapping" if low.high >= high.low else ""
         said = f"{_times(low)} on {least.name} to {_times(high)} on {most.name}"
-        return f"{wiring_label(name, sentence=True)}'s speedup is {said}{tie}."
+        return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."
 
     def _remarks(self) -> Iterator[Remark]:
         shares = {each.name: _exposed(each, self.base) for each in self.answer}
