@@ -156,18 +156,18 @@ class Advice(Answer):
         return Notes(confidences=confidences, about=self.cautions)
 
     def place(self, scenario: Scenario) -> str:
-        """A plan, and its load where several were searched."""
+        """Return a plan as text, with its load where several loads were searched."""
         load = f", {load_label(scenario.workload)}" if len(self.loads) > 1 else ""
         return f"{scenario.plan}{load}"
 
     def dominating(self, option: Option) -> Option | None:
-        """The option of the front that is no slower and serves no less per GPU; None of one of the front."""
+        """Return the option of the Pareto front that is no slower and serves no less per GPU; None if it is one."""
         if option in self.front:
             return None
         return self.front[bisect.bisect_right([each.tpot_s for each in self.front], option.tpot_s) - 1]
 
     def outcome(self, option: Option) -> Outcome:
-        """What became of an option."""
+        """Return what became of an option: it is on the front, dominated, or exceeds a bound."""
         if option.tpot_s > self.max_tpot_s:
             return "max_tpot"
         if option.ttft_s > self.max_ttft_s:

@@ -154,7 +154,7 @@ def advise(
 
 
 def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, list[int]]:
-    """What all plans share: a scenario with the nodes and the most requests, GPUs, and numbers of requests."""
+    """Return the scenario with the most nodes and requests, the GPUs, and the numbers of requests to try."""
     fixed = {name: value for name, value in point.items() if name not in _SEARCHED and value is not None}
     served = {name: point[name] for name in ("batch", "concurrency") if point.get(name) is not None}
     if len(served) > 1:
@@ -242,7 +242,7 @@ def _enough_gpus(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]], 
 
 
 def _larger_gpus(scenario: Scenario) -> str:
-    """The cluster of the catalog, of such nodes and links, with the least memory in which a plan fits; maybe empty."""
+    """Return the catalog's cluster of like nodes with the least memory in which a plan fits; empty if none."""
     here = scenario.cluster
     for cluster in sorted((catalog.cluster(name) for name in catalog.cluster_names()), key=_memory):
         alike = cluster.gpus_per_node == here.gpus_per_node and cluster.intra.switch == here.intra.switch

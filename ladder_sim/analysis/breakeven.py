@@ -245,7 +245,7 @@ def breakeven(
 def _asked(
     point: Mapping[str, Any], field: str, values: Sequence[float], profile: str | None
 ) -> tuple[Scenario, float | None]:
-    """The scenario, and its own value of the field where that can run and lies among others that can."""
+    """Return the scenario, and its own value of the field if that and values around it can run; else None."""
     try:
         scenario = scenario_at(point)
     except InfeasibleError:
@@ -315,7 +315,7 @@ class _Speedup:
         return self.at(values)[1]
 
     def interval(self, value: float) -> Interval:
-        """The speedup at one value."""
+        """Return the speedup at one value, with its interval."""
         (speedup,), (low,), (high,) = self.at([value])
         return Interval(value=float(speedup), low=float(low), high=float(high))
 
@@ -346,7 +346,7 @@ def _close_in(
     *,
     whole: bool,
 ) -> float:
-    """The value inside a bracket at which a figure is `target`, or jumps over it."""
+    """Return the value inside a bracket at which a figure is `target`, or jumps over it."""
     left, right = bracket
 
     def excess(value: float) -> float:
@@ -379,7 +379,7 @@ def _scan_values(point: Mapping[str, Any], field: str, given: str | None) -> Axi
 
 
 def _ends(point: Mapping[str, Any], field: str, given: str | None) -> tuple[str, str, float, float]:
-    """The field's name, the unit that was typed, and the ends of the range."""
+    """Return the field's name, the unit that was typed, and both ends of the range."""
     name, kind = resolve(field)
     if kind not in (int, float):
         raise UsageError(f"{field} is not a number", hint="break-even needs a field with numbers, e.g. inter.bandwidth")

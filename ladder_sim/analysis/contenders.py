@@ -71,5 +71,5 @@ def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
 
 
 def change(name: str) -> Technique:
-    """What a change besides the wiring is: a technique, or an engine's own kernels."""
+    """Return a change other than the wiring: a technique, or an engine's own kernels."""
     return TECHNIQUES.get(family_of(name), _OWN_KERNELS)

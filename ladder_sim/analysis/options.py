@@ -27,7 +27,7 @@ _Replica = tuple[Scenario, Sequence[int]]
 
 
 def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
-    """The scenario of a plan, on the nodes that it needs, with so many requests."""
+    """Return the scenario of a plan with `load` requests, on the nodes that the plan needs."""
     workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
     return base.having(plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
 

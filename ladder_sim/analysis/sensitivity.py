@@ -60,7 +60,7 @@ class Sensitivity:
     """By variant."""
 
     def widest(self, variant: str) -> float:
-        """The larger of both changes of a variant's time."""
+        """Return the larger of both changes of a variant's time, as a fraction."""
         response = self.responses[variant]
         return max(abs(response.request_lower), abs(response.request_higher))
 

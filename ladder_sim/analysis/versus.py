@@ -290,7 +290,7 @@ class Versus(Answer):
         return self.notes_of(self.options.values())
 
     def notes_of(self, options: Iterable[Option]) -> Notes:
-        """The notes about some options."""
+        """Return the notes about some options."""
         confidences = {" + ".join(option.changes) or "none": option.confidence for option in options}
         # a load uses settings that a static batch does not
         used = used_settings(_served(self.scenario)) if self.load else frozenset[str]()
@@ -456,5 +456,5 @@ def under_load(
 
 
 def _served(scenario: Scenario) -> Scenario:
-    """The scenario with requests that come at any time."""
+    """Return the scenario with requests that come at any time."""
     return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

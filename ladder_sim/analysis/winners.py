@@ -157,7 +157,7 @@ def _rivals(result: Versus) -> dict[str, dict[str, list[Option]]]:
 
 
 def _first_two(best: Mapping[str, Option], times: Mapping[str, float]) -> tuple[str, Option | None]:
-    """The best, or of those within a percent the first; and the next that is not the same with more techniques."""
+    """Return the best option, or the first within a percent, and the next one that is not it with more techniques."""
     least = min(times[each.name] for each in best.values())
     first = next(name for name, each in best.items() if times[each.name] < SEEN * least)
     changes = set(best[first].changes)
@@ -183,7 +183,7 @@ def _seconds(
 
 
 def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scenario:
-    """The scenario at another point."""
+    """Return the scenario with a link's latency of `seconds` and `requests` at a time."""
     cluster, (tier, _, figure) = scenario.cluster, latency.partition(".")
     at_a_time: dict[str, Any] = {scenario.workload.load_field: requests}
     link = replace(getattr(cluster, tier), **{figure: seconds})

@@ -116,7 +116,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
 
 
 def _quality(wiring: str | None) -> "tuple[Document, RenderableType]":
-    """Published quality of models with a wiring, of every wiring by default."""
+    """Return the published quality of models with a wiring, of every wiring by default."""
     from ladder_sim.quality.published import published, quality_of, without_figures
     from ladder_sim.report.documents.quality import quality_document
     from ladder_sim.report.tables.quality import quality_report
@@ -158,7 +158,7 @@ def _show(name: str, toml: bool) -> None:
 
 
 def _replaced(spec: Any) -> dict[str, str]:
-    """What fits and measurements replace of a cluster or stack, by figure, and the scenario that they do it in."""
+    """Return what fits and measurements replace of a cluster or stack, by figure, and the scenario of each."""
     from ladder_sim.display.labels import field_text
     from ladder_sim.prediction import resolve_profile
     from ladder_sim.sweeps.axes import used_value

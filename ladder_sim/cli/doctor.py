@@ -233,7 +233,7 @@ def _nvidia_smi() -> tuple[str, ...]:
 
 
 def _torch() -> dict[str, object]:
-    """What torch says of its devices; empty: it does not start."""
+    """Return what torch says of its devices; empty if torch does not start."""
     printed = _output([sys.executable, "-c", _TORCH_PROBE], _TORCH_SECONDS)
     try:
         answer = json_format.loads((printed or "").strip().splitlines()[-1])

@@ -45,7 +45,7 @@ class BreakEvenReport(Report[BreakEven]):
         return self.answer.notes
 
     def places(self) -> list[Place]:
-        """The values where something happens, the most important first."""
+        """Return the values where something happens, the most important first."""
         result = self.answer
         (low, at_low), (high, at_high) = result.ends
         from_start, to_end = result.whole_range
@@ -189,7 +189,7 @@ class BreakEvenReport(Report[BreakEven]):
         return Group(*whole, table_of(columns, scanned, title="values tried that can run"), sure)
 
     def values(self) -> Document:
-        """The crossings, and the scanned speedups as rows."""
+        """Return the crossings, and the scanned speedups as rows."""
         result = self.answer
         speedup: Column[Any] = Column("speedup", lambda crossing: crossing.speedup)
         head = {

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def gpus_text(number: Interval) -> str:
-    """A number of GPUs with its interval; infinite: no number is enough.
+    """Return a number of GPUs with its interval, as text; an infinite number means that none is enough.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def gpus_text(number: Interval) -> str:
 
 
 def limit_text(fleet: Fleet) -> str:
-    """What breaks first above the rate of one replica."""
+    """Return what breaks first above the rate of one replica."""
     breaks = ", ".join(map(bound_label, fleet.need.breaks))
     return breaks if fleet.need.replicas else f"{breaks} on an idle replica"
 
@@ -201,19 +201,19 @@ def _gain(fleet: Fleet) -> str | None:
 
 
 def _rank(fleet: Fleet) -> tuple[bool, float, float]:
-    """The fewest GPUs; of as many, the most requests of each; last what nobody can run."""
+    """Return a sort key: the fewest GPUs, then the most requests of each; last what nobody can run."""
     rate = fleet.rate_limit.value / fleet.group_gpus
     return fleet.need.variant == NO_COMMUNICATION, fleet.gpus.value, -rate
 
 
 def _best(need: Capacity) -> str | None:
-    """The wiring that needs the fewest GPUs, of those next to the first that can be run."""
+    """Return the wiring, other than the first, that can be run and needs the fewest GPUs; None without others."""
     others = [name for name in list(need)[1:] if name != NO_COMMUNICATION]
     return min(others, key=lambda name: _rank(need[name]), default=None)
 
 
 def _compared(need: Capacity) -> list[str]:
-    """The first variant, and the best of the others."""
+    """Return the first variant, and the best of the others."""
     best = _best(need)
     return [next(iter(need)), *([best] if best else [])]
 
@@ -262,7 +262,7 @@ def _remarks(need: Capacity) -> Iterator[Remark]:
 
 
 def _reason(need: Capacity) -> str:
-    """What the best other wiring carries, and why that saves GPUs or not; or what the only one carries.
+    """Return what the best other wiring carries, and why that saves GPUs or not; or what the only one carries.
 
     Empty where no number of GPUs is enough: a caution says why.
     """
@@ -281,7 +281,7 @@ def _reason(need: Capacity) -> str:
 
 
 def _shortfall(need: Capacity, name: str) -> str:
-    """What the GPUs carry at the low end of the rate of one replica, if that is less than the load."""
+    """Return what the GPUs carry at the low end of the rate of one replica, if that is less than the load."""
     fleet, label = need[name], wiring_label(name)
     least = fleet.rate_limit.low * fleet.need.sizes.groups
     if least >= need.load.rate:

@@ -66,7 +66,7 @@ class Column(Generic[Row]):
 
 
 def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
-    """A row as in JSON and CSV; an end that is infinite or unknown is no number."""
+    """Return the fields of a row in JSON and CSV; an end that is infinite or unknown is no number."""
     fields: dict[str, Any] = {}
     for column in columns:
         if not column.name:
@@ -90,7 +90,7 @@ def table_of(
     width: int = 0,
     spare: Sequence[str] = (),
 ) -> WholeTable:
-    """The rows as a table, by the columns that have a heading; the first `left` columns are text.
+    """Return the rows as a table, by the columns with a heading; the first `left` columns are text.
 
     Those with headings in `wrapped` take several lines where there is no room, as in `console.table`. With a width,
     columns that have no room are left out: those with headings in `spare`, the first of them first, then the last ones.
@@ -104,7 +104,7 @@ def table_of(
 
 
 def number_text(value: float) -> str:
-    """A number with three digits, or all of its whole part.
+    """Return a number as text, with three digits or with all of its whole part.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def number_text(value: float) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """A name that fits a column: C++ templates and paths run to hundreds of characters.
+    """Return a name that fits a column: C++ templates and paths run to hundreds of characters.
 
     Examples
     --------

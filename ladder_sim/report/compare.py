@@ -55,7 +55,7 @@ class ComparisonReport(Report[Comparison]):
         return max(variants, key=gain, default="")
 
     def table(self) -> WholeTable:
-        """A row for each."""
+        """Return a table with a row for each candidate."""
         base, leading = self.base, self.leading
 
         def figure(variant: str, name: str) -> Column[Candidate]:

@@ -30,7 +30,7 @@ def to_text(renderable: RenderableType) -> str:
 
 
 def to_html(renderable: RenderableType) -> str:
-    """A block of text for a page of any colours."""
+    """Return a block of text as HTML, for a page of any colours."""
     console = _console(PLAIN_WIDTH, record=True, file=io.StringIO())
     console.print(_Printable(renderable), crop=False)
     return console.export_html(inline_styles=True, code_format=_HTML)
@@ -53,7 +53,7 @@ def table(
     wrapped: Collection[str] | None = None,
     title: str = "",
 ) -> "WholeTable":
-    """A plain table: the first `left` columns of text, the rest of numbers.
+    """Return a plain table: the first `left` columns of text, the rest of numbers.
 
     Where there is no room, the columns `wrapped` take several lines; by default those of text but for the first. Where
     there is still none, columns follow in tables below; the first `keys` columns are in each.

@@ -32,7 +32,7 @@ ERRORS: Sequence[Column[ErrorStats]] = (
 
 
 def percent(share: float, digits: int = 1, sign: str = "") -> str:
-    """A fraction in percent, with as many decimals.
+    """Return a fraction as text in percent, with `digits` decimals.
 
     Examples
     --------

@@ -39,7 +39,7 @@ _SHOWN_SHARE = 5e-4
 
 
 def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
-    """A figure with the relative interval of "rate" or "ttft"."""
+    """Return a figure with the interval of the prediction's errors in "rate" or "ttft"."""
     return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
 
 
@@ -163,13 +163,13 @@ class PredictionReport(Report[Predictions]):
 
 
 def _fastest(predictions: Mapping[str, Prediction]) -> Prediction | None:
-    """The wiring that gains most, of those that can be run."""
+    """Return the wiring that gains most, of those that can be run; None if standard is the only one."""
     rewired = [each for name, each in predictions.items() if name not in (STANDARD, NO_COMMUNICATION)]
     return max(rewired, key=lambda each: each.request_speedup, default=None)
 
 
 def _rows(predictions: Predictions) -> Iterator[_Row]:
-    """The variants, and under standard the plan on which it is fastest, if that is another one."""
+    """Yield the variants, and under standard the plan on which it is fastest, if that is another one."""
     confidence, best = predictions.confidence, predictions.best_standard
     for name, prediction in predictions.items():
         yield _Row.of(wiring_label(name), confidence, name, prediction.speedup)
@@ -178,7 +178,7 @@ def _rows(predictions: Predictions) -> Iterator[_Row]:
 
 
 def _verdict(predictions: Predictions) -> str:
-    """What the best wiring gains, with its interval and its price, in a sentence."""
+    """Return a sentence on what the best wiring gains, with its interval and its price."""
     fastest, confidence, best = _fastest(predictions), predictions.confidence, predictions.best_standard
     if fastest is None:
         first = next(iter(predictions.values()))
@@ -208,7 +208,7 @@ def _instead(predictions: Predictions) -> Iterator[str]:
 
 
 def _reason(predictions: Predictions) -> str:
-    """What limits the first variant, and what is left to limit the best."""
+    """Return a sentence on what limits the first variant, and what is left to limit the best."""
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
@@ -223,7 +223,7 @@ def _reason(predictions: Predictions) -> str:
 
 
 def limit_text(prediction: Prediction) -> str:
-    """What limits a prediction most."""
+    """Return what limits a prediction most, in words."""
     limit = prediction.limited_by
     return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
 
@@ -233,7 +233,7 @@ def _percent(share: float) -> str:
 
 
 def _load_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """What the times are made of, with requests in flight."""
+    """Return a table of what the times are made of, with requests in flight."""
     rows = []
     for name, prediction in predictions.items():
         load = prediction.load

@@ -43,7 +43,7 @@ class Report(ABC, Generic[A]):
 
     @abstractmethod
     def details(self) -> RenderableType:
-        """What ``--explain`` adds."""
+        """Return what ``--explain`` adds."""
 
     @abstractmethod
     def values(self) -> Document:
@@ -73,7 +73,7 @@ class Report(ABC, Generic[A]):
         return Group(self.brief, Text(), Rest(self.brief), self.details(), *end)
 
     def text(self, *, explain: bool = False) -> str:
-        """The same without colour."""
+        """Return the answer as text without colour, with its explanation if `explain`."""
         return to_text(self.renderable(explain=explain)).rstrip("\n")
 
     def html(self) -> str:
@@ -83,6 +83,6 @@ class Report(ABC, Generic[A]):
 
 
 def paragraphs(notes: Notes) -> RenderableType:
-    """The runs behind an answer, and its warnings, a paragraph each."""
+    """Return the runs behind an answer, and its warnings, a paragraph each."""
     checked = validated_lines(*notes.confidences.values()) if notes.confidences else []
     return Group(*map(Text, [*checked, *(f"warning: {text}" for text in notes.warnings)]))

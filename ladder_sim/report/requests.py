@@ -55,7 +55,7 @@ def drafted_label(speculation: Speculation | None) -> str:
 
 
 def slo_label(slo: SLO) -> str:
-    """The bounds of an SLO, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
+    """Return the bounds of an SLO as text, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
     bounds = []
     for each in slo.bounds:
         size, unit = step_for(each.seconds, "s")
@@ -64,7 +64,7 @@ def slo_label(slo: SLO) -> str:
 
 
 def bound_label(name: str) -> str:
-    """What breaks in a search, in words: "TTFT p95" for "ttft_p95"."""
+    """Return what breaks in a search, in words: "TTFT p95" for "ttft_p95"."""
     metric, _, percentile = name.partition("_")
     return "queue" if name == ENDLESS else f"{metric.upper()} {percentile}"
 
@@ -75,7 +75,7 @@ def with_label(scenario: Scenario, variant: str) -> str:
 
 
 def time_text(interval: Interval, scale: float) -> str:
-    """A time and its interval; of one that is wide two digits are known, no more.
+    """Return a time and its interval as text; a wide interval leaves at most two known digits.
 
     Examples
     --------
@@ -88,20 +88,20 @@ def time_text(interval: Interval, scale: float) -> str:
 
 
 def seconds_text(interval: Interval) -> str:
-    """A time with its unit and interval: "156 ms (92-270)"."""
+    """Return a time with its unit and interval as text: "156 ms (92-270)"."""
     size, unit = step_for(interval.value, "s")
     value, _, ends = time_text(interval, size).partition(" ")
     return f"{value} {unit} {ends}".rstrip()
 
 
 def times_text(gain: Interval) -> str:
-    """A ratio in a sentence: "1.26x (1.08-1.46)"."""
+    """Return a ratio as it stands in a sentence: "1.26x (1.08-1.46)"."""
     value, _, ends = gain.text.partition(" ")
     return f"{value}x {ends}"
 
 
 def load_fields(answer: Served | Capacity) -> dict[str, Any]:
-    """What was served, and where, as in JSON."""
+    """Return what was served, and where, as fields of JSON."""
     requests = answer.load
     if isinstance(requests, Sequence):
         load: dict[str, Any] = {"requests": len(requests)}
@@ -119,7 +119,7 @@ def load_fields(answer: Served | Capacity) -> dict[str, Any]:
 
 
 def notes_of(answer: Served | Capacity, confidences: Mapping[str, Confidence]) -> Notes:
-    """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
+    """Return an answer's notes, without compared runs if the steps are a running engine's own."""
     about = (*answer.cautions, *filter(None, [answer.interval_note]))
     if answer.steps is None:
         return Notes(confidences=confidences, about=about)
@@ -130,7 +130,7 @@ def notes_of(answer: Served | Capacity, confidences: Mapping[str, Confidence]) -
 
 
 def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
-    """The warnings of the default answer: what intervals are over, and where steps are from, is said elsewhere."""
+    """Return the warnings of the default answer, which says elsewhere what intervals cover and where steps are from."""
     elsewhere = {answer.interval_note}
     if answer.steps:
         elsewhere.add(steps_note(answer.steps, answer.scenario, _rewired(answer)))
@@ -138,7 +138,7 @@ def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
 
 
 def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) -> str:
-    """The nearest runs, or the server whose steps are used."""
+    """Return the nearest runs, or the server whose steps are used, as text."""
     if answer.steps is None:
         return evidence_text(*confidences, wirings=list(answer))
     note = steps_note(answer.steps, answer.scenario, _rewired(answer))

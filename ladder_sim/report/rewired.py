@@ -117,7 +117,7 @@ class RewiredReport(Report[Rewired]):
         return SHOWN_GAIN <= best - 1.0 <= abs(self.answer.replayed.error) * best
 
     def _asked(self) -> str:
-        """The step, what was found in it, and its replay."""
+        """Return a sentence on the step, what was found in it, and its replay."""
         rewired, covered, replayed = self.answer, self.answer.cover, self.answer.replayed
         passes = f"{covered.passes} passes of up to " if covered.passes > 1 else ""
         found = f"{passes}{covered.layers} layers, {covered.covered} of {covered.reduces} all-reduces found"
@@ -157,7 +157,7 @@ class RewiredReport(Report[Rewired]):
         return remarks
 
     def _overlap(self) -> str:
-        """What happens to kernels that overlap in other wirings."""
+        """Return a sentence on kernels that overlap in other wirings."""
         rewired = self.answer
         if rewired.step.origin is not None:
             slowed = "slow each other as predicted" if rewired.contended else "are not slowed down"

@@ -64,7 +64,7 @@ class SensitivityReport(Report[Sensitivities]):
         return [each for each in self.visible if not each.figure.startswith(_OWN)]
 
     def table(self, figures: Sequence[Sensitivity]) -> WholeTable:
-        """What a little more of each figure changes."""
+        """Return a table of what a little more of each figure changes."""
 
         def change(variant: str, figure: str) -> Column[Sensitivity]:
             """Of a variant's "request" or "speedup"."""
@@ -161,13 +161,13 @@ class SensitivityReport(Report[Sensitivities]):
 
 
 def _settable_label(figure: str) -> str:
-    """A figure's name as ``--set`` takes it, where it does."""
+    """Return a figure's name as ``--set`` takes it, where it does."""
     name = next((name for name in (figure, f"cluster.{figure}") if find_setting(name)), "")
     return field_label(name) if name else f"{field_label(figure)} (not settable)"
 
 
 def _change(share: float) -> str:
-    """A relative change in percent; nothing has no sign.
+    """Return a relative change in percent as text; a change that rounds to 0 has no sign.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def _change(share: float) -> str:
 
 
 def _longer(share: float, time: str) -> str:
-    """What changes a time, as the end of a sentence."""
+    """Return what changes a time, as the end of a sentence."""
     size = _change(share).lstrip("+-")
     if size == "0.0 %":
         return f"leaves {time} as it is"

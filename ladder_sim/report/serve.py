@@ -193,25 +193,25 @@ def _known(interval: Interval) -> Interval | None:
 
 
 def _rank(variant: ServedVariant) -> float:
-    """The wirings that gain most come first, and last what nobody can run."""
+    """Return a sort key: wirings that gain most come first, and last what nobody can run."""
     gain = variant.gains["e2e_p95_s"].value
     return math.inf if variant.outcome.variant == NO_COMMUNICATION or math.isnan(gain) else -gain
 
 
 def _fastest(served: Served) -> str | None:
-    """The wiring that gains most over the first, of those that can be run."""
+    """Return the wiring that gains most over the first, of those that can be run; None without others."""
     others = [name for name in served if name not in (served.first, NO_COMMUNICATION)]
     return min(others, key=lambda name: _rank(served[name]), default=None)
 
 
 def _compared(served: Served) -> list[str]:
-    """The first variant, and the one that gains most over it."""
+    """Return the first variant, and the variant that gains most over it."""
     best = _fastest(served)
     return [served.first, *([best] if best else [])]
 
 
 def _lines(served: Served, names: set[str]) -> Iterator[Line]:
-    """Times of each variant, in ms, and below them what it gains."""
+    """Yield the times of each variant, in ms, and below them what it gains."""
     several = len(names) > 2
     for name, each in served.items():
         if name not in names:
@@ -224,7 +224,7 @@ def _lines(served: Served, names: set[str]) -> Iterator[Line]:
 
 
 def _asked(served: Served) -> str:
-    """What was served where: what the sentence does not say."""
+    """Return the part of what was served where that the sentence above does not say."""
     where = f"steps of {served.steps.engine}" if served.steps else placed_text(served.scenario)
     lengths = tokens_label(served.load) + (" tokens" if isinstance(served.load, Traffic) else "")
     count = len(served[served.first].outcome.answers)
@@ -255,7 +255,7 @@ def _verdict(served: Served) -> str:
 
 
 def _state(served: ServedVariant) -> str:
-    """What becomes of the load with a variant, as the end of a sentence."""
+    """Return what becomes of the load with a variant, as the end of a sentence."""
     if not served.stable:
         return "does not keep up: its queue grows without end"
     if served.slo is None:
@@ -297,7 +297,7 @@ def _load(served: Served) -> str:
 
 
 def _reason(served: Served) -> str:
-    """What faster steps do to the load, and how many requests wait."""
+    """Return what faster steps do to the load, and how many requests wait."""
     names, load, first = _compared(served), served.load, served[served.first].outcome
     crowds = {name: number_text(served[name].outcome.in_flight) for name in names}
     waiting, count = first.queued[1], len(first.answers)
@@ -320,13 +320,13 @@ def _rough(served: Served) -> Iterator[str]:
 
 
 def _times(metric: str, rows: Sequence[Row]) -> RenderableType:
-    """A metric of every variant."""
+    """Return a table of a metric of every variant."""
     columns = [_figure(f"{metric}_{percentile}_s", percentile) for percentile in _PERCENTILES]
     return table_of([Column("", lambda row: row.name, metric.upper()), *columns], rows)
 
 
 def _gains(first: str, rows: Sequence[Row]) -> RenderableType:
-    """What variants gain over the first."""
+    """Return a table of what variants gain over the first."""
 
     def gain(name: str) -> Column[Row]:
         shown = name.removesuffix("_s")

@@ -94,7 +94,7 @@ class ServingsReport(Report[ServingValidation]):
         )
 
     def _far(self) -> tuple[list[ServingComparison], list[ServingComparison]]:
-        """Servings whose TPOT is far off, of all that have one."""
+        """Return the servings whose TPOT is far off, and all servings that have one."""
         timed = [each for each in self.answer if each.tpot]
         return [each for each in timed if each.tpot and abs(each.tpot.error) > FAR_OFF], timed
 

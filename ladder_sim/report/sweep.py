@@ -79,7 +79,7 @@ class SweepReport(Report[SweepTable]):
         return Interval(value=value, low=value * low, high=value * high)
 
     def chosen(self) -> list[int]:
-        """The points that differ most in what they gain and how fast they are, in the grid's order."""
+        """Return the points that differ most in what they gain and how fast they are, in the grid's order."""
         rows = self.able
         if len(rows) <= SHOWN:
             return list(map(int, rows))
@@ -103,7 +103,7 @@ class SweepReport(Report[SweepTable]):
         return int(np.argmin(values)), int(np.argmax(values))
 
     def table(self, rows: Sequence[int], *, whole: bool = False) -> WholeTable:
-        """What varies and what was computed; `whole`: everything, and why points have no figures."""
+        """Return a table of what varies and what was computed; if `whole`, with why points have no figures."""
         sweep, base = self.answer, self.base
 
         def figure(variant: str, metric: str, name: str, heading: str, decimals: int | None = None) -> Column[int]:
@@ -127,14 +127,14 @@ class SweepReport(Report[SweepTable]):
         return table_of(columns, rows, left=len(sweep.varied), wrapped=(PROBLEM,), width=0 if whole else WIDTH)
 
     def _field(self, name: str) -> Column[int]:
-        """What varies, in one unit."""
+        """Return the column of a field that varies, in one unit."""
         sweep = self.answer
         unit, values = axis_values(name, sweep[name], sweep.units[name])
         heading = f"{field_label(name)} [{unit}]" if unit else field_label(name)
         return Column("", lambda row: _plain_text(values[row]), heading)
 
     def place(self, row: int) -> str:
-        """A point by the fields that vary."""
+        """Return a point as text, by the fields that vary."""
         sweep = self.answer
         return ", ".join(
             f"{field_label(name)} {field_text(name, _plain(sweep[name][row]), sweep.units[name])}"
@@ -217,7 +217,7 @@ def _text(figure: Any, metric: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar as Python's own."""
+    """Return a numpy scalar as Python's own."""
     return value.item() if hasattr(value, "item") else value
 
 

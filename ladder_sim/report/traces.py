@@ -40,12 +40,12 @@ MODULES: Sequence[Column[ModuleTotal]] = (
 
 
 def missing_lines(*graphs: TraceGraph) -> list[str]:
-    """What recordings do not hold, or what was left out of them, once each."""
+    """Return what recordings do not hold, or what was left out of them, once each."""
     return list(dict.fromkeys(note for graph in graphs for note in graph.notes))
 
 
 def trace_document(graph: TraceGraph, rows: Sequence[Mapping[str, Any]], **content: Any) -> Document:
-    """An answer about a run in plain values."""
+    """Return an answer about a run in plain values."""
     return Document(content={**content, "notes": list(graph.notes)}, rows=rows)
 
 
@@ -75,7 +75,7 @@ class InfoReport(Report[TraceInfo]):
         )
 
     def _table(self, rows: int, *, brief: bool) -> WholeTable | None:
-        """The longest modules or ops."""
+        """Return a table of the longest modules or ops; None without any."""
         info = self.answer
         if info.modules and info.totals.modules:
             return table_of(MODULES, info.totals.modules[:rows])
@@ -103,7 +103,7 @@ class InfoReport(Report[TraceInfo]):
         return columns
 
     def _idle(self) -> str:
-        """The stream that is idle longest, and what it waits for."""
+        """Return a sentence on the stream that is idle longest, and what it waits for."""
         idle = max(self.answer.totals.idle, key=lambda row: row.idle_s)
         parts = {"the host": idle.host_s, "the device's own gaps": idle.kernel_s, "something else": idle.other_s}
         name = max(parts, key=lambda part: parts[part])
@@ -111,7 +111,7 @@ class InfoReport(Report[TraceInfo]):
         return f"{cut(idle.stream, _NAME)} of rank {idle.rank} waits {times}."
 
     def details(self) -> RenderableType:
-        """Steps, ops or modules by time, communication, idle time, the critical path, and what is not recorded."""
+        """Return tables of steps, ops or modules, communication, idle time, critical path and what is not recorded."""
         info, summary = self.answer, self.answer.totals
         parts: list[RenderableType] = [Text(f"steps: {', '.join(info.graph.steps) or 'none marked, none recognised'}")]
         if summary.totals:

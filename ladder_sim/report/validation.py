@@ -179,7 +179,7 @@ def _figure_label(figure: str, *, sentence: bool = False) -> str:
 
 
 def _misses(errors: Sequence[_Figure]) -> list[str]:
-    """The figure whose intervals hold the fewest rows, where that is less than they say."""
+    """Return a sentence on the figure whose intervals hold the fewest rows, if fewer than they say."""
     least = min(errors, key=lambda each: each[2].inside, default=None)
     if least is None or least[2].inside >= _INSIDE:
         return []
@@ -196,7 +196,7 @@ def _rows(count: int) -> str:
 
 
 def _evidence(compared: Validation) -> str:
-    """What the predictions are based on, and what of the rows that has seen."""
+    """Return what the predictions are based on, and which of the rows that has seen."""
     level = compared.level
     if level not in FITTED_PROFILES:
         seen = sum(row.seen for row in compared.rows)
@@ -212,7 +212,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _asked(compared: Validation) -> str:
-    """What was run."""
+    """Return a line on what was run."""
     runs = [row.configuration for row in compared.data.measurements]
     names = [_few({getattr(run, name): None for run in runs}) for name in ("model", "stack", "cluster")]
     spans = [f"{label} {_span(getattr(run, label.lower()) for run in runs)}" for label in ("TP", "batch")]

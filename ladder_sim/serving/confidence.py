@@ -27,7 +27,7 @@ MEASURED_STEPS_WIDTH = math.log(1.4)
 def confidence_of(
     scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | CalibrationProfile | None
 ) -> Confidence:
-    """That of the steady load closest to the first variant's: as many requests in flight, of the same mean lengths."""
+    """Return the confidence of the steady load most like the first variant's: requests in flight, mean lengths."""
     outcome = next(iter(outcomes.values()))
     each = outcome.in_flight / outcome.serving
     prompt, gen = (
@@ -89,7 +89,7 @@ def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str])
 
 
 def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps | None, stack: StackSpec) -> str:
-    """What intervals are over, and what figures leave out, as a sentence."""
+    """Return a sentence on what intervals cover, and what figures leave out."""
     errors = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
     first = max(math.expm1(each.ttft) for each in widths.values())
     loads = f"{seeds} seeds and " if seeds > 1 else ""

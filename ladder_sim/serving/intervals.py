@@ -258,7 +258,7 @@ def _price(rate: Interval, gpus: int, usd_per_gpu_hour: float) -> Interval:
 
 
 def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:
-    """The same load with each seed."""
+    """Return the load with each seed."""
     if not isinstance(requests, Traffic):
         if seeds not in (None, 1):
             raise UsageError(f"seeds {seeds}: these requests are not random", hint="leave it out for a trace")
@@ -277,7 +277,7 @@ def _figures(outcome: Outcome) -> dict[str, float]:
 
 
 def _later(figures: Mapping[str, float], width: float) -> dict[str, float]:
-    """The same with first tokens that come later, and with them whole answers."""
+    """Return the figures with first tokens that come later by the interval's `width`, and whole answers with them."""
     parts = {f"{metric}{name[4:]}": name for name in figures if name[:5] == "ttft_" for metric in ("ttft", "e2e")}
     return {**figures, **{name: figures[name] + math.expm1(width) * figures[part] for name, part in parts.items()}}
 
@@ -312,7 +312,9 @@ def interval_of(values: Sequence[float], ends: Sequence[float], *, share: bool =
 
 
 def further_seed(seeds: int) -> float:
-    """Standard deviations of so many seeds, either way, in which one more is expected in nine of ten cases.
+    """Return the standard deviations in which one more seed is expected in nine of ten cases.
+
+    They count in either direction, from the mean of `seeds` seeds.
 
     Examples
     --------
@@ -323,7 +325,7 @@ def further_seed(seeds: int) -> float:
 
 
 def of_mean(seeds: int) -> float:
-    """Standard deviations of so many seeds, either way, that hold the mean of all in nine of ten cases."""
+    """Return the standard deviations of `seeds` seeds, either way, that hold the mean of all in nine of ten cases."""
     from scipy.special import stdtrit
 
     return float(stdtrit(seeds - 1, 0.95)) / math.sqrt(seeds)

@@ -18,7 +18,7 @@ _FEW = 16
 
 
 def sweep_notes(grid: Grid, how: How) -> Notes:
-    """What the reader of a sweep should know."""
+    """Return what the reader of a sweep should know."""
     about = () if how.usd_per_gpu_hour is None else (PRICE_CAVEAT,)
     return Notes(confidences=confidences(grid, how), about=about)
 

@@ -125,7 +125,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
 
 
 def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Iterator[slice]:
-    """Runs of points with the same columns filled: none for one reason, all, or all but the time per further token."""
+    """Yield runs of points with the same columns filled: none, all, or all but the time per further token."""
     single = [False] * len(problems) if gen is None else (gen == 1).tolist()
     start = 0
     for _, run in itertools.groupby(zip(problems, single, strict=True)):
@@ -260,7 +260,7 @@ class Places:
         return [self.validated[place] for place in self.which]
 
     def basis(self, variants: Sequence[str], rows: NDArray[np.intp]) -> Basis:
-        """What runs say about errors of some points."""
+        """Return what runs say about errors of some points."""
         bases = [
             Basis.of(scenario, compared.runs, validated or {}, variants)
             for scenario, compared, validated in zip(self.scenarios, self.compared, self.validated, strict=True)
@@ -269,7 +269,7 @@ class Places:
 
 
 def _constants(block: SweepBlock) -> dict[str, Any]:
-    """The scenario's fields, and the settings among the axes."""
+    """Return the scenario's fields, and the settings among the axes."""
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:

@@ -35,7 +35,7 @@ def require(form: str) -> None:
 
 
 def header(form: str, names: Sequence[str]) -> bytes:
-    """What precedes the first row."""
+    """Return what precedes the first row of a file."""
     return (",".join(names) + "\n").encode() if form == "csv" else b""
 
 
@@ -47,7 +47,7 @@ def encode(form: str, parts: Sequence[Rows]) -> bytes:
 
 
 def csv_of(columns: Mapping[str, NDArray[Any]], results: Collection[str]) -> str:
-    """The CSV file of whole columns, of which `results` were computed."""
+    """Return the CSV file of whole columns, of which `results` were computed."""
     text = io.StringIO()
     written = [
         [_csv_text(value, _RESULT if name in results else _FIGURE) for value in values.tolist()]
@@ -81,7 +81,7 @@ def _lines(form: str, rows: Rows) -> str:
 
 
 def _cells(rows: Rows, written: Callable[[Any], str]) -> dict[str, str]:
-    """A row's cells by column: text where all rows have the same, else a format of the number."""
+    """Return a row's cells by column: text where all rows have the same, else a format of the number."""
     return {
         **{name: written(value).replace("%", "%%") for name, value in rows.constants.items()},
         # in the place of the scenario's own

@@ -120,7 +120,7 @@ class Grid:
         return len(blocks) * len(rows)
 
     def _ranges(self, number: int) -> tuple[range, range]:
-        """The blocks of a chunk, and the points of each."""
+        """Return the blocks of a chunk, and the points of each."""
         group, cut = divmod(number, self._cuts)
         start = group * self._per_chunk
         return (
@@ -137,7 +137,7 @@ class Grid:
         return {each.name: values[each.name] for each in axes}
 
     def _default_variants(self) -> tuple[str, ...]:
-        """The usual four, or the wiring in the config of the only model."""
+        """Return the usual four variants, or the wiring in the config of the only model."""
         models = next((each.values for each in self.structure if each.name == "model"), ())
         return default_variants(Scenario(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
 
@@ -176,7 +176,7 @@ def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[SweepBlock]:
-    """The points of some columns, as one block if all of them can run, or none."""
+    """Yield the points of some columns, as one block if all of them can run, or none."""
     sizes = {name: values for name, values in columns.items() if name in SIZES}
     scenarios, problems = [], []
     # rules for sizes are ranges: what holds for the smallest and the largest of each holds for all between
@@ -196,7 +196,7 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
 
 
 def scenario_at(point: Mapping[str, Any]) -> Scenario:
-    """The scenario of a point; with "tp" and without "nodes" its plan gets the nodes that it needs."""
+    """Return the scenario of a point; with "tp" and without "nodes" its plan gets the nodes that it needs."""
     fields = {name: value for name, value in point.items() if name in ARGUMENTS}
     settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
     if "tp" in fields and "nodes" not in fields:

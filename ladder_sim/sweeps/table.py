@@ -68,7 +68,7 @@ class SweepTable(Answer):
         return feasible
 
     def where(self, rows: NDArray[np.bool_]) -> "SweepTable":
-        """The rows that a mask keeps."""
+        """Return the rows that a mask keeps."""
         return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
 
     @property
@@ -77,14 +77,14 @@ class SweepTable(Answer):
         return sweep_notes(self.grid, self.how)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The lines that its command prints with ``--csv``; `path`: where they are written, too."""
+        """Return the lines that ``ladder-sim sweep --csv`` prints, and write them to `path` if given."""
         text = csv_of(self.columns, result_columns(self.how))
         if path is not None:
             write_file(Path(path), text)
         return text
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A pandas DataFrame, one row a point, with these columns; raises MissingDependencyError without pandas."""
+        """Return a pandas DataFrame, one row a point, with the table's columns; raise an error without pandas."""
         return frame_of(self.columns)
 
 

@@ -32,7 +32,7 @@ def settings_document(scenario: Scenario) -> Document:
 
 
 def value_schema(kind: Any, limits: Limits | None) -> dict[str, Any]:
-    """What values of a type may be, in the words of JSON Schema."""
+    """Return the values that a setting of a type may have, in the words of JSON Schema."""
     choices = get_args(kind)
     if limits:
         return {

@@ -30,7 +30,7 @@ _LOWER_COLOUR, _HIGHER_COLOUR = "#E69F00", "#0072B2"
 
 
 def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
-    """The speedup along the field, and where it passes the target."""
+    """Draw the speedup along the field, and where it passes the target."""
     import plotly.graph_objects as go
 
     drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)

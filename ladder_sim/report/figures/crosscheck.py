@@ -15,7 +15,7 @@ _SYMBOLS = {"prefill": "circle", "decode": "diamond"}
 
 
 def crosscheck_page(result: Result) -> str:
-    """The page of a cross-check; it needs no network."""
+    """Return the page of a cross-check; it needs no network."""
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in rows_of(result)

@@ -71,7 +71,7 @@ class _Bar(NamedTuple):
 def breakdown_figure(
     scenario: Scenario, predictions: Mapping[str, Prediction], *, compact: bool = False
 ) -> "go.Figure":
-    """What the critical path of every variant waits for, stacked; `compact` for a part of a page."""
+    """Draw what the critical path of every variant waits for, stacked; `compact` for a part of a page."""
     longest_s = max(prediction.request_s for prediction in predictions.values())
     limits = [
         limit

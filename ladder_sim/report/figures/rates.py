@@ -17,7 +17,9 @@ Curves = Mapping[str, Mapping[float, Outcome]]
 
 
 def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> "go.Figure":
-    """Requests that keep their bounds, of those that come to one replica; dotted where the SLO is broken.
+    """Draw the requests that keep their bounds, of those that come to one replica.
+
+    The line is dotted where the SLO is broken.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ _TIMES: Mapping[Metric, str] = {
 
 
 def load_figure(served: Served) -> "go.Figure":
-    """Times that requests see, and what a replica does meanwhile; raises UsageError where steps were not kept."""
+    """Draw times that requests see, and what a replica does meanwhile; raise UsageError where steps were not kept."""
     if not any(replica.steps for replica in served[served.first].outcome.replicas):
         raise UsageError("the steps that the figure shows were not kept", hint="serve with record=True keeps them")
     axes = [(title, "requests (%)") for title in _TIMES.values()]
@@ -63,7 +63,7 @@ def load_figure(served: Served) -> "go.Figure":
 
 
 def _subtitle(served: Served) -> str:
-    """What is served where, by names."""
+    """Return what is served where, by names."""
     scenario, requests = served.scenario, load_label(served.load)
     if served.steps:
         return f"steps of {served.steps.engine}{manner_label(served.service)}, {requests}"
@@ -108,7 +108,7 @@ def _line(
 
 
 def _promised(panels: "go.Figure", slo: SLO | None) -> None:
-    """A line at each bound on a time that is shown."""
+    """Draw a line at each bound on a time that is shown."""
     for bound in slo.bounds if slo else ():
         if bound.metric in _TIMES:
             row = list(_TIMES).index(bound.metric) + 1

@@ -88,7 +88,7 @@ PNG_SCALE = 2
 
 
 def variant_colour(variant: str) -> str:
-    """The colour of a variant in every figure."""
+    """Return the colour of a variant in every figure."""
     name = variant.partition(":")[0]
     return VARIANT_COLOURS.get(name) or VARIANT_COLOURS[name.removeprefix("hybrid-")]
 
@@ -96,7 +96,7 @@ def variant_colour(variant: str) -> str:
 def figure(
     title: str, subtitle: str = "", *, data: Sequence[Mapping[str, Any]] = (), layout: Mapping[str, Any] | None = None
 ) -> "go.Figure":
-    """A figure with a title; plotly takes twice as long to add traces and layout later."""
+    """Return a figure with a title; plotly takes twice as long to add traces and layout later."""
     import plotly.graph_objects as go
 
     below = f"<br><span style='font-size:13px;color:#595959'>{subtitle}</span>" if subtitle else ""
@@ -137,7 +137,7 @@ _FINEST = 6
 
 
 def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with a margin on both sides."""
+    """Return a logarithmic axis with a margin on both sides."""
     low, high = min(values), max(values)
     margin = 0.08 * max(log10(high / low), 0.1)
     return {

@@ -201,7 +201,7 @@ def _contour(ratio: NDArray[np.float64]) -> "go.Contour":
 
 
 def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> dict[str, Any]:
-    """An axis with one cell per value; of many ascending numbers round ones are named, which lie between cells."""
+    """Return an axis with one cell per value, or with round numbers between cells for many ascending values."""
     title = field_title(field) if compact else field_label(field)
     unit, numbers = axis_values(field, values, typed)
     axis: dict[str, Any] = {"tickmode": "array", "showgrid": False}
@@ -226,7 +226,7 @@ def _distinct(values: NDArray[Any]) -> list[Any]:
 
 
 def _held(table: SweepTable) -> str:
-    """What does not vary."""
+    """Return what does not vary in a sweep, as text."""
     names = ("model", "cluster", "nodes", "tp", "batch", "prompt", "gen", "dtype", "stack")
     parts = []
     for name in names:

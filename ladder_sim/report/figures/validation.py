@@ -66,7 +66,7 @@ def servings_figure(comparisons: ServingValidation) -> "go.Figure":
 
 
 def loads_figure(comparisons: LoadValidation) -> "go.Figure":
-    """Times of requests under load, predicted over measured."""
+    """Draw times of requests under load, predicted over measured."""
     points = [
         (figure.partition("_")[0].upper(), f"load {number}, {figure.removesuffix('_s')}", quantity)
         for number, each in enumerate(comparisons, 1)
@@ -113,7 +113,7 @@ def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> 
 
 
 def _parity_figure(title: str, subtitle: str, what: str, points: Sequence[tuple[str, str, Quantity]]) -> "go.Figure":
-    """Times, predicted over measured: each with its group and its name."""
+    """Draw times, predicted over measured: each with its group and its name."""
     import plotly.graph_objects as go
 
     drawn = figure(title, subtitle)
@@ -153,7 +153,7 @@ def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
 
 
 def _markers(name: str, variant: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    """What both traces of some rows share."""
+    """Return what both traces of some rows share."""
     symbol = "circle-open" if rows[0][0].seen else "circle"
     return {
         "mode": "markers",

@@ -23,7 +23,7 @@ _COLUMNS = ("model, parameters", "training", "metric", "value", "standard", "dif
 
 
 def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> RenderableType:
-    """The wirings of which nothing is known, and a table of each wiring and source, next to the standard model."""
+    """Return wirings without known quality, and a table of each wiring and source next to the standard model."""
     parts: list[RenderableType] = []
     if unknown:
         parts.append(Text(f"no published quality is known here of {', '.join(unknown)}", "bold"))
@@ -57,7 +57,7 @@ def _paid_back(tokens: Interval) -> str:
 
 
 def _cells(rows: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """A row for each figure; model and training stand only in the first row that has them."""
+    """Yield a row for each figure; model and training stand only in the first row that has them."""
     before = None
     for row in rows:
         model = f"{row.model}, {row.parameters_text}", f"{row.tokens_text} tokens, {row.recipe}"

@@ -101,7 +101,7 @@ class MeasuredSteps:
         )
 
     def slower(self, factor: float) -> Self:
-        """The same, with steps that take so many times as long."""
+        """Return the step times, each `factor` times as long."""
         return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in _TIMES})
 
 

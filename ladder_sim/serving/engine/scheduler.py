@@ -306,7 +306,7 @@ class Scheduler:
         return True
 
     def _start(self, answer: Answer) -> int:
-        """The tick at which a request began to decode, and later by those that it waited for."""
+        """Return the tick at which a request began to decode, and later by those that it waited for."""
         return answer.prompt + self._rows - answer.base
 
     def _reads(self, answer: Answer) -> int:
@@ -372,7 +372,7 @@ class Scheduler:
     # steps
 
     def _step(self, chunks: list["_Chunk"], held: list[Answer], *, decodes: bool = False) -> Step | None:
-        """The step that runs chunks of prompts, and if it `decodes`, all that decode but those that are held."""
+        """Return the step that runs chunks of prompts and, if it `decodes`, all that decode but those `held`."""
         mix, last, decoding, joined = Mix(), list[Answer](), 0, list[Answer]()
         if decodes:
             decoding = len(self._decoding)
@@ -403,7 +403,7 @@ class Scheduler:
         return joined
 
     def _decode_all(self, held: list[Answer]) -> Mix:
-        """What all that decode read, but those that are held: they read the same at the next tick."""
+        """Return what all that decode read, but for the requests `held`, which read the same at the next tick."""
         decoding, drafts = len(self._decoding), self._rows - 1
         context = self._base + decoding * self._tick
         if drafts and self._tick < len(self._beyond):

@@ -96,13 +96,15 @@ class Speculation:
         return self.lookahead + self.drafts + (self.drafts + 1 if ahead else 0)
 
     def gains(self, number: int, count: int) -> list[int]:
-        """What a step brings request `number` after each token of its answer; the same in every simulation."""
+        """Return the tokens that a step brings request `number` after each of its tokens, equal in every simulation."""
         drawn = np.random.default_rng((self.seed, number)).random(count)
         accepted: list[int] = (drawn[:, None] < np.array(self.acceptance)).sum(axis=1).tolist()
         return [1 + tokens for tokens in accepted]
 
     def path(self, gains: list[int], produced: int, *, ahead: bool, padding: int = 0) -> Path:
-        """The steps of a request whose prompt is done, which brought a token after those `produced` before.
+        """Return the steps of a request whose prompt is done.
+
+        Its prompt brought one token after the `produced` ones before.
 
         Parameters
         ----------

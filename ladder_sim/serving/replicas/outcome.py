@@ -59,11 +59,11 @@ class Outcome:
         }
 
     def values_s(self, metric: Metric) -> Floats:
-        """A metric of each request that has it; of ITL, each time that occurs."""
+        """Return a metric of each request that has it, in seconds; of ITL, each time that occurs."""
         return self._seconds[metric][0]
 
     def seconds(self, metric: Metric, percentile: int = 0) -> float:
-        """A percentile of a metric, or its mean; NaN if no request has it."""
+        """Return a percentile of a metric, or its mean, in seconds; NaN if no request has it."""
         values, counts = self._seconds[metric]
         if not len(values):
             return float("nan")

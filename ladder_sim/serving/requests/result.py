@@ -76,7 +76,7 @@ class Result:
         return ""
 
     def _parts(self) -> str:
-        """A request takes its first token and all others."""
+        """Say what does not fit if a request takes its first token and all others; empty if all fits."""
         itl_s, tpot_s = (self.figures.get(f"{metric}_mean_s", 0.0) for metric in ("itl", "tpot"))
         if itl_s and tpot_s and not _agree(itl_s, tpot_s, _CHUNK):
             return f"{_shown('itl_mean_s', self.figures)} and {_shown('tpot_mean_s', self.figures)} are not both right"
@@ -114,7 +114,7 @@ class Result:
         return ""
 
     def _busy(self) -> str:
-        """Requests in flight are their rate times how long each takes (Little's law)."""
+        """Say what does not fit if requests in flight are rate times duration (Little's law); empty if all fits."""
         rate, each_s = self.figures.get("requests_per_s", 0.0), self.figures.get("e2e_mean_s", self._sum_s)
         busy = rate * each_s
         if not busy:

@@ -97,7 +97,7 @@ class SLO:
 
 
 def _limit(name: str, limit: object) -> str:
-    """A bound as typed; the name of one that is a number must say the unit."""
+    """Return a bound as typed; the name of a bound that is a number must say the unit."""
     if isinstance(limit, str):
         return limit
     if not isinstance(limit, Real) or not name.endswith("_s"):

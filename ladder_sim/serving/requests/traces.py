@@ -122,7 +122,7 @@ class Trace:
 
 
 def _rows(lines: Iterator[tuple[int, str]], name: str) -> _Rows:
-    """What lines say, and in which format."""
+    """Return the rows of a trace's lines, and their format."""
     first = next(lines, None)
     if first is None:
         raise UsageError(f"{name}: is empty", hint=f"give a trace: {_FORMATS}")
@@ -217,7 +217,7 @@ def _sorted(rows: Iterator[tuple[str, Row]], name: str) -> Iterator[tuple[str, R
 
 
 def _of_results(path: Path, name: str) -> Iterator[tuple[str, Row]]:
-    """The requests of a result that is one JSON object."""
+    """Yield the requests of a result that is one JSON object."""
     results = read_results(path)
     if len(results) > 1:
         raise UsageError(f"{name}: holds {len(results)} runs: must be one", hint="give a file with one of them")

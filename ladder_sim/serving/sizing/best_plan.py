@@ -167,7 +167,7 @@ def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
 
 
 def _rank(need: Need) -> tuple[float, ...]:
-    """The fewest GPUs; of as many, those that carry most; of none, those that exceed their worst bound least."""
+    """Return a sort key: the fewest GPUs, then the highest rate; if no number suffices, the least excess."""
     if need.replicas:
         return 0, need.gpus, -need.rate_limit * need.sizes.groups
     assert need.outcome.slo is not None

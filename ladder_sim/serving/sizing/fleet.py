@@ -194,7 +194,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
 
 
 def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
-    """What each bound of the SLO bounds with the replicas of a fleet that keeps it, by the bound's name."""
+    """Return the times that each bound of the SLO limits, by its name, for a fleet that keeps the SLO."""
     need, widths = fleet.need, fleet.widths
     if widths is None:
         return {}

@@ -25,7 +25,7 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 
 def cached(made_from: Sequence[object], make: Callable[[], Grids]) -> Grids:
-    """What `make` returns, from the file of an earlier call if there is one."""
+    """Return what `make` returns, from the file of an earlier call if there is one."""
     path = folder() / f"{fingerprint(*made_from)}.npz"
     with contextlib.suppress(OSError):
         content = path.read_bytes()

@@ -120,7 +120,7 @@ def _bends(profile: CalibrationProfile | None, *names: str) -> Floats:
 
 
 def _decode(tokens: Floats, context: Floats) -> Mixes:
-    """Steps that decode only."""
+    """Return steps that decode only."""
     nothing = np.zeros_like(tokens)
     return Mixes(tokens, tokens * context, nothing, nothing, nothing)
 
@@ -138,8 +138,9 @@ def _decode_attention(model: StepModel, count: Floats, context: Floats) -> Float
 
 
 def _mixed(tokens: Floats, context: Floats, most: int) -> Mixes:
-    """Steps that run at least two tokens of prompts, and decode as many requests as there is room for, at most `most`.
+    """Return steps that run at least two tokens of prompts, and decode at most `most` requests.
 
+    They decode as many requests as there is room for.
     Short contexts are those of whole prompts, and longer ones than a chunk come before it.
     """
     decoding = np.minimum(tokens - 2.0, most)

@@ -56,7 +56,7 @@ class Mix(NamedTuple):
         return cls(len(contexts), sum(contexts)).with_prompts(prefill)
 
     def with_prompts(self, prefill: Iterable[tuple[int, int]]) -> Self:
-        """The same with chunks of prompts, as in `of`."""
+        """Return the mix with chunks of prompts added, as in `of`."""
         decoding, context, prompts, chunk, pairs, drafted = self
         for new, before in prefill:
             if new == 1:

@@ -98,7 +98,7 @@ def _joined(lines: list[Rest]) -> Rest:
 
 
 def _halved(simulate: Simulate, lines: Rest) -> Rest:
-    """The same lines, halved where they bend."""
+    """Return the lines, halved where they bend."""
     # lower ends of intervals that may bend
     low = np.flatnonzero(lines.tokens[1:] == lines.tokens[:-1])
     while len(low := low[lines.context[low + 1] > NARROWEST * lines.context[low]]):
@@ -129,7 +129,7 @@ def _bends(left: Rest, middle: Rest, right: Rest) -> bool:
 
 
 def _at(line: Rest, attention_s: Floats) -> Floats:
-    """The rests on a line, with attention that takes so long."""
+    """Return the rests on a line at the seconds that attention takes."""
     point = np.interp(attention_s, line.attention_s, np.arange(len(line.tokens), dtype=np.float64))
     low = np.minimum(point.astype(int), len(line.tokens) - 2)
     low_s, high_s = line.rests_s[:, low], line.rests_s[:, low + 1]

@@ -73,7 +73,7 @@ class StepModel:
     """Times of its ops."""
 
     def kernels(self, steps: Mixes) -> StepKernels:
-        """What some of their kernels take."""
+        """Return the seconds of some kernels of the steps."""
         return StepKernels(*self._each(_kernels, steps, None, None))
 
     def seconds(self, steps: Mixes, *, duty: Floats | None = None, attention: Attention | None = None) -> Floats:
@@ -90,7 +90,7 @@ class StepModel:
         return seconds
 
     def changes(self, phase: Phase, most: int) -> Floats:
-        """The last tokens of a step that runs in one form, and the first of one in another, of at most so many."""
+        """Return the tokens of steps between which the form changes: last of one and first of the next, to `most`."""
         tokens = np.arange(1.0, most + 1.0)
         forms = self._forms(phase, tokens)
         last = tokens[:-1][forms[1:] != forms[:-1]]
@@ -107,7 +107,7 @@ class StepModel:
         duty: Floats | None,
         attention: Attention | None,
     ) -> Sequence[Floats]:
-        """What is to be known of passes, those of each form at once."""
+        """Evaluate `measure` on every step; steps of one form are evaluated together."""
         count = len(steps.decoding)
         tokens: Any = steps.decoding + steps.chunk
         forms = self._forms("mixed" if np.any(steps.prompts) else "decode", tokens)
@@ -124,7 +124,7 @@ class StepModel:
 
 
 def rows_of(columns: _Columns, rows: NDArray[np.int_]) -> _Columns:
-    """Some of the steps."""
+    """Return some of the steps."""
     return type(columns)(*(values[rows] for values in columns))
 
 

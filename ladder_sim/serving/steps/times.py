@@ -56,7 +56,7 @@ class Axis:
         self.last = len(self.values) - 2
 
     def place(self, value: float) -> tuple[int, float]:
-        """The cell of a value, and how far it is on the way to the cell's upper end."""
+        """Return the cell of a value, and how far it is on the way to the cell's upper end."""
         values = self.values
         cell = bisect_right(values, value) - 1
         if cell < 0:
@@ -76,14 +76,14 @@ class Grid:
         self.axes, self.values = axes, values.tolist()
 
     def at(self, *coordinates: float) -> float:
-        """The value at a point; its coordinates are in the order of the axes."""
+        """Return the value at a point; its coordinates are in the order of the axes."""
         value = 0.0
         for corner, weight in self.corners(*coordinates):
             value += weight * corner
         return value
 
     def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
-        """The values that the one at a point is between, and the weight of each."""
+        """Return the values between which the value at a point lies, and the weight of each."""
         corners = [(self.values, 1.0)]
         for axis, coordinate in zip(self.axes, coordinates, strict=True):
             cell, up = axis.place(coordinate)
@@ -197,7 +197,7 @@ class StepTimes:
         )
 
     def slower(self, factor: float) -> Self:
-        """The same, with steps that take so many times as long."""
+        """Return the step times, each `factor` times as long."""
         other = copy.copy(self)
         other._factor = factor * self._factor
         return other
@@ -256,7 +256,7 @@ class StepTimes:
         return self.of_mix(mix, duty)
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """The same of requests that are added up, without checks."""
+        """Return the seconds of a step of requests that are added up, without checks."""
         decoding, context, prompts, chunk, pairs, drafted = mix
         # each row has logits
         rows = decoding + drafted

@@ -84,7 +84,7 @@ def _is_genai_perf(document: JSON) -> bool:
 
 
 def _load(asked: JSON, *, is_aiperf: bool) -> tuple[float, int, float]:
-    """Requests per second or 0, requests in flight or 0, and the burstiness of a run."""
+    """Return the request rate (0: none), the requests in flight (0: any number) and the burstiness of a run."""
     load: Any = asked
     if isinstance(asked.get("phases"), list):
         (load,) = [phase for phase in asked["phases"] if phase["kind"] == "profiling"]
@@ -115,7 +115,7 @@ def _lengths(figures: JSON) -> Lengths:
 
 
 def _failed(document: JSON, metrics: JSON) -> int:
-    """Requests that failed."""
+    """Return the number of requests that failed."""
     if "error_request_count" in metrics:
         return round(or_zero(metrics["error_request_count"], "avg"))
     errors = document.get("error_summary") or document.get("errors_by_type") or []

@@ -91,7 +91,7 @@ def spread(mean: float, deviation: float) -> Lengths:
 
 
 def answered(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
-    """Requests in order of arrival, from the first on; those that failed have no answer and are left out."""
+    """Return the answered requests in order of arrival, from the first on; failed ones are left out."""
     kept = sorted(row for row in rows if row[2])
     if not kept:
         raise UsageError("holds no request that was answered", hint="look at the errors in the file")
