@@ -28,9 +28,9 @@ class Option:
     tpot_s: float
     """Time per further token; TTFT if there is one token only."""
     tokens_per_s: float
-    """Of all requests together."""
+    """Throughput of all requests together, new tokens per second."""
     memory_bytes: float
-    """Of one GPU."""
+    """Memory of one GPU that the option takes."""
     usd_per_Mtoken: float | None
     """US dollars for a million new tokens; None: no price was given."""
 
@@ -61,7 +61,7 @@ class Unfit:
     problem: str
     """Why; empty: it needs more memory than a GPU has."""
     memory_bytes: float
-    """Of one GPU."""
+    """Memory of one GPU that the plan would take."""
 
     @property
     def missing_bytes(self) -> float:
@@ -176,7 +176,7 @@ class Advice(Answer):
 
 
 def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Options that no other beats in both time per token and tokens per GPU, fastest first."""
+    """Return the options that no other beats in both time per token and tokens per GPU, fastest first."""
     front: list[Option] = []
     for option in sorted(options, key=lambda option: (option.tpot_s, -option.tokens_per_gpu)):
         if not front or option.tokens_per_gpu > front[-1].tokens_per_gpu:

@@ -57,7 +57,7 @@ def changes_to(
 
 
 def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
-    """Those asked for; by default each alone, and every two that can be combined."""
+    """Yield the sets of techniques asked for; by default each alone, and every two that can be combined."""
     if given is not None:
         yield from (Techniques.of(each) for each in ([given] if isinstance(given, str) else given))
         return

@@ -38,7 +38,7 @@ class _Times:
 
     memory_bytes: Floats
     ttft_s: Mapping[str, Floats]
-    """By variant."""
+    """Times to first token by variant."""
     decode_s: Mapping[str, Floats]
     problem: str = ""
     """Why there are no times, if not for lack of memory."""
@@ -49,7 +49,7 @@ class _Times:
 
 
 def _times(replica: _Replica, variants: tuple[str, ...], profile: str | None) -> _Times:
-    """Memory first: what does not fit is not simulated."""
+    """Return the times of a replica's options by number of requests; what does not fit is not simulated."""
     scenario, requests = replica[0], np.array(replica[1])
     workload = scenario.workload
     memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)

@@ -94,7 +94,7 @@ def _catalog(what: str) -> "tuple[Document, RenderableType]":
 
 
 def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tuple[Document, RenderableType]":
-    """Figures that `--set` changes, with the defaults of a scenario, and parameters of commands without a flag."""
+    """Return the figures that `--set` changes, with a scenario's defaults, and commands' parameters without a flag."""
     from rich.console import Group
     from rich.text import Text
 
@@ -197,7 +197,7 @@ def _find(name: str) -> Any:
 
 
 def _flat(spec: Any, section: str) -> Iterator[tuple[str, str]]:
-    """Fields by section, with units, and their values."""
+    """Yield the fields by section, with units, and their values."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
         if dataclasses.is_dataclass(value):

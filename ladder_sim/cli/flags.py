@@ -228,7 +228,7 @@ def of_context(spec: type[_Spec], context: typer.Context) -> _Spec:
 
 
 def split_names(given: Sequence[str] | None) -> list[str]:
-    """Names of an option that may be repeated and takes commas.
+    """Return the names of an option that may be repeated and takes commas.
 
     Examples
     --------

@@ -146,7 +146,7 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
 
 
 def _engine_options(stack: StackSpec) -> dict[str, object]:
-    """Options of the runtime that do as a stack does; launches follow it as far as the device can."""
+    """Return the runtime's options that act as a stack does; launches follow it as far as the device can."""
     launches = {
         "cuda_graphs": stack.cuda_graphs != "off",
         "prefill_cuda_graphs": stack.cuda_graphs == "all",

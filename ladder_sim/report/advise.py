@@ -37,7 +37,7 @@ class Row:
     memory_bytes: float
     """Memory of one GPU."""
     option: Option | None = None
-    """None: the plan cannot run."""
+    """Option that the row shows; None if the plan cannot run."""
     rate: Interval | None = None
     """Tokens per second with their interval; None: it was not computed."""
     outcome: Outcome | Literal["memory", "infeasible"]
@@ -87,7 +87,7 @@ class Place:
     option: Option
     """With the first wiring."""
     prediction: Prediction
-    """The same, with intervals."""
+    """Prediction with the first wiring, with intervals."""
     other: Prediction | None
     """With the second; None: there is only one."""
 
@@ -226,7 +226,7 @@ class AdviceReport(Report[Advice]):
             yield Remark("left out", f"{_counted(int(count), 'option')}: {reason}; closest: {closest}.")
 
     def _next(self, best: Option) -> str:
-        """How far the next plan of the same variant is behind."""
+        """Return how far the next plan of the first variant is behind, as a sentence."""
         advice = self.answer
         others = (each for each in advice.options if each.variant == best.variant and each.plan != best.plan)
         if (after := next(others, None)) is None:
@@ -276,7 +276,7 @@ class AdviceReport(Report[Advice]):
         )
 
     def values(self) -> Document:
-        """One row per option, best first, then those that exceed a bound, then plans that cannot run."""
+        """Return one row per option, best first, then those that exceed a bound, then plans that cannot run."""
         advice = self.answer
         rows = [self._row(option) for option in (*advice.options, *advice.beyond)]
         for each in advice.unfit:
@@ -332,7 +332,7 @@ def _priced(advice: Advice) -> bool:
 
 
 def _requests(advice: Advice) -> str:
-    """Heading of the number of requests; empty: one was searched."""
+    """Return the heading of the number of requests; empty if only one number was searched."""
     return "" if len(advice.loads) == 1 else "batch" if _static(advice) else "in flight"
 
 

@@ -176,7 +176,7 @@ def _sizes(sizes: Sizes) -> str | None:
 
 
 def _time(row: Row, column: Column[Row], error: str) -> Interval | None:
-    """With the replicas that meet the SLO, if any do and a request has it; `error`: the field of its widths."""
+    """Return a time with the replicas that meet the SLO; None without any. `error` is the field of its widths."""
     seconds, widths = column.get(row), row.fleet.widths
     return None if widths is None or math.isnan(seconds) else Interval.around(seconds, getattr(widths, error))
 
@@ -219,7 +219,7 @@ def _compared(need: Capacity) -> list[str]:
 
 
 def _verdict(need: Capacity) -> str:
-    """GPUs of the first variant and of the best other."""
+    """Return the GPUs of the first variant and of the best other, as a sentence."""
     names, load = _compared(need), f"{need.load.rate:g} requests/s"
     withs = {name: with_label(need.scenario, name) for name in names}
     able = [name for name in names if need[name].need.replicas]
@@ -234,7 +234,7 @@ def _verdict(need: Capacity) -> str:
 
 
 def _at_most(gpus: Interval) -> str:
-    """How many, and how many it may take."""
+    """Return a number of GPUs as text, with the number that it may take at most."""
     said = f"{gpus.value:.0f} GPU{'s' * (gpus.value != 1)}"
     if gpus.low < gpus.value:
         return f"{said} ({gpus.low:.0f}-{gpus.high:.0f})"
@@ -293,7 +293,7 @@ def _shortfall(need: Capacity, name: str) -> str:
 
 
 def _plans(need: Capacity) -> Iterator[str]:
-    """Plans that are not the best, a line for each reason."""
+    """Yield the plans that are not the best, a line for each reason."""
     plans: dict[str, dict[str, None]] = {}
     for name, each in need.items():
         for tried in each.tried:

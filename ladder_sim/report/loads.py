@@ -92,7 +92,7 @@ class LoadsReport(Report[LoadValidation]):
         return table_of(SHOWN, [(name, errors[name]) for name in names]) if names else None
 
     def details(self) -> RenderableType:
-        """Every figure of few loads, errors by figure of many, and what is not predicted, with the reason."""
+        """Return every figure of few loads, errors by figure of many, and what is not predicted, with the reason."""
         timed = self._timed
         parts: list[RenderableType] = []
         for each in timed[:_SHOWN_LOADS]:
@@ -132,7 +132,7 @@ class LoadsReport(Report[LoadValidation]):
 
 
 def _sentence(errors: Mapping[str, ErrorStats], count: int) -> str:
-    """How far off the mean TPOT and TTFT are, or what was measured instead."""
+    """Return how far off the mean TPOT and TTFT are, or what was measured instead, as a sentence."""
     names = [name for name in _WANTED[:2] if name in errors] or list(errors)[:1]
     if not names:
         return f"None of the {count} loads could be predicted."

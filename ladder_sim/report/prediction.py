@@ -72,7 +72,7 @@ class _Row(NamedTuple):
 
     @classmethod
     def of(cls, name: str, confidence: Confidence, variant: str, speedup: Interval) -> Self:
-        """One of the predictions that a confidence is of."""
+        """Return a row of one of the predictions that a confidence is of."""
         request, widths = confidence.request(variant), confidence.widths[variant]
         workload = confidence.scenario.workload
         request_s, ttft_s, steps = float(request.request_s), float(request.ttft_s), workload.gen - 1
@@ -99,7 +99,7 @@ SHOWN: Sequence[Column[_Row]] = (
 
 
 def prediction_fields(prediction: Prediction) -> dict[str, Any]:
-    """One variant's figures as in JSON and CSV; with requests in flight and with jitter, what only these have."""
+    """Return one variant's fields of JSON and CSV; with requests in flight and jitter, those of them, too."""
     more = (prediction.load, prediction.unevenness)
     return fields_of(VALUES, prediction) | {
         name: value for each in more if each for name, value in asdict(each).items()
@@ -198,7 +198,7 @@ def _verdict(predictions: Predictions) -> str:
 
 
 def _instead(predictions: Predictions) -> Iterator[str]:
-    """Weights in fp8, where they make standard faster."""
+    """Yield what weights in fp8 gain, where they make standard faster."""
     if STANDARD not in predictions or (found := in_fp8(predictions.confidence)) is None:
         return
     asked, there = predictions.confidence.scenario, found.scenario
@@ -290,7 +290,7 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
 
 
 def _collectives_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """Which collectives can run next to kernels, and which the next kernel waits for."""
+    """Return which collectives can run next to kernels, and which the next kernel waits for."""
     rows = [
         (name, *(", ".join(_names(prediction.collectives, hidden=hidden)) or "-" for hidden in (True, False)))
         for name, prediction in predictions.items()
@@ -300,7 +300,7 @@ def _collectives_table(predictions: Mapping[str, Prediction]) -> list[Renderable
 
 
 def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
-    """Those that can be hidden, or that cannot; with their number where others of the same name differ."""
+    """Return the names of collectives that can be hidden, or cannot, numbered where namesakes differ."""
     all_of: dict[str, int] = defaultdict(int)
     chosen: dict[str, int] = defaultdict(int)
     for each in collectives:
@@ -311,7 +311,7 @@ def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
 
 
 def _sources(predictions: Mapping[str, Prediction]) -> Group:
-    """Where the first variant's times come from, by source and op kind."""
+    """Return where the first variant's times come from, by source and op kind."""
     prediction = next(iter(predictions.values()))
     shares: dict[str, list[tuple[float, str]]] = {}
     for (source, kind), seconds in prediction.breakdown.sources_s.items():

@@ -47,13 +47,13 @@ class Report(ABC, Generic[A]):
 
     @abstractmethod
     def values(self) -> Document:
-        """Its JSON and CSV, without the notes."""
+        """Return the answer's JSON and CSV, without the notes."""
 
     figures: ClassVar[Mapping[str, Callable[[Any], "go.Figure"]]] = {}
-    """By kind, the default first."""
+    """Functions that draw the answer, by kind, the default first."""
 
     def document(self) -> Document:
-        """Its JSON and CSV."""
+        """Return the answer's JSON and CSV, notes included."""
         values = self.values()
         return replace(values, content={**values.content, **self.notes.fields()})
 
@@ -65,7 +65,7 @@ class Report(ABC, Generic[A]):
         return self.figures[chosen](self)
 
     def renderable(self, *, explain: bool = False) -> RenderableType:
-        """Its lines, and with `explain` all that is behind them."""
+        """Return the answer's lines, and with `explain` all that is behind them."""
         if not explain:
             return self.brief
         notes = self.notes
@@ -77,7 +77,7 @@ class Report(ABC, Generic[A]):
         return to_text(self.renderable(explain=explain)).rstrip("\n")
 
     def html(self) -> str:
-        """Its lines, and folded what is behind them."""
+        """Return the answer's lines as HTML, and folded what is behind them."""
         more = to_html(self.renderable(explain=True))
         return f"{to_html(self.brief)}<details><summary>Explain</summary>{more}</details>"
 

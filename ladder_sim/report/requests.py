@@ -22,13 +22,13 @@ _REPLACED = ("batch", "prompt", "gen", "concurrency")
 
 
 def load_label(requests: Traffic | Trace | Sequence[Request]) -> str:
-    """Which requests arrive, in a phrase."""
+    """Return which requests arrive, in a phrase."""
     lengths = tokens_label(requests)
     return f"{requests.arrivals}, prompt {lengths}" if isinstance(requests, Traffic) else lengths
 
 
 def tokens_label(requests: Traffic | Trace | Sequence[Request]) -> str:
-    """How long they are, or where they are from."""
+    """Return how long requests are, or where they are from, in words."""
     if isinstance(requests, Trace):
         units = requests.units
         return f"trace {requests.path.name}" + (f" ({units})" if units else "")
@@ -39,7 +39,7 @@ def tokens_label(requests: Traffic | Trace | Sequence[Request]) -> str:
 
 
 def manner_label(service: Service) -> str:
-    """Who schedules, replicas for prompts, and drafted tokens, if that is not as usual."""
+    """Return who schedules, replicas for prompts, and drafted tokens, where any is unusual, in words."""
     parts = [f"scheduled by {service.engine} itself"] if service.engine else []
     if service.prefill:
         parts.append(f"prompts on {service.prefill.plan}")
@@ -47,7 +47,7 @@ def manner_label(service: Service) -> str:
 
 
 def drafted_label(speculation: Speculation | None) -> str:
-    """Drafted tokens, if there are any."""
+    """Return the drafted tokens in words, if there are any."""
     if speculation is None:
         return ""
     rates = "/".join(f"{rate:.2g}" for rate in speculation.acceptance)
@@ -70,7 +70,7 @@ def bound_label(name: str) -> str:
 
 
 def with_label(scenario: Scenario, variant: str) -> str:
-    """With which weights a variant is served, after "with"."""
+    """Return the weights with which a variant is served, as text that follows "with"."""
     return "your weights" if variant == own_variant(scenario.model) else variant
 
 
@@ -146,7 +146,7 @@ def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) ->
 
 
 def cost_text(prices: Mapping[str, str]) -> str:
-    """Prices in US dollars by variant, in a sentence."""
+    """Return the prices in US dollars by variant, in a sentence."""
     return f"A million new tokens cost {', '.join(f'${each} with {name}' for name, each in prices.items())}."
 
 

@@ -55,7 +55,7 @@ class RewiredReport(Report[Rewired]):
         )
 
     def _columns(self) -> Sequence[Column[_Row]]:
-        """In a table."""
+        """Return the columns of the table of wirings."""
         own = self.answer.own
         columns: list[Column[_Row]] = [
             Column("", lambda row: f"{row[0]}, replayed" if row[0] == own else wiring_label(row[0]), "variant"),
@@ -170,7 +170,7 @@ class RewiredReport(Report[Rewired]):
         return "Kernels keep recorded times, and overlap slows them: --contention says by how much."
 
     def details(self) -> RenderableType:
-        """All wirings, the replay of the step, weights of its passes, and what the trace lacks."""
+        """Return all wirings, the replay of the step, weights of its passes, and what the trace lacks."""
         rewired, replayed = self.answer, self.answer.replayed
         recorded, again = format_seconds(replayed.recorded_s), format_seconds(replayed.replayed_s)
         lines = [f"{replayed.name}: recorded and replayed {recorded} and {again}, error {replayed.error:+.2%}"]
@@ -211,7 +211,7 @@ class RewiredReport(Report[Rewired]):
 
 
 def _reason(name: str, time: VariantTime) -> str:
-    """How much of its communication a wiring hides."""
+    """Return how much of its communication a wiring hides."""
     comm = time.comm
     label = wiring_label(name, sentence=True)
     if not comm.comm_s:

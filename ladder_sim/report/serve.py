@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
     label: str
     figures: Mapping[str, str]
-    """Those that a request has."""
+    """Figures that a request has, as text."""
 
 
 def _of(name: str) -> Callable[[Line], Any]:
@@ -74,7 +74,7 @@ _SPARE = ("TPOT p50 (90 %)", "TTFT p50 (90 %)")
 
 
 def _figure(name: str, heading: str = "", *, whole: bool = True) -> Column[Row]:
-    """One that an answer has for each variant; `whole`: with its ends in tables."""
+    """Return a column with a figure that an answer has for each variant; with ends in tables if `whole`."""
 
     def get(row: Row) -> Interval | None:
         return _known(row.served.figures[name])
@@ -165,7 +165,7 @@ class ServeReport(Report[Served]):
 
 
 def _columns(served: Served) -> list[Column[Row]]:
-    """In JSON and CSV: the figures that this answer has."""
+    """Return the columns of JSON and CSV: the figures that this answer has."""
     same = Interval(value=1.0, low=1.0, high=1.0)
 
     def figure(name: str) -> Column[Row]:
@@ -188,7 +188,7 @@ def _columns(served: Served) -> list[Column[Row]]:
 
 
 def _known(interval: Interval) -> Interval | None:
-    """None: no request has it."""
+    """Return the interval; None if no request has the figure."""
     return None if math.isnan(interval.value) else interval
 
 
@@ -234,7 +234,7 @@ def _asked(served: Served) -> str:
 
 
 def _verdict(served: Served) -> str:
-    """When the first token comes; or whether an SLO is kept, or the load carried."""
+    """Return when the first token comes, or whether an SLO is kept or the load carried, as a sentence."""
     names, load = _compared(served), served.load
     when = "With these requests"
     if isinstance(load, Traffic):

@@ -66,7 +66,7 @@ class SweepReport(Report[SweepTable]):
         return max(gains, key=gains.__getitem__, default="")
 
     def figure_of(self, row: int, variant: str, metric: str) -> Any:
-        """One figure of a point, with its interval where the sweep has one; None: it has none."""
+        """Return one figure of a point, with its interval where the sweep has one; None if the point has none."""
         sweep, name = self.answer, f"{variant}.{metric}"
         value = float(sweep[name][row])
         if np.isnan(value):
@@ -97,7 +97,7 @@ class SweepReport(Report[SweepTable]):
         return [int(rows[at]) for at in sorted(set(picked))]
 
     def ends(self) -> tuple[int, int]:
-        """Places among `able` of the least and the largest gain, or rate of standard."""
+        """Return the places among `able` of the least and the largest gain, or rate of standard."""
         name = f"{self.leading}.speedup" if self.leading else f"{self.base}.tokens_per_s"
         values = self.answer[name][self.able]
         return int(np.argmin(values)), int(np.argmax(values))
@@ -204,7 +204,7 @@ class SweepReport(Report[SweepTable]):
 
 
 def _distance(figures: NDArray[np.float64], at: int) -> NDArray[np.float64]:
-    """Of every point from one of them."""
+    """Return the distance of every point from one of them."""
     distance: NDArray[np.float64] = np.abs(figures - figures[:, at : at + 1]).sum(axis=0)
     return distance
 

@@ -50,7 +50,7 @@ def trace_document(graph: TraceGraph, rows: Sequence[Mapping[str, Any]], **conte
 
 
 def communication_fields(rank: RankSummary) -> dict[str, Any]:
-    """Communication and computation of a rank, as in JSON."""
+    """Return the communication and computation of a rank, as in JSON."""
     return {**asdict(rank), "hidden_s": rank.hidden_s}
 
 
@@ -84,7 +84,7 @@ class InfoReport(Report[TraceInfo]):
         return table_of(self._columns(width, narrow=brief and info.spread), totals, left=2) if totals else None
 
     def _columns(self, width: int, *, narrow: bool) -> Sequence[Column[OpTotal]]:
-        """Columns of ops by time; narrow: without count and mean, so that the spread has room."""
+        """Return the columns of ops by time; if `narrow`, without count and mean, to leave room for the spread."""
         whole_s = sum(total.seconds for total in self.answer.totals.totals)
         columns: list[Column[OpTotal]] = [
             Column("", lambda each: each.kind, "kind"),
@@ -160,7 +160,7 @@ class InfoReport(Report[TraceInfo]):
 
 
 def _where(summary: RunSummary) -> str:
-    """How much communication nothing hides, and what the critical path is made of."""
+    """Return how much communication nothing hides, and what the critical path is made of, as a sentence."""
     if not summary.seconds:
         return "The run holds no op that takes time."
     kind, seconds = next(iter(summary.critical_s.items()))
@@ -204,7 +204,7 @@ class ReplayReport(Report[TraceReplay]):
         )
 
     def _rows(self) -> list[tuple[StepError, StepError | None]]:
-        """Every step, and with the changes."""
+        """Return every step as recorded, and with the changes."""
         steps = self.answer.recorded.steps
         changed = self.answer.changed.steps if self.answer.changed else [None] * len(steps)
         return list(zip(steps, changed, strict=True))
@@ -242,7 +242,7 @@ class ReplayReport(Report[TraceReplay]):
         return f"Longest device wait that nothing in the trace explains, left out: {late}."
 
     def details(self) -> RenderableType:
-        """All steps, the longest waits that the replay leaves out, and what is not recorded."""
+        """Return all steps, the longest waits that the replay leaves out, and what is not recorded."""
         replay = self.answer.recorded
         waits = [
             [
@@ -290,7 +290,7 @@ class DiffReport(Report[TraceDiff]):
         )
 
     def _rows(self) -> list[tuple[str, float, float]]:
-        """Seconds of both runs: the whole, exposed communication, then the kinds of ops, longest first."""
+        """Return the seconds of both runs: the whole, exposed communication, then kinds of ops, longest first."""
         summaries = self.answer.summaries
         kinds: list[dict[str, float]] = [defaultdict(float), defaultdict(float)]
         for summary, times in zip(summaries, kinds, strict=True):

@@ -147,7 +147,7 @@ class VersusReport(Report[Versus]):
         return self.answer.notes
 
     def rows(self) -> Iterator[Row]:
-        """Every option, best first: without retraining, with retraining, limits."""
+        """Yield every option, best first: without retraining, with retraining, limits."""
         result, load = self.answer, self.answer.load
         groups: Mapping[OptionGroup, Sequence[Option]] = {
             "without retraining": result.own,
@@ -244,7 +244,7 @@ def _verdict(result: Versus) -> str:
 
 
 def _need(result: Versus) -> str:
-    """GPUs under load, with the weights there are and with others."""
+    """Return the GPUs under load, with the weights there are and with retrained ones, as a sentence."""
     load, own, retrained = result.load, result.best_own, result.best_retrained
     assert load is not None
     need = {name: _gpus_of(each) for name, each in load.fleets.items()}

@@ -72,7 +72,7 @@ def in_step_note(
 
 
 def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[str, Widths]:
-    """How far times of each variant's steps may be off; measured ones of other wirings by the simulated ratio too."""
+    """Return how far the times of each variant's steps may be off; a simulated ratio adds its own error."""
     if steps is None:
         return confidence.widths
     rates = {name: math.hypot(MEASURED_STEPS_WIDTH, widths.speedup) for name, widths in confidence.widths.items()}
@@ -80,7 +80,7 @@ def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[st
 
 
 def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str]) -> str:
-    """Where measured steps come from, as a sentence."""
+    """Return where measured steps come from, as a sentence."""
     note = f"times of steps are fitted to {steps.steps} steps of {steps.engine}, half of them within {steps.error:.1%}"
     if not rewired:
         return note

@@ -27,7 +27,7 @@ class Axis:
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
     unit: str = ""
-    """That all of them were typed in; empty: none, or several."""
+    """Unit in which all values were typed; empty for none, or several."""
 
 
 def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
@@ -82,7 +82,7 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
 
 @cache
 def _types() -> dict[str, Any]:
-    """Of the values of arguments."""
+    """Return the types of the values of arguments."""
     return get_type_hints(ScenarioFields)
 
 

@@ -61,7 +61,7 @@ class Rows:
     """Points of one block that have the same columns filled, or the same problem."""
 
     constants: Mapping[str, Any]
-    """The same in every row, apart from sizes that vary."""
+    """Values that every row has, apart from sizes that vary."""
     sizes: Columns
     """Batch, prompt and answer, where they vary."""
     figures: Columns
@@ -87,7 +87,7 @@ class Rows:
 
 
 def result_columns(how: How) -> list[str]:
-    """Names of the columns that a sweep computes, other than `PROBLEM`."""
+    """Return the names of the columns that a sweep computes, other than `PROBLEM`."""
     metrics = [name for metric in METRICS for name in (metric, *(ENDS.get(metric, ()) if how.intervals else ()))]
     metrics += [] if how.usd_per_gpu_hour is None else [PRICE]
     return [MEMORY, *(f"{variant}.{metric}" for variant in how.variants for metric in metrics)]
@@ -226,7 +226,7 @@ class Places:
     compared: Sequence[Compared]
     """Runs that are the most like it."""
     validated: Sequence[Validated]
-    """By part of the scenario, whether the runs had it."""
+    """Whether the runs had each part of the scenario, by part."""
     which: NDArray[np.intp]
     """Place of each point."""
 

@@ -40,7 +40,7 @@ def header(form: str, names: Sequence[str]) -> bytes:
 
 
 def encode(form: str, parts: Sequence[Rows]) -> bytes:
-    """Rows as the file holds them; for Parquet, a self-contained Arrow stream."""
+    """Return the rows as the file holds them; for Parquet, a self-contained Arrow stream."""
     if form == "parquet":
         return _arrow(parts)
     return "".join(_lines(form, rows) for rows in parts).encode()
@@ -64,7 +64,7 @@ def _csv_text(value: Any, form: str) -> Any:
 
 
 def _lines(form: str, rows: Rows) -> str:
-    """One line per row, by a single format operation: ten times as fast as one per number."""
+    """Return one line per row, by a single format operation: ten times as fast as one per number."""
     missing = rows.missing
     varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
     if form == "csv":

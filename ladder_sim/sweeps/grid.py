@@ -46,7 +46,7 @@ class SweepBlock:
     point: Mapping[str, Any]
     """Their common values by axis."""
     scenario: Scenario | None
-    """Of one of them; None: they cannot run."""
+    """Scenario of one of the points; None if the points cannot run."""
     problem: str
     """Why they cannot run."""
     columns: Columns
@@ -129,7 +129,7 @@ class Grid:
         )
 
     def _at(self, axes: Sequence[Axis], index: Any) -> dict[str, Any]:
-        """Values of some axes at one of their combinations, or at an array of them; the last axis varies fastest."""
+        """Return the values of some axes at a combination, or at an array of them; the last axis varies fastest."""
         values = {}
         for each in reversed(axes):
             index, position = divmod(index, len(each.values))
@@ -155,7 +155,7 @@ class Grid:
 
 
 def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Variants by name, their last parameters maybe as ranges; what is a variant's name is no range.
+    """Return the variants by name, their last parameters maybe as ranges; a variant's name is no range.
 
     Examples
     --------
@@ -229,7 +229,7 @@ def check_used(grid: Grid) -> None:
 
 
 def _unused(grid: Grid, name: str) -> str:
-    """Why no point uses a setting; empty if one does, or if there are too many to look at."""
+    """Return why no point uses a setting; empty if one does, or if there are too many to look at."""
     reason = ""
     values = {each.name: each.values for each in grid.structure} | {each.name: each.values[:1] for each in grid.sizes}
     points = itertools.product(*values.values())

@@ -117,7 +117,7 @@ def how_of(
 
 
 def _draws(grid: Grid, profile: str | None) -> int:
-    """How often intervals of a point simulate it again, at most: for each draw of the fit of a stack."""
+    """Return how often intervals simulate a point again, at most: for each draw of the fit of a stack."""
     first = {each.name: each.values[0] for each in grid.axes}
     most = 0
     for stack in next((each.values for each in grid.structure if each.name == "stack"), (None,)):

@@ -37,11 +37,11 @@ class SweepTable(Answer):
     shown_by = "sweep.SweepReport"
 
     columns: dict[str, NDArray[Any]]
-    """By name; SI units."""
+    """Columns by name, in SI units."""
     varied: tuple[str, ...]
     """Axes with several values, the slowest first."""
     units: Mapping[str, str]
-    """That their values were typed in; empty: none, or several."""
+    """Unit in which the values of each axis were typed; empty for none, or several."""
     variants: tuple[str, ...]
     """Residual wirings, in columns such as "ladder.speedup"."""
     grid: Grid
@@ -89,7 +89,7 @@ class SweepTable(Answer):
 
 
 def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable:
-    """One table from the rows of all chunks, in their order."""
+    """Return one table from the rows of all chunks, in their order."""
     rows = [block for part in parts for block in part]
     lengths = [len(block) for block in rows]
     columns: dict[str, NDArray[Any]] = {
@@ -103,6 +103,6 @@ def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """Numbers as numbers, names as Python strings: no copy of a name per row."""
+    """Return numbers as numbers, names as Python strings: no copy of a name per row."""
     numeric = all(isinstance(value, int | float) for value in values)
     return np.array(values) if numeric else np.array(values, object)

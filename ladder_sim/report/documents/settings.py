@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def settings_document(scenario: Scenario) -> Document:
-    """Every setting in SI units and the words of JSON Schema, with the value that predictions of a scenario use."""
+    """Return every setting in SI units and words of JSON Schema, with the value that predictions use."""
     from ladder_sim.prediction import resolve_profile
     from ladder_sim.specs.settings import described
     from ladder_sim.sweeps.axes import used_value

@@ -35,7 +35,7 @@ def crosscheck_page(result: Result) -> str:
 
 
 def error_figure(result: Result) -> "go.Figure":
-    """Left: predicted over measured latency. Right: speedups, bars measured and markers predicted."""
+    """Draw predicted over measured latency on the left; on the right speedups, measured bars, predicted markers."""
     import plotly.graph_objects as go
 
     rows = result["rows"]

@@ -79,7 +79,7 @@ def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> 
 
 
 def latency_figure(subtitle: str, curves: Curves, slo: SLO) -> "go.Figure":
-    """Percentiles of times along the rate of requests to one replica, a panel for each bound of the SLO.
+    """Draw percentiles of times along the rate of requests to one replica, a panel for each bound of the SLO.
 
     A thick line is the percentile that is promised, a thin one the median.
     """

@@ -72,7 +72,7 @@ def _subtitle(served: Served) -> str:
 
 
 def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.Figure":
-    """One below the other, each with the titles of its axes: as readable on a phone as on a desk."""
+    """Return panels below each other, each with its axes' titles: as readable on a phone as on a desk."""
     from plotly.subplots import make_subplots
 
     height = _PANEL_PX * len(axes)
@@ -122,7 +122,7 @@ def _promised(panels: "go.Figure", slo: SLO | None) -> None:
 
 
 def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of a replica: times, requests that run and wait, and share of the KV cache."""
+    """Return a replica's timeline: times, requests that run and wait, and share of the KV cache."""
     steps = outcome.recorded.steps
     columns = np.array([(each.start_s, each.running, each.waiting, each.kv_share) for each in steps])
     parts = np.array_split(columns, min(_BINS, len(columns)))
@@ -131,7 +131,7 @@ def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def capacity_figure(capacity: Capacity) -> "go.Figure":
-    """GPUs of each variant, and what each bound bounds against the rate."""
+    """Draw the GPUs of each variant, and the time that each bound limits against the rate."""
     import plotly.graph_objects as go
 
     bounds = capacity.slo.bounds

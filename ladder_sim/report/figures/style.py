@@ -104,7 +104,7 @@ def figure(
 
 
 def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> tuple[Any, dict[str, Any]]:
-    """Values of a field as they are drawn, in the unit that was typed, and the axis, by default under its label."""
+    """Return the values of a field in the unit that was typed, and their axis, by default under its label."""
     unit, drawn = axis_values(name, values, typed)
     axis: dict[str, Any] = {"title": {"text": with_unit(title or field_label(name), unit)}}
     if drawn.dtype.kind not in "if":
@@ -119,7 +119,7 @@ def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> t
 
 
 def error_bars(intervals: Sequence[Interval], per: Sequence[float] | None = None) -> dict[str, Any]:
-    """Of 90 % intervals, each divided by a number."""
+    """Return the error bars of 90 % intervals, each divided by a number."""
     parts = per or [1.0] * len(intervals)
     return {
         "type": "data",

@@ -19,7 +19,7 @@ _Row = tuple[Comparison, Quantity]
 
 
 def error_figure(compared: Validation) -> "go.Figure":
-    """Speedups at the strongest level, predicted over measured, and how far apart; hollow: rows seen by the fit."""
+    """Draw speedups at the strongest level, predicted over measured, and differences; hollow: seen by the fit."""
     import plotly.graph_objects as go
 
     rows = sorted(((row, row.speedup) for row in compared.rows if row.speedup), key=_order)
@@ -78,7 +78,7 @@ def loads_figure(comparisons: LoadValidation) -> "go.Figure":
 
 
 def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> "go.Figure":
-    """Measured runs, predicted over measured: the first `shown` with their 90 % intervals, the others pale."""
+    """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, the others pale."""
     import plotly.graph_objects as go
 
     timed = runs[0].run.figure == "tpot"
@@ -192,7 +192,7 @@ def _errors(rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _place(row: _Row) -> tuple[str, str]:
-    """Where a row stands on the axis of errors: links and degree, then batch."""
+    """Return where a row stands on the axis of errors: links and degree, then batch."""
     configuration = row[0].measurement.configuration
     return f"TP {configuration.tp}<br>P2P {'on' if configuration.p2p else 'off'}", str(configuration.batch)
 

@@ -89,7 +89,7 @@ def winners_figure(winners: Winners) -> "go.Figure":
 def _panel(
     columns: Sequence[str], rows: Sequence[str], group: Group, hovers: Sequence[Sequence[str]]
 ) -> "Iterator[go.Heatmap | go.Scatter]":
-    """Cells in the winner's colour, a line across those whose next best is not told apart, and the gains."""
+    """Yield cells in the winner's colour, a line across those with a tied next best, and the gains."""
     import plotly.graph_objects as go
 
     names = list(dict.fromkeys(name for name in group.names.ravel() if name))

@@ -35,7 +35,7 @@ def title(result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-    """Errors of the predictions, and which of them exceed their bounds."""
+    """Return the errors of the predictions, and which of them exceed their bounds."""
     judged = [row for row in result["rows"] if row["bound"] is not None]
     exceeding = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
     parts = []

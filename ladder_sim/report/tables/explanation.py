@@ -52,7 +52,7 @@ def _explanation(prediction: Prediction, first: Prediction | None) -> list[Rende
 
 
 def _difference_text(first: str, longer_s: Mapping[str, float]) -> str:
-    """Which ops a wiring has more or less of than the first one: all that free links would leave between them."""
+    """Return the ops that a wiring has more or less of than the first: what free links would leave."""
     if not longer_s:
         return f"ops as {first}'s"
     ordered = sorted(longer_s.items(), key=lambda item: -abs(item[1]))
@@ -82,7 +82,7 @@ def _load_text(prediction: Prediction) -> str:
 
 
 def _op_table(title: str, step: ForwardPass) -> WholeTable:
-    """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
+    """Return the equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
     rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
     layout = step.simulated[0].layout
     apart = {like for others in layout.next_to.values() for like in others}

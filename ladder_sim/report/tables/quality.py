@@ -36,14 +36,14 @@ def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> Renderab
 
 
 def adaptation_sentence(cost: Adaptation) -> str:
-    """GPU-hours, the tokens they are for, and when the wiring has paid for them."""
+    """Return the GPU-hours, the tokens they are for, and when the wiring has paid for them."""
     of_paper = f", as published of {cost.published_tokens}" if cost.published_tokens else ""
     trained = f"adapting the model to {cost.serving.variant}, with {format_count(cost.tokens)} tokens{of_paper}"
     return f"{trained}: {price_text(cost)}"
 
 
 def price_text(cost: Adaptation) -> str:
-    """GPU-hours, and after how many served tokens they are paid back."""
+    """Return the GPU-hours, and after how many served tokens they are paid back."""
     hours = range_text(cost.gpu_hours, "{:,.0f}".format)
     return f"{hours} GPU-hours, {_paid_back(cost.break_even_tokens)}"
 

@@ -20,7 +20,7 @@ MANY_CHOICES = 8
 
 
 def settings_rows(scenario: Scenario) -> list[tuple[str, str, str, str]]:
-    """Of every setting the name, the value that predictions of this scenario use, what it may be, and what it means."""
+    """Return each setting's name, the value that predictions of this scenario use, its range and its meaning."""
     profile = resolve_profile(scenario, None)
     return [
         (

@@ -32,7 +32,7 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
-    """How the stack of a scenario schedules on its GPUs; each of the steps in a pipeline has its part of the room.
+    """Return how the stack of a scenario schedules on its GPUs; a pipeline's steps each have a part of the room.
 
     `context` are the tokens of a typical request, for models whose layers keep only the last ones; other fields are
     `changed`.

@@ -43,7 +43,7 @@ class KvBlocks:
         return -(-tokens // self.size)
 
     def cached(self, answer: Answer) -> list[int]:
-        """Blocks that hold the beginning of a request; its last token has to be computed in any case."""
+        """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
         blocks: list[int] = []
         if self._block_of:
             for name in self._names(answer, 0, (answer.prompt - 1) // self.size):

@@ -26,7 +26,7 @@ class Outcome:
     variant: str
     """Canonical name."""
     gpus: int
-    """Of all replicas."""
+    """Number of GPUs of all replicas."""
     answers: Sequence[Answer]
     """All requests, in order of arrival."""
     replicas: Sequence[Replica]
@@ -144,7 +144,7 @@ class Outcome:
         return sum(answer.request.gen for answer in self.answers) / self.duration_s
 
     def fields(self) -> dict[str, Any]:
-        """Its figures as in JSON and CSV."""
+        """Return the outcome's figures as fields of JSON and CSV."""
         prompts = sum(answer.request.prompt for answer in self.answers)
         busy_s = sum(replica.busy_s for replica in self.replicas)
         return {

@@ -67,7 +67,7 @@ class Result:
         return float(np.mean([request.gen for request in self.requests]))
 
     def _order(self) -> str:
-        """Percentiles increase."""
+        """Say which percentiles do not increase; empty if all do."""
         for metric in METRICS:
             names = [f"{metric}_p{number}_s" for number in PERCENTILES if f"{metric}_p{number}_s" in self.figures]
             for low, high in itertools.pairwise(names):
@@ -99,7 +99,7 @@ class Result:
         return self.figures["ttft_mean_s"] + max(0.0, self._gen - 1.0) * self.figures["tpot_mean_s"]
 
     def _counts(self) -> str:
-        """Rates times the duration are what was answered."""
+        """Say which counts are not their rates times the duration; empty if all are."""
         rate, tokens = self.figures.get("requests_per_s", 0.0), self.figures.get("tokens_per_s", 0.0)
         if rate and self.duration_s and not _agree(rate * self.duration_s, self.answered, _AGREE):
             return (

@@ -188,7 +188,7 @@ def _float(value: Any) -> float | None:
 
 
 def _block(sizes: Sequence[tuple[Any, int]]) -> int:
-    """Tokens of a block, by prompts and their numbers of hashes: the size that most of them have."""
+    """Return the number of tokens of a block, which most prompts have by their numbers of hashes."""
     known = [(prompt, hashes) for prompt, hashes in sizes if type(prompt) is int and prompt > 0 and hashes > 0]
     if not known:
         return MOONCAKE_BLOCK

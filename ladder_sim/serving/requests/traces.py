@@ -205,7 +205,7 @@ def _csv_fields(header: list[str], line: str) -> Mapping[str, Any]:
 
 
 def _sorted(rows: Iterator[tuple[str, Row]], name: str) -> Iterator[tuple[str, Row]]:
-    """Rows of a file that is not in order of arrival: 24 bytes of each request are kept."""
+    """Yield the rows of a file that is not in order of arrival: 24 bytes of each request are kept."""
     starts_s, lengths = array("d"), array("q")
     for where, (at_s, prompt, gen, _) in rows:
         if gen:
@@ -271,7 +271,7 @@ def _check_lengths(where: str, prompt: int, gen: int) -> None:
 
 
 def _lines(file: IO[str], name: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold something, with their numbers."""
+    """Yield the lines that hold something, with their numbers."""
     number = 0
     while line := file.readline(_LINE_BYTES):
         number += 1

@@ -61,9 +61,9 @@ class Need:
     group: Sizes
     """What the limit is of: one replica; with replicas that run prompts only, the smallest group of the same ratio."""
     gpus: int
-    """Of these replicas."""
+    """Number of GPUs of the replicas."""
     outcome: Outcome
-    """Of one of these groups; if there are none, of an idle one. Of all, if their router does not take turns."""
+    """Outcome of one group, or of an idle one if none is needed; of all groups if their router does not take turns."""
     idle_s: Sequence[float]
     """What each bound bounds where requests come alone, on average over seeds, if no number meets the SLO."""
 
@@ -217,7 +217,7 @@ class Search:
         return min(ends, key=self.service.gpus)
 
     def most(self, gpus: int) -> Sizes | None:
-        """So many of each kind that no fleet of so many GPUs has more; None: not even one of each fits."""
+        """Return the most replicas of each kind on a number of GPUs; None if not even one of each fits."""
         smallest = self.service.alike(1)
         left = gpus - self.service.gpus(smallest)
         if left < 0:
@@ -258,7 +258,7 @@ class Search:
         return np.ma.masked_invalid(rows).mean(axis=0).filled(np.nan).tolist(), stable
 
     def _near(self, limit: float) -> int:
-        """Replicas of a kind that a limit asks for, as many of each."""
+        """Return the number of replicas of a kind, equal for each, that a rate limit asks for."""
         return max(1, ceil(self.traffic.rate / limit * max(self.group)))
 
     def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
@@ -290,7 +290,7 @@ class Search:
         return enough
 
     def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> tuple[list[float], list[float], bool]:
-        """Figures of a simulation, as in `Points`."""
+        """Return the figures of a simulation, as in `Points`."""
         key = json.dumps([self.variant, self.service.plans, slower, seed, rate, sizes])
         if key not in self.points:
             outcome = self._run(rate, sizes, seed, slower)
@@ -329,7 +329,7 @@ class Search:
         return 2.0 ** round(log2(min(1.0 / (prompt_s + self.traffic.gen.mean * token_s), _MOST_RATE)))
 
     def _times(self, requests: int) -> tuple[float, float]:
-        """Of a prompt, and of a token where so many requests decode at a time."""
+        """Return the seconds of a prompt, and of a token where a number of requests decode at a time."""
         times, prompt, gen = self.service.times(self.variant), self.traffic.prompt.mean, self.traffic.gen.mean
         chunk = max(1, min(round(prompt), times.limits.tokens))
         prompt_s = prompt / chunk * times.of_mix(Mix.of(prefill=[(chunk, 0)]))
@@ -337,7 +337,7 @@ class Search:
         return prompt_s, times.of_mix(Mix.of(decode=[round(prompt + gen / 2)] * decoding)) / decoding
 
     def _none(self, rate: float, sizes: Sizes, seeds: Sequence[int]) -> Need:
-        """No number meets the SLO: what it is like where requests come alone."""
+        """Return the need if no number of replicas meets the SLO: what it is like where requests come alone."""
         idle_s, _ = self._bounded(rate, sizes, AS_PREDICTED, seeds)
         return Need(
             variant=self.variant,

@@ -78,6 +78,6 @@ class MixTimes(Protocol):
     def limits(self) -> StepLimits: ...
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """Seconds of a step, while prompts take a share `duty` of the time."""
+        """Return the seconds of a step, while prompts take a share `duty` of the time."""
 
     def slower(self, factor: float) -> Self: ...

@@ -40,7 +40,7 @@ class Attention(NamedTuple):
     decode: Floats
     """How many times as long that of requests that decode takes."""
     prompts: Floats
-    """The same of prompts."""
+    """How many times as long attention of prompts takes."""
     tiles: Floats
     """Thread blocks of the latter."""
 
@@ -54,7 +54,7 @@ class StepKernels(NamedTuple):
     decode_s: Floats
     """Attention of requests that decode, in all layers, seconds."""
     prompt_s: Floats
-    """The same of prompts."""
+    """Attention of prompts, in all layers, seconds."""
     head_s: Floats
     """What grows with the sequences: logits and tokens."""
     free_sms: Floats
@@ -129,7 +129,7 @@ def rows_of(columns: _Columns, rows: NDArray[np.int_]) -> _Columns:
 
 
 def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phase, Sizes]:
-    """Sizes of passes; chunks of a step enter as equally many average ones with as many tokens and pairs."""
+    """Return the sizes of passes; chunks count as average ones with the same number, tokens and pairs."""
     stack = scenario.stack
     context: Any = steps.context / steps.decoding
     sizes: dict[str, Any] = {"batch": steps.decoding, "prompt": 1, "gen": 1}
@@ -140,7 +140,7 @@ def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phas
 
 
 def _kernels(forward: ForwardPass) -> tuple[Number, ...]:
-    """As `StepKernels`, of one pass."""
+    """Return the kernels of one pass, as `StepKernels` has them."""
     schedule = forward.schedule
     estimates, ops = forward.estimates(schedule), forward.distinct(schedule)
     durations_s, _, _ = op_times(schedule, estimates, forward.hardware)

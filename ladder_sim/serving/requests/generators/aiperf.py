@@ -128,7 +128,7 @@ def is_record(document: JSON) -> bool:
 
 
 def read_record(document: JSON) -> tuple[float, int, int]:
-    """When a request of an AIPerf run was sent, and its lengths; an answer of no tokens if it failed or warmed up."""
+    """Return when a request of an AIPerf run was sent, and its lengths; 0 answer tokens: failed or warm-up."""
     about, metrics = document["metadata"], document["metrics"]
     at_s = 1e-9 * number(about, "request_start_ns", most=1e20)
     if _has_failed(document) or about.get("benchmark_phase", "profiling") != "profiling":

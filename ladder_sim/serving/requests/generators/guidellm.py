@@ -71,7 +71,7 @@ def _benchmark(benchmark: JSON) -> Result:
 
 
 def _totals(benchmark: JSON) -> JSON:
-    """Numbers of requests by what became of them: each version has them elsewhere."""
+    """Return the numbers of requests by what became of them: each version has them elsewhere."""
     for each in stated(benchmark, "request_totals", "requests_made"):
         if isinstance(each, dict) and "successful" in each:
             return each
