@@ -188,5 +188,5 @@ def candidates(scenario: Scenario) -> list[Plan]:
 
 
 def _kinds(plan: Plan) -> int:
-    """How many degrees are above 1."""
+    """Return how many degrees of parallelism are above 1."""
     return sum(degree > 1 for degree in (plan.tp, plan.pp, plan.ep, plan.attention_dp, plan.dp))

@@ -109,12 +109,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _longer(name: str, names: Iterable[str]) -> list[str]:
-    """Names that hold another: "h100" begins "h100-sxm", and "hop_latency" ends "inter.hop_latency"."""
+    """Return the names that hold another: "h100" begins "h100-sxm", and "hop_latency" ends "inter.hop_latency"."""
     return [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
 
 
 def _listed(name: str, names: list[str]) -> str:
-    """Names that hold another, without it where it is the section of all.
+    """Return the names that hold another, without it where it is the section of all.
 
     Examples
     --------
@@ -244,7 +244,7 @@ def install_command(extra: str = "", *, plug_in: str = "") -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why one of many points has no result, in a line."""
+    """Return why one of many points has no result, in a line."""
     return error.message if isinstance(error, LadderSimError) else f"{type(error).__name__}: {error} (a bug)"
 
 
@@ -298,7 +298,7 @@ def exit_code(
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    r"""Text with escapes for what a terminal obeys or cannot print: files hold names of any characters.
+    r"""Return the text with escapes for what a terminal obeys or cannot print: files hold names of any characters.
 
     `lines`: with its line ends.
 

@@ -61,11 +61,11 @@ class Prediction:
     request_speedup: float
     """Standard's request_s over this one's."""
     ttft_speedup: float
-    """The same for prefill."""
+    """Standard's ttft_s over this variant's."""
     tpot_speedup: float | None
-    """The same for decode."""
+    """Standard's tpot_s over this variant's; None without further tokens."""
     memory: MemoryUse = field(repr=False)
-    """Of one GPU."""
+    """Memory of one GPU."""
     request: Request = field(repr=False)
     """What was simulated: forward passes, their ops and timelines."""
     confidence: Confidence = field(repr=False)
@@ -217,7 +217,7 @@ def predict(
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
     {'standard': 1.0, 'parallel': 1.31, 'ladder': 1.48, 'upper-bound': 1.75}
     >>> predict(scenario, ["ladder"])
-    <Predictions: Ladder makes requests 1.48x faster (90 %: 1.27-1.72) than standard here; it needs retraining.>
+    <Predictions: Ladder is 1.48x as fast as standard here (90 %: 1.27-1.72); it needs retraining.>
     """
     scenario = scenario_asked(scenario, fields)
     if engine not in ENGINES:
@@ -263,7 +263,7 @@ def simulation_inputs(
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
-    """Variants compared by default: the usual four, with the model's own in place of ladder if it has one."""
+    """Return the variants compared by default: the usual four, or the model's own in place of ladder."""
     own = own_variant(scenario.model)
     chosen = "ladder" if own in DEFAULT_VARIANTS else own
     return canonical_names(chosen if name == "ladder" else name for name in DEFAULT_VARIANTS)

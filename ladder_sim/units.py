@@ -28,7 +28,7 @@ class _Kind(NamedTuple):
     accepted: str
     example: str
     likely: tuple[str, ...]
-    """Of a number without a unit."""
+    """Likely units of a number without a unit."""
     scales: dict[str, Decimal]
 
 

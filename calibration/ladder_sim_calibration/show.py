@@ -59,7 +59,7 @@ def describe(profile: CalibrationProfile) -> RenderableType:
 
 
 def _line(what: str, values: Mapping[str, str]) -> list[str]:
-    """One line, or none without values."""
+    """Return one line of a table, or none without values."""
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
 

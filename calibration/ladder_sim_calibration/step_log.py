@@ -44,7 +44,7 @@ class StepLog:
     decoded: Floats
     """Tokens that were decoded, drafted ones included."""
     kv_share: Floats
-    """Of the KV cache, in use at the end."""
+    """Share of the KV cache in use at the end of each step."""
     seconds: Floats
     """How long the engine waited for the model."""
     server: dict[str, Any]
@@ -83,7 +83,7 @@ def read_step_log(path: Path) -> StepLog:
 
 
 def _step(where: str, line: str) -> tuple[float, ...] | None:
-    """Tokens of prompts, decoded ones, seconds and share of the KV cache; None if the line is not about such a step."""
+    """Return a step's prompt tokens, decoded tokens, seconds and share of the KV cache; None for other lines."""
     if "Iteration(" not in line:
         return None
     step = _STEP.search(line)

@@ -20,12 +20,12 @@ class ServingCheck:
 
     stack: str
     versions: str
-    """Of the engine, as in "0.5.1 to 0.5.8"."""
+    """Versions of the engine, as in "0.5.1 to 0.5.8"."""
     cluster: ClusterSpec
     models: tuple[str, ...]
     """Catalog ids."""
     families: tuple[str, ...]
-    """Of these models."""
+    """Families of the models."""
     dtypes: tuple[DType, ...]
     sizes: Mapping[str, tuple[float, float]]
     """Smallest and largest `ladder_sim.costs.profile.run_sizes`."""
@@ -34,7 +34,7 @@ class ServingCheck:
     tpot: float
     """Half-width of intervals of the time per token, as a fraction."""
     ttft: float
-    """The same of the time to first token."""
+    """Half-width of intervals of the time to first token, as a fraction."""
     tpot_error: float
     """Mean error of the time per token on rows of models that no fit had seen, as a fraction."""
     ttft_error: float
@@ -42,7 +42,7 @@ class ServingCheck:
     plans: tuple[str, ...] = ("TP",)
     """What their plans were made of, as `ladder_sim.specs.plan.Plan.kind` says."""
     layers: tuple[str, ...] = ("",)
-    """Of these models, as `ladder_sim.specs.model.ModelSpec.experts_label` says."""
+    """Kinds of layers of the models, as `ladder_sim.specs.model.ModelSpec.experts_label` says."""
     allreduce: AllReduce = "auto"
     nodes: tuple[int, ...] = (1,)
     host_tps: tuple[int, ...] = field(default=(), repr=False)

@@ -36,7 +36,7 @@ _SKIPPED = 1000
 class _Request:
     prompt: int
     steps: int
-    """That decode."""
+    """Number of steps that decode the request."""
     arrival_s: float
     left: int = 0
     """Tokens of its prompt that have not run."""
@@ -131,7 +131,7 @@ def simulate(
     slots: float,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
-    """Clients that send their first requests together, and each further one when the last one is answered.
+    """Simulate clients that send their first requests together, and each further one after an answer.
 
     Parameters
     ----------

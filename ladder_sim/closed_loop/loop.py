@@ -25,7 +25,7 @@ class ServedRequest(Request):
     prompt_steps: Number
     """Share of the steps that hold a prompt."""
     token_passes: Sequence[tuple[ForwardPass, Number]] = ()
-    """Of a single request: simulated steps, and weights by which their times add up to the time per further token, all
+    """Simulated steps of a single request, and weights by which their times add up to the time per further token, all
     but the CPU's part of it."""
 
 
@@ -65,12 +65,12 @@ class Loop:
         self._way_s = maximum(idle.seconds - most.seconds - delays[0], 0.0)
 
     def _host_s(self, decoding: Number) -> Number:
-        """CPU time of a step."""
+        """Return the CPU time of a step, in seconds."""
         host_s: Number = self.stack.host_request_s * decoding / self._at_once + self.stack.host_rank_s * self.load.tp
         return host_s
 
     def _share(self, decoding: Number) -> Number:
-        """How far a number of requests is on the way from few to most."""
+        """Return how far a number of requests is on the way from few to most."""
         apart = maximum(self.load.most - self.load.few, 1e-9)
         return minimum(maximum(decoding - self.load.few, 0.0), apart) / apart
 

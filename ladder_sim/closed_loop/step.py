@@ -113,7 +113,7 @@ def simulated_alike(
 
 
 def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
-    """Which configurations can be simulated together."""
+    """Yield the configurations that can be simulated together."""
     # answers of one token need no decode steps, those of few more passes, prompts of one token another kernel
     few = (sizes["gen"] - 1 <= FEW_STEPS) & (scenario.plan.group_requests(sizes["concurrency"]) > 1)
     kinds = 4 * few + 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)

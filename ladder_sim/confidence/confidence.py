@@ -69,6 +69,11 @@ class Confidence:
         return most_alike(self.scenario, self.costs.profile)
 
     @property
+    def variants(self) -> tuple[str, ...]:
+        """Variants that were simulated, standard among them."""
+        return tuple(self._requests)
+
+    @property
     def unchecked_wirings(self) -> list[str]:
         """Variants whose wiring no measured run had."""
         return [name for name in self._requests if not has_wiring(name)]
@@ -90,7 +95,7 @@ class Confidence:
         return Errors(self._requests, basis, fitted)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
-        """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
+        """Return how many times as fast a variant is as one of a scenario with other techniques or all-reduces.
 
         What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains;
         of another all-reduce, of the time that it takes itself. `plain` is of the same scenario without techniques, and
@@ -118,7 +123,7 @@ class Confidence:
         return Interval.around(float(other.request_s) / float(request.request_s), float(hypot(*widths)))
 
     def over_plan(self, base: "Confidence") -> Interval:
-        """How many times as fast standard is as on another plan, with the same model, hardware, stack and load.
+        """Return how many times as fast standard is as on another plan of the same model, hardware, stack and load.
 
         Errors of kernels that both run cancel; those of collectives as far as both run them.
         """
@@ -141,7 +146,7 @@ class Confidence:
         return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*widths))
 
     def _unchecked(self, name: str) -> list[str]:
-        """Parts of a variant's scenario that were not compared."""
+        """Return the parts of a variant's scenario that were not compared."""
         return not_compared(name, self.validated)
 
     @cached_property

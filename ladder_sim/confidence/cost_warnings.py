@@ -139,7 +139,7 @@ def differs_from_serve(scenario: Scenario, request: ServedRequest) -> bool:
 
 
 def _agreement(scenario: Scenario) -> Agreement:
-    """Where its engine's closed form agrees with `serve`; what is not known of an engine is as of SGLang."""
+    """Return where the engine's closed form agrees with `serve`; what is not known of an engine is as of SGLang."""
     engine = scenario.stack.engine if scenario.stack.mixed_steps else ""
     return AGREEING.get(engine, AGREEING["sglang"])
 
@@ -193,15 +193,15 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
     rewired = any(isinstance(shape, CollectiveShape) and shape.kernel in ALL_REDUCE for shape in shapes)
     if rewired and scenario.custom_allreduce:
         yield Caution(
-            f"the plug-in for {stack.unversioned} runs rewired models with {stack.rewired_allreduce.upper()} on a side "
-            "stream, and so they are priced (stack.rewired_allreduce=auto: the engine's own all-reduce)",
+            f"rewired models are priced with {stack.rewired_allreduce.upper()} on a side stream, as the plug-in for "
+            f"{stack.unversioned} runs them; stack.rewired_allreduce=auto prices the engine's own all-reduce",
             "stack",
             stack.name,
         )
 
 
 def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterator[str]:
-    """Which kernel makes a decode step take far longer than memory and arithmetic explain."""
+    """Yield which kernel makes a decode step take far longer than memory and arithmetic explain."""
     step = next(iter(simulated.values())).decode
     if step is None:
         return
@@ -221,7 +221,7 @@ def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterat
 
 
 def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
-    """Which collective took far longer on the machine that was measured than its links allow."""
+    """Yield which collective took far longer on the machine that was measured than its links allow."""
     errors = {
         f"{op.kind.replace('_', '-')} of {format_bytes(float(op.shape.message_bytes))}": estimate.error
         for step, _ in next(iter(simulated.values())).passes

@@ -31,11 +31,11 @@ class Widths:
     """Half-widths of one variant's 90 % intervals, in the logarithm; of many configurations each is an array."""
 
     rate: float
-    """Of its throughput."""
+    """Half-width of the throughput's interval."""
     speedup: float
-    """Of its speedup over standard."""
+    """Half-width of the interval of the speedup over standard."""
     ttft: float
-    """Of its time to first token."""
+    """Half-width of the interval of the time to first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class Unchecked:
     """
 
     kernels: Number = 0.0
-    """Of the time of all kernels together."""
+    """Error of the time of all kernels together, as a fraction."""
     collectives: Number = 0.0
-    """Of the time of all collectives together."""
+    """Error of the time of all collectives together, as a fraction."""
 
 
 # Stack: nine tenths of the times per token that vLLM and TensorRT-LLM took on H100 lie within 19 % of a static batch's
@@ -172,7 +172,7 @@ def by_servings_of_plans(*servings: ServingCheck | None) -> float:
 
 
 def _algorithms(request: Request) -> Mapping[str, float]:
-    """Seconds of collectives by what they run."""
+    """Return the seconds of collectives by algorithm."""
     by_name: dict[str, float] = defaultdict(float)
     for step, times in request.passes:
         estimates = step.estimates(step.schedule)
@@ -188,7 +188,7 @@ class Basis:
     """What end-to-end runs say about errors."""
 
     unchecked: Mapping[str, Unchecked]
-    """By variant: what the parts of its scenario that were not compared add."""
+    """Errors that parts of a variant's scenario add if they were not compared, by variant."""
     gains: Unchecked
     """What a serving engine adds to errors of speedups: no serving of two wirings was measured."""
     tpot: Number
@@ -221,7 +221,7 @@ class Basis:
 
     @classmethod
     def by_configuration(cls, bases: Sequence["Basis"], which: NDArray[np.intp]) -> "Basis":
-        """One for many configurations, given the place of each one's in a list."""
+        """Return one basis for many configurations, given the place of each one's basis in a list."""
         if len(bases) == 1:
             return bases[0]
 
@@ -243,7 +243,7 @@ class Basis:
 
 
 def not_compared(variant: str, validated: Mapping[str, bool]) -> list[str]:
-    """Parts of a variant's scenario that were not compared with runs."""
+    """Return the parts of a variant's scenario that were not compared with runs."""
     wiring = [] if has_wiring(variant) else ["wiring"]
     return [part for part, checked in validated.items() if not checked and part != "wiring"] + wiring
 

@@ -34,9 +34,9 @@ class Compared(NamedTuple):
     """End-to-end runs that predictions were compared with."""
 
     cluster: ClusterSpec
-    """That they ran on."""
+    """Cluster on which the runs ran."""
     runs: StackFit | ServingCheck
-    """Those of a fit, or measured servings."""
+    """Runs of a fit, or measured servings."""
 
     def same_kind(self, scenario: Scenario) -> bool:
         """Whether engine and kind of model are the scenario's: else errors of these runs say nothing about it."""

@@ -73,8 +73,8 @@ class OverlapParameters:
     """Share of SMs that a reduction of many small blocks can lose: about three quarters of an H100's saturate its
     memory."""
     grid_spare: Number = 0.075
-    """The same of decode attention that splits the context: half of the 15 % that FlashAttention's choice of splits may
-    leave idle (num_splits_heuristic)."""
+    """Share of SMs that decode attention that splits the context can lose: half of the 15 % that FlashAttention's
+    choice of splits may leave idle (num_splits_heuristic)."""
     scatter: Number = 0.5
     """GEMMs in waves: SMs that each one of a collective makes useless beyond itself. Their blocks start in clusters,
     each on SMs of one GPC (cuBLAS on Hopper). Next to 16 and 24 channels that spread over an H100's eight GPCs,
@@ -86,7 +86,7 @@ class OverlapParameters:
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
-        """Defaults, replaced by what a profile holds; a ProfileError if there is no such parameter."""
+        """Return the defaults, replaced by what a profile holds; raise ProfileError for an unknown parameter."""
         unknown = sorted(set(overlap) - _OVERLAP_NAMES)
         if unknown:
             raise ProfileError(
@@ -122,7 +122,7 @@ def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory:
 
 
 def gemm_tiles(m: Count, n: int, sms: int) -> Any:
-    """Thread blocks of a GEMM with `m` rows, which may be an array, and `n` columns.
+    """Return the number of thread blocks of a GEMM with `m` rows, which may be an array, and `n` columns.
 
     The tile is the one that fills the last wave best; where even the smallest leaves half of the SMs idle, the inner
     dimension is split in powers of two until they are busy.
@@ -145,7 +145,7 @@ def gemm_tiles(m: Count, n: int, sms: int) -> Any:
 
 
 def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
-    """Thread blocks of as many equal GEMMs as there are heads, or experts that any token takes, in one kernel.
+    """Return the thread blocks of equal GEMMs in one kernel: one for each head, or expert that a token takes.
 
     Of experts those of gate and up, whose columns are fewer.
 
@@ -165,7 +165,7 @@ def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
-    """SMs that a collective keeps for itself."""
+    """Return the number of SMs that a collective keeps for itself."""
     holder = HOLDERS[algorithm]
     if holder == "multimem":
         return MULTIMEM_BLOCKS
@@ -184,7 +184,7 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
 
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
-    """Device memory traffic of a collective on each GPU."""
+    """Return the bytes of device memory traffic of a collective on each GPU."""
     if ("dispatch", algorithm) in DISPATCHES:
         return message_bytes * COPY_TRAFFIC
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")

@@ -24,7 +24,7 @@ class Estimate:
     source: Source
     """Where the time comes from; of several configurations, the first one's."""
     slowed_s: Number = 0.0
-    """Of it, what a GEMM takes longer because prompts keep the tensor cores busy, seconds (`GemmShape.duty`)."""
+    """Part of `seconds` that a GEMM takes longer because prompts keep the tensor cores busy (`GemmShape.duty`)."""
     algorithm: str = ""
     """What a collective runs, e.g. "multimem"; of most configurations."""
     inline: Number = 0.0
@@ -32,7 +32,7 @@ class Estimate:
     demand: Demand = NOTHING
     """What it takes of the GPU while it runs."""
     wake_s: Number = 0.0
-    """Of a collective: time from its end until a kernel that has waited for it runs on, seconds."""
+    """Seconds from a collective's end until a kernel that has waited for it runs on."""
 
     def at_duty(self, duty: Number) -> "Estimate":
         """Return the estimate where tensor cores are busy for the share `duty` of the time."""

@@ -40,7 +40,7 @@ def experts_table(of: Experts, measured: Mapping[Experts, RatioTable]) -> RatioT
 
 
 def any_layer(of: Experts) -> Experts:
-    """Key of the factors of an imbalance, which depend on the numbers of experts alone."""
+    """Return the key of the factors of an imbalance, which depend on the numbers of experts alone."""
     return ANY_LAYER._replace(experts=of.experts, top_k=of.top_k, imbalance=of.imbalance)
 
 

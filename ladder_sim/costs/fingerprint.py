@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def fingerprint(*values: object) -> str:
-    """Hash values, the contents of files that texts in them name, and the code and data of ladder_sim.
+    """Return the hash of values, of files that texts in them name, and of the code and data of ladder_sim.
 
     Equal in every process for equal values; a file that is named otherwise is another value.
 
@@ -64,7 +64,7 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
 
 
 def _content(path: str) -> bytes:
-    """Hash of a file's content; nothing of a file that is missing, or too large to be read as an input."""
+    """Return the hash of a file's content, or of nothing if it is missing or too large to be read as an input."""
     with contextlib.suppress(OSError):
         if os.path.getsize(path) <= MAX_DOCUMENT_BYTES:
             return hashlib.sha256(Path(path).read_bytes()).digest()
@@ -73,18 +73,18 @@ def _content(path: str) -> bytes:
 
 @functools.cache
 def _code() -> str:
-    """Hash of the package's code, as it was imported: once in a process."""
+    """Return the hash of the package's code as it was imported, computed once in a process."""
     return _hash(path for path, _ in _files(code=True))
 
 
 @functools.lru_cache(maxsize=1)
 def _data(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
-    """Hash of the package's data, which a running process reads again where it was changed."""
+    """Return the hash of the package's data, which a running process reads again where it was changed."""
     return _hash(path for path, _ in files)
 
 
 def _files(*, code: bool) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """Files of the package and their stamps, in order."""
+    """Yield the files of the package and their stamps, in order."""
     for folder, folders, names in os.walk(_PACKAGE):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py") == code):

@@ -104,7 +104,7 @@ def _precisions(scenario: Scenario) -> Iterator[Change]:
 
 
 def _stacks(scenario: Scenario) -> Iterator[Change]:
-    """Other stacks that can run the workload, unless figures of this one were set by hand."""
+    """Yield the other stacks that can run the workload, unless figures of this one were set by hand."""
     if scenario.set_by_hand("stack."):
         return
     for name in catalog.stack_names():

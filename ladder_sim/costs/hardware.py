@@ -36,7 +36,7 @@ class Link:
         return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, allreduce_floor_s=spec.allreduce_floor_s)
 
     def same_as(self, other: "Link") -> bool:
-        """Equal in every figure; an array that varies equals no single figure."""
+        """Say whether every figure is equal; an array that varies equals no single figure."""
         return self.fabric == other.fabric and not (
             any_true(self.bandwidth_Bps != other.bandwidth_Bps)
             or any_true(self.allreduce_floor_s != other.allreduce_floor_s)
@@ -108,7 +108,7 @@ class Hardware:
     overlap: OverlapParameters
     """How collectives and kernels share the GPU."""
     host_low_latency_share: Number
-    """Of the bandwidth through host memory, between two ranks: the rate of NCCL's low-latency protocol."""
+    """Share of the bandwidth through host memory between two ranks at the rate of NCCL's low-latency protocol."""
     rank_skew: Number = 0.0
     """How much longer the slowest rank computes than a typical one, as a fraction."""
     across_nodes: bool = False
@@ -148,7 +148,7 @@ class Hardware:
         )
 
     def fitted(self, scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, FittedFigure]:
-        """Figures that a profile's fit replaces: those that are stated as they were when it was made.
+        """Return the figures that a profile's fit replaces: those that are stated as they were when it was made.
 
         What was set by hand, and what another cluster states otherwise, stays.
         """
@@ -204,7 +204,7 @@ class Hardware:
 
     @classmethod
     def figures(cls) -> list[str]:
-        """Names that `vary` knows."""
+        """Return the names that `vary` accepts."""
         names: list[str] = []
         for section in dataclasses.fields(cls):
             kind: Any = section.type
@@ -217,7 +217,7 @@ class Hardware:
 
 
 def one_length(columns: Mapping[str, ArrayLike]) -> int:
-    """How many values each of several columns has, the same in all, else a UsageError; 1 without columns."""
+    """Return the common length of several columns, 1 without columns; raise UsageError if lengths differ."""
     lengths = {np.size(values) for values in columns.values()}
     if len(lengths) > 1:
         raise UsageError(

@@ -48,12 +48,12 @@ class InPlace:
     kernels: Mapping[OpKey, float]
     """Seconds of every kernel."""
     collectives: Mapping[str, Curve]
-    """By kind of collective, seconds by message bytes."""
+    """Seconds by message bytes, by kind of collective."""
     waits: Mapping[float, Wait]
-    """By message bytes; messages of other sizes are as the nearest."""
+    """Waits by message bytes; messages of other sizes are as the nearest."""
 
     def kernel_s(self, op: Op) -> float | None:
-        """Seconds of a kernel in a pass; None if none of its shape ran.
+        """Return the seconds of a kernel in a pass; None if none of its shape ran.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class InPlace:
         return self.kernels.get((op.kind, op.shape))
 
     def collective(self, kind: str, shape: CollectiveShape) -> tuple[float, bool, Wait]:
-        """Seconds of a collective, whether messages as small and as large were measured, and what waiting costs.
+        """Return the seconds of a collective, whether its size lies between measured ones, and what waiting costs.
 
         Raises
         ------

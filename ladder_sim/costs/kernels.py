@@ -222,7 +222,7 @@ class KernelCosts:
         return seconds * part
 
     def _slowed_s(self, shape: Shape, seconds: Number) -> Number:
-        """How much longer a kernel takes at the rate that the GPU keeps up while prompts keep tensor cores busy."""
+        """Return how much longer a kernel takes at the rate the GPU keeps up while prompts keep tensor cores busy."""
         share = self.hardware.stack.sustained_share
         if not isinstance(shape, GemmShape) or not any_true(share < 1.0) or not any_true(shape.duty > 0.0):
             return 0.0
@@ -406,12 +406,12 @@ class KernelCosts:
         return self.hardware.stack.small_kernel_factor * self.hardware.gpu.kernel_s
 
     def _traffic_s(self, moved_bytes: Number) -> Number:
-        """At the rate that memory-bound kernels reach."""
+        """Return the seconds of memory traffic at the rate that memory-bound kernels reach."""
         return moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps)
 
 
 def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> Gpu:
-    """Figures to draw a profile's rooflines with.
+    """Return the figures with which a profile's rooflines are drawn.
 
     A table's ratios belong to the figures in its profile. The measured cluster may round them otherwise, so another
     GPU's figures enter relative to that cluster's.

@@ -25,7 +25,7 @@ class ErrorStats:
     rows: int
     """Measurements compared."""
     median: float
-    """Of |looked up / measured - 1|."""
+    """Median of |looked up / measured - 1|."""
     p90: float
     """Ninth decile of the same."""
     max: float
@@ -86,7 +86,7 @@ class RatioTable:
         return cls(names=tuple(axes), axes=grid, seconds=measured_s, log_ratio=log_ratio, left_out=left_out or {})
 
     def ratio(self, **points: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
-        """Measured over ideal time at any points.
+        """Return the measured time over the ideal time at any points.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class RatioTable:
         return _Grid(self)
 
     def _columns(self, points: Mapping[str, ArrayLike]) -> tuple[Floats, tuple[int, ...]]:
-        """Points one per column, and the shape they came in."""
+        """Return the points one per column, and the shape in which they came."""
         if points.keys() != set(self.names):
             raise TypeError(f"this table is looked up by {', '.join(self.names)}, not {', '.join(points)}")
         columns = np.broadcast_arrays(*(np.asarray(points[name], np.float64) for name in self.names))
@@ -206,14 +206,14 @@ class _Place:
     """Where points lie in a grid."""
 
     corners: NDArray[np.intp]
-    """Of each point's cell: shape (corners, points), in the order of `_Grid.offsets`."""
+    """Corners of each point's cell: shape (corners, points), in the order of `_Grid.offsets`."""
     shares: Sequence[Floats | float]
-    """Of the upper corners, axis by axis."""
+    """Shares of the upper corners, axis by axis."""
     inside: NDArray[np.bool_]
     """Whether the point is within the grid."""
 
     def between(self, values: Floats) -> Floats:
-        """Linear on every axis between values at the grid's points."""
+        """Return values interpolated linearly on every axis between the grid's points."""
         left = values.take(self.corners)
         for share in self.shares:
             half = len(left) // 2

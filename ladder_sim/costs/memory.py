@@ -36,7 +36,7 @@ class MemoryUse:
     overhead_bytes: float
     """Contexts, communicators, workspaces, and what an engine that serves leaves unused."""
     capacity_bytes: float
-    """Of the GPU."""
+    """Memory capacity of the GPU."""
 
     @property
     def total_bytes(self) -> float:
@@ -64,7 +64,7 @@ class MemoryUse:
 
 
 def weight_bytes(scenario: Scenario) -> float:
-    """Parameters that one rank holds, bytes: those of its graph's ops, replicas included."""
+    """Return the bytes of parameters that one rank holds: those of its graph's ops, replicas included."""
     return _weight_bytes(PassInputs.of(scenario).of_one_token())
 
 
@@ -86,7 +86,7 @@ def _weight_bytes(inputs: PassInputs) -> float:
 
 
 def memory_use(scenario: Scenario) -> MemoryUse:
-    """Memory of one GPU of `scenario`; under continuous batching of the requests that are decoded together."""
+    """Return the memory of a GPU of `scenario`; in continuous batching, with the requests decoded together."""
     workload = scenario.workload
     kv_cache_bytes, activation_bytes, overhead_bytes = _bytes_next_to_weights(
         scenario, workload.in_flight, workload.prompt, workload.gen
@@ -101,7 +101,7 @@ def memory_use(scenario: Scenario) -> MemoryUse:
 
 
 def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) -> float | Floats:
-    """Memory of one GPU for requests of other sizes than the scenario's, which may be arrays of one length.
+    """Return the bytes of a GPU for requests of sizes other than the scenario's, maybe arrays of one length.
 
     The scenario's workload says whether they are a static batch or in flight.
     """
@@ -124,7 +124,7 @@ def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats
 
 
 def kv_tokens(scenario: Scenario, context: int) -> float:
-    """Tokens whose KV cache the stack has room for under continuous batching, of requests of `context` tokens each."""
+    """Return the tokens whose KV cache fits under continuous batching, for requests of `context` tokens each."""
     return float(_kv_pool_bytes(scenario) / kv_bytes(scenario, context) * context)
 
 
@@ -157,7 +157,7 @@ def _kept(scenario: Scenario) -> _Kept:
 
 
 def _outside_static_bytes(tokens: int, ranks: int, capacity_bytes: float) -> float:
-    """Memory that SGLang leaves outside of its static share where no share is set, for steps of so many tokens.
+    """Return the bytes that SGLang leaves outside its static share, if none is set, for steps of some tokens.
 
     Metadata and 2 MiB for each of 256 captured requests (from TP 4 on it captures 512), then a part for each token of a
     step's budget and for each rank; 10 GiB at the least, but on small GPUs (SGLang 0.5.10, server_args.py,
@@ -168,7 +168,7 @@ def _outside_static_bytes(tokens: int, ranks: int, capacity_bytes: float) -> flo
 
 
 def _step_activation_bytes(scenario: Scenario) -> float:
-    """Activations of the largest step: all tokens of its budget, and logits of as many requests as may run."""
+    """Return the bytes of activations of the largest step: all tokens of its budget, logits of all requests."""
     tokens = scenario.step_tokens
     return float(_activation_bytes(scenario, tokens, min(scenario.step_requests, tokens)))
 
@@ -181,7 +181,7 @@ def _kv_pool_bytes(scenario: Scenario) -> float:
 def _bytes_next_to_weights(
     scenario: Scenario, requests: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats, float | Floats]:
-    """KV cache, activations and what the stack keeps."""
+    """Return the bytes of the KV cache, of activations, and of what the stack keeps."""
     if scenario.workload.concurrency is None:
         return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
@@ -194,7 +194,7 @@ def _bytes_next_to_weights(
 def _growing_bytes(
     scenario: Scenario, batch: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats]:
-    """KV cache and activations: what grows with the requests."""
+    """Return the bytes that grow with the requests: the KV cache and activations."""
     context: Any = prompt + gen
     cache_bytes = kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
     # of one pass
@@ -211,7 +211,7 @@ def _growing_bytes(
 
 
 def _activation_bytes(scenario: Scenario, tokens: Any, rows: Any) -> Floats:
-    """Activations of a pass of some tokens, without scores of attention, that makes so many rows of logits."""
+    """Return the bytes of activations of a pass, without attention scores, with its rows of logits."""
     model = scenario.model
     widest = 1.0 * tokens * (2 * model.hidden + _widest(model, scenario.plan)) * STATE_BYTES
     # logits are made when the layers' activations are gone, but the residual is still there
@@ -222,7 +222,7 @@ def _activation_bytes(scenario: Scenario, tokens: Any, rows: Any) -> Floats:
 
 @lru_cache(maxsize=1024)
 def _widest(model: ModelSpec, plan: Plan) -> float:
-    """Elements for each token at a feed-forward's widest moment: gate/up output and activation are alive together."""
+    """Return the elements per token at a feed-forward's widest moment, with gate/up output and activation."""
     return max(_width(kind.feed_forward, plan) for kind in dict.fromkeys(model.kinds))
 
 
@@ -236,7 +236,7 @@ def _width(feed_forward: Dense | Moe, plan: Plan) -> float:
 
 
 def kv_bytes(scenario: Scenario, tokens: Any) -> Any:
-    """KV cache of so many tokens of one request on one GPU, replicas included; tokens may be an array."""
+    """Return the bytes of KV cache of one request's tokens on one GPU, replicas included; tokens may be an array."""
     stages = _kv_elements(scenario.model, scenario.plan)
     element_bytes = KV_BYTES[scenario.workload.kv_dtype]
     whole = scenario.stack.static_cache

@@ -45,15 +45,15 @@ class ExpertsPart(ExpertLayer):
 
     axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
     percent: list[Annotated[int, Field(ge=1)] | None]
-    """Of the roofline; of an imbalance that was not measured for every layer, of the time with the measured one. Last
-    axis fastest; null where nothing was measured."""
+    """Roofline share in percent; with an imbalance that was not measured for every layer, the share of the time with
+    the measured one. Last axis fastest; null where nothing was measured."""
 
 
 class SharePart(ExpertLayer):
     """Experts of an engine, on the grid of the GPU's table."""
 
     percent: list[Annotated[int, Field(ge=1, le=100)] | None]
-    """Of its times; null where the engine was not measured."""
+    """Percent of the times in the GPU's table; null where the engine was not measured."""
 
 
 class MoeDocument(Part):

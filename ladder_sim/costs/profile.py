@@ -86,9 +86,9 @@ class IntervalScale:
     """By how much nominal 90 % intervals were too narrow (above 1) or too wide for runs that a fit had not seen."""
 
     rate: Positive = 1.0
-    """Of throughputs."""
+    """Scale of intervals of throughputs."""
     speedup: Positive = 1.0
-    """Of speedups over standard."""
+    """Scale of intervals of speedups over standard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class StackFit:
     stack: str
     """Catalog id of the stack that ran."""
     allreduce: str = ""
-    """Its all-reduce; empty: the file does not say."""
+    """All-reduce of the runs; empty if the file does not say."""
     base: str
     """Profile whose tables the figures belong to."""
     runs: str
@@ -112,7 +112,7 @@ class StackFit:
     tps: tuple[int, ...]
     """Their tensor-parallel degrees."""
     host_tps: tuple[int, ...]
-    """The same for runs without peer-to-peer access."""
+    """Tensor-parallel degrees of runs without peer-to-peer access."""
     families: tuple[str, ...] = ()
     """Families of those models; empty, as the next two: the file does not say."""
     nodes: tuple[int, ...] = ()
@@ -122,9 +122,9 @@ class StackFit:
     sizes: Mapping[str, tuple[Positive, Positive]] = field(default_factory=dict)
     """Smallest and largest `run_sizes` in the data set, in the fit or not; empty: the file does not say."""
     cost: float
-    """Of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included."""
+    """Half the sum of the fit's squared residuals, in their standard deviations, the priors' included."""
     figures: Mapping[str, FittedFigure]
-    """By name."""
+    """Fitted figures by name."""
     draws: tuple[tuple[Positive, ...], ...]
     """Sets of values that fit the runs about as well (bootstrap), each in the order of `figures`."""
     fitted_scale: IntervalScale
@@ -144,7 +144,7 @@ class ProfileSource:
     what: str
     """Which figures."""
     version: str
-    """Of the package or program that measured or published them."""
+    """Version of the package or program that measured or published the figures."""
     licence: str
     """SPDX id of the terms they are published under; empty: own measurements."""
     files: tuple[str, ...]
@@ -228,7 +228,7 @@ class CalibrationProfile:
     attention_prefill: Mapping[str, Mapping[str, RatioTable]]
     """Kernel -> type of the KV cache -> table over the axes of `ladder_sim.costs.roofline.AXES`."""
     attention_decode: Mapping[str, Mapping[str, RatioTable]]
-    """The same for one new token per sequence."""
+    """Tables for one new token per sequence: kernel -> type of the KV cache -> table."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
     """Op (`CollectiveName`) -> algorithm -> ranks of one node -> curve."""
     sampling: Mapping[str, RatioTable] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class ReferencePart(Part):
     bf16_flops: Positive
     fp8_flops: Positive
     fp4_flops: Positive | None = None
-    """None, in files made before there was one: the cluster's."""
+    """FLOP/s of fp4 tensor cores; None in files made before the field existed: the cluster's figure holds."""
     hbm_bandwidth_Bps: Positive
     kernel_s: Positive
 
@@ -227,7 +227,7 @@ def _moe_of(name: str) -> MoeTables:
 
 
 def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Entries of `own`, and of `base` what it lacks."""
+    """Return the entries of `own`, and of `base` what it lacks."""
     inner = {
         name: _over(base[name], value) if name in base and isinstance(value, Mapping) else value
         for name, value in own.items()
@@ -277,7 +277,7 @@ def _checked(fit: StackFit) -> StackFit:
 
 
 def shipped_profiles() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
+    """Return the names of the profiles that come with the package, sorted."""
     return sorted(file.name.removesuffix(SUFFIX) for file in _SHIPPED.glob(f"*{SUFFIX}"))
 
 
@@ -360,7 +360,7 @@ def _find(text: str) -> str:
 
 
 def moe_file(path: str) -> str:
-    """Path of the second file of a profile, which models with experts or latent attention need and not all have."""
+    """Return the path of a profile's second file, which models with experts or latent attention need."""
     return os.path.join(os.path.dirname(path), MOE_FOLDER, os.path.basename(path))
 
 

@@ -73,7 +73,7 @@ class Experts(NamedTuple):
     """What a table of experts was measured for: the layer, the format, and how unevenly tokens choose."""
 
     format: str
-    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+    """Format of the operands, by `ladder_sim.specs.workload.Format.name`."""
 
     # as in `MoeShape`
     hidden: int
@@ -105,11 +105,11 @@ class Gpu:
         return cls(**{name: getattr(spec, name) for name in GPU_FIGURES})
 
     def same_as(self, other: "Gpu") -> bool:
-        """Equal in every figure; an array that varies equals no single figure."""
+        """Say whether every figure is equal; an array that varies equals no single figure."""
         return not any(any_true(getattr(self, name) != getattr(other, name)) for name in GPU_FIGURES)
 
     def peak_flops(self, shape: Shape) -> Number:
-        """Peak FLOP/s of the tensor cores that an op runs on."""
+        """Return the peak FLOP/s of the tensor cores that an op runs on."""
         if not isinstance(shape, Multiplication):
             return self.bf16_flops
         peaks: dict[TensorCores, Number] = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
@@ -121,7 +121,7 @@ GPU_FIGURES = tuple(field.name for field in dataclasses.fields(Gpu))
 
 
 def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
-    """Ideal time of an op, seconds, in the broadcast shape of its sizes and the GPU's figures.
+    """Return the ideal time of an op, seconds, in the broadcast shape of its sizes and the GPU's figures.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
 
 
 def table_key(shape: Shape) -> tuple[Kind, TableOf] | None:
-    """Kind of the table that holds a shape, and which of that kind; None if tables do not hold such ops."""
+    """Return the kind of the table that holds a shape, and its key in that kind; None if no table holds such ops."""
     if isinstance(shape, GemmShape):
         return "gemm", shape.format
     if isinstance(shape, AttentionShape) and shape.kernel == "flash":
@@ -197,12 +197,12 @@ def splits_blocks(shape: MoeShape) -> bool:
 
 
 def _kv_len(shape: AttentionShape) -> Any:
-    """Tokens of the cache that a single new one reads."""
+    """Return the tokens of the cache that a single new token reads."""
     return np.minimum(shape.kv_len, shape.window) if shape.windowed else shape.kv_len
 
 
 def prompt_len(shape: CachedAttention) -> Any:
-    """Tokens of the prompts whose average chunk a shape is; without earlier context its own new tokens."""
+    """Return the tokens of the prompts whose average chunk a shape is; without earlier context its new tokens."""
     return 2 * shape.kv_len - shape.q_len if shape.shares_step else shape.q_len
 
 

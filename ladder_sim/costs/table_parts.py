@@ -130,7 +130,7 @@ def table(part: TablePart, kind: Kind, table_of: TableOf, reference: Gpu, where:
 def grid(
     axes: Mapping[str, list[float]], kind: Kind, entries: Sequence[object], where: str, name: str
 ) -> dict[str, Floats]:
-    """Axes of a table of `kind` whose `entries`, by `name`, are as many as they make."""
+    """Return the axes of a table of `kind`; its `entries`, called `name`, must be as many as the axes make."""
     if tuple(axes) != AXES[kind]:
         raise BrokenRuleError(f"{where}.axes is {', '.join(axes)}; it must be {', '.join(AXES[kind])}")
     arrays = {name: _increasing(values, f"{where}.axes.{name}") for name, values in axes.items()}
@@ -141,7 +141,7 @@ def grid(
 
 
 def ideal_time_s(axes: Mapping[str, Floats], kind: Kind, table_of: TableOf, reference: Gpu) -> Floats:
-    """Ideal times on a grid, seconds."""
+    """Return the ideal times on a grid, in seconds."""
     points = dict(zip(axes, np.ix_(*axes.values()), strict=True))
     return roofline_s(table_shape(kind, table_of, points), reference)
 

@@ -68,13 +68,13 @@ class Running:
     demand: Demand
     """The resources it uses."""
     duration_s: float
-    """Its time when it runs alone."""
+    """Seconds that the task takes when it runs alone."""
     left_s: float
     """Work left at `since_s`, in seconds of running alone."""
     since_s: float
     """When `left_s` was last updated."""
     rate: float = 0.0
-    """Its present speed, relative to running alone."""
+    """Present speed of the task, relative to running alone."""
     alarm: "simpy.Event | None" = None
     """Triggered when its work is done."""
     finish: "Callable[[simpy.Event], None] | None" = None
@@ -114,7 +114,7 @@ class SharedGpu:
         self._share()
 
     def drain_s(self, collective: Demand) -> float:
-        """How long a collective that is ready now waits for SMs: until the end of the running kernel's wave."""
+        """Return the seconds that a ready collective waits for SMs: until the end of the running kernel's wave."""
         for task in self._running:
             if self._device.must_drain(collective, task.demand):
                 self._advance(task)

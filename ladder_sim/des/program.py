@@ -70,7 +70,7 @@ class Outline:
     """Tasks of one kind are on one stream and take the same."""
     groups: Sequence[int]
     in_order: dict[tuple[int, int], bool] = field(init=False, repr=False, default_factory=dict)
-    """By streams of kernels and of collectives that share a GPU, whether tasks can be evaluated as they were issued."""
+    """Whether tasks can be evaluated as they were issued, by streams of kernels and of collectives that share a GPU."""
 
     @cached_property
     def rows(self) -> Sequence[tuple[int, int, Sequence[int]]]:
@@ -175,14 +175,14 @@ class Program:
         return replace(self, tasks=Tasks(self.outline, costs))
 
     def queues(self) -> list[list[int]]:
-        """Task indices of every stream, in issue order."""
+        """Return the task indices of every stream, in issue order."""
         queues: list[list[int]] = [[] for _ in self.streams]
         for index, stream in enumerate(self.outline.streams):
             queues[stream].append(index)
         return queues
 
     def precedence(self) -> "nx.DiGraph[int]":
-        """Edges from all tasks that must end before a task starts: dependencies and the task before on its stream."""
+        """Return the graph of tasks that must end before others start: dependencies, and the previous on its stream."""
         import networkx as nx
 
         graph: nx.DiGraph[int] = nx.DiGraph()

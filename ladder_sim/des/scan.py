@@ -119,7 +119,7 @@ def _streams(program: Program) -> tuple[bool, int, int]:
 
 
 def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]:
-    """Task indices in an order in which dependencies come first, and collectives as early as possible.
+    """Return the task indices in an order in which dependencies come first, and collectives as early as possible.
 
     Members of a collective group are adjacent. A program that was issued in such an order keeps it. `compute` and
     `comm` are the streams of kernels and of collectives that share a GPU; -1 where nothing is shared.
@@ -292,7 +292,7 @@ class _OpenCollective:
     """Infinite until done."""
 
     def earliest_s(self, before_s: Number) -> Number:
-        """When it can start, given the end of the collective before it."""
+        """Return when the collective can start, in seconds, given the end of the collective before it."""
         return maximum(self.own_ready_s, before_s) + self.cost.lead_s
 
 

@@ -63,15 +63,15 @@ class Demand:
     tiles: Number = 0
     """Long-running thread blocks, each on an SM of its own; 0: many short ones that spread over the free SMs."""
     spare: Number = 1.0
-    """Of a kernel: share of the SMs that it can lose without slowing down."""
+    """Share of the SMs that a kernel can lose without slowing down."""
     scatter: Number = 0.0
-    """Of a kernel with tiles: SMs that it loses beyond each one that is taken, because its tiles start in clusters."""
+    """SMs that a kernel with tiles loses beyond each one that is taken, because its tiles start in clusters."""
     memory: Number = 0.0
     """Share of the device memory's bandwidth."""
     link: float = 0.0
     """Share of the interconnect's bandwidth."""
     slowdown: Number = 0.0
-    """Of a collective: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
+    """How much longer a collective takes while kernels use all memory bandwidth, as a fraction."""
 
     def of(self, chosen: NDArray[np.int_]) -> "Demand":
         """Return the demand in some of the configurations that its arrays hold."""
@@ -111,7 +111,7 @@ NOTHING = Demand()
 
 
 def _waits(own: Demand, tasks: Sequence[Demand]) -> Number:
-    """How many times as long a collective takes because its steps wait for the memory that other tasks use."""
+    """Return how many times as long a collective takes because its steps wait for the memory that other tasks use."""
     busy = sum((task.memory for task in tasks), start=0.0) - own.memory
     return 1.0 + own.slowdown * minimum(1.0, busy)
 
@@ -130,7 +130,7 @@ class Device:
     """Traits of demands of plain numbers, kept because the same demands come again."""
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
-        """Speed of a task while `others` run, relative to running alone: in (0, 1]."""
+        """Return the speed of a task while `others` run, relative to running alone: in (0, 1]."""
         if not others:
             return 1.0
         tasks = [own, *others]
@@ -164,7 +164,7 @@ class Device:
         return per_sm
 
     def _sms_of(self, task: Demand) -> Number:
-        """SMs that ask for memory: a kernel's are all, as its blocks come to whichever is free."""
+        """Return the SMs that ask for memory: all SMs for a kernel, as its blocks come to whichever is free."""
         return maximum(1.0, task.held_sms) if task.is_collective else float(self.sms)
 
     def traits_of(self, demand: Demand) -> Traits:
@@ -176,11 +176,11 @@ class Device:
         return traits
 
     def pairs_of(self, collective: Demand) -> dict[Demand, tuple[float, float]]:
-        """Speeds of kernels and of a collective next to each other, as `pair` has computed them."""
+        """Return the speeds of kernels and of a collective next to each other, as `pair` has computed them."""
         return self._pairs.setdefault(collective, {})
 
     def pair(self, kernel: Demand, collective: Demand) -> tuple[float, float]:
-        """Speeds of a kernel and a collective next to each other, all numbers plain; kept, because both come again."""
+        """Return the speeds of a kernel and a collective next to each other, all plain numbers, and keep them."""
         rates = float(self.rate(kernel, [collective])), float(self.rate(collective, [kernel]))
         self.pairs_of(collective)[kernel] = rates
         return rates
@@ -194,7 +194,7 @@ class Device:
         return (kernel.tiles > 0) & (collective.held_sms > self.sms - minimum(kernel.tiles, self.sms))
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
-        """Work left in the current wave of `kernel`, seconds at rate 1; 0 between two waves."""
+        """Return the work left in the current wave of `kernel`, in seconds at rate 1; 0 between two waves."""
         wave_s = maximum(duration_s, TINY) / self.waves(kernel.tiles)
         waves_left = left_s / wave_s
         return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s

@@ -61,7 +61,7 @@ def subtract(spans: Spans, cover: Spans) -> Spans:
 
 
 def overlap_s(span: Span, cover: Spans) -> float:
-    """Length of the part of `span` that lies inside `cover`.
+    """Return the length of the part of `span` that lies inside `cover`, in seconds.
 
     Examples
     --------
@@ -116,13 +116,13 @@ class Timeline:
         return float(self.end_s.max(initial=0.0))
 
     def busy(self, streams: Iterable[int]) -> Spans:
-        """When any task of `streams` runs."""
+        """Return the spans in which any task of `streams` runs."""
         chosen = set(streams)
         spans = zip(self.program.tasks, self.start_s.tolist(), self.end_s.tolist(), strict=True)
         return union((start_s, end_s) for task, start_s, end_s in spans if task.stream in chosen)
 
     def critical_path(self) -> list[int]:
-        """Tasks from first to last, each of which ended at the moment that let the next one become ready."""
+        """Return the tasks from first to last, each of which ended at the moment that let the next one become ready."""
         if not len(self.end_s):
             return []
         tasks, members, end_s = list(self.program.tasks), self.program.outline.members, self.end_s.tolist()

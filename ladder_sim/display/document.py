@@ -26,7 +26,7 @@ class Document:
 
     @classmethod
     def of_rows(cls, head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Self:
-        """One whose JSON object holds the lines of the CSV as well."""
+        """Return a document whose JSON object holds the rows of its CSV as well."""
         return cls(content={**head, "rows": rows}, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Document:
         return plain
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return the document as one JSON object."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def to_csv(self) -> str:
@@ -50,7 +50,7 @@ class Document:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN, and a CSV cell is empty instead."""
+    """Return a value without NaN, which JSON lacks: None instead, and an empty cell in CSV."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.best_standard import STANDARD
 from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
@@ -205,7 +206,7 @@ def next_to_label(collective: Collective) -> str:
 
 
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Batch and its size, if wanted, or requests in flight, prompt, new tokens and precision."""
+    """Return the load in words: batch, with its size if wanted, or requests in flight, prompt, answer, precision."""
     workload = scenario.workload
     size = f"static batch of {workload.batch}" if batch else "static batches"
     if workload.concurrency is not None:
@@ -218,7 +219,7 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
 
 
 def load_label(workload: Workload) -> str:
-    """How many requests the GPUs serve at a time, where the rest is said elsewhere.
+    """Return how many requests the GPUs serve at a time, where the rest is said elsewhere.
 
     Examples
     --------
@@ -241,18 +242,18 @@ def batching_label(batching: Iterable[str]) -> str:
 
 
 def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Model, cluster, workload and stack by their names, for a subtitle."""
+    """Return the model, cluster, workload and stack by their names, for a subtitle."""
     where = f"{scenario.plan} on {scenario.cluster.name}"
     return f"{scenario.model.name}, {where}, {workload_label(scenario, batch=batch)}, {scenario.stack.name}"
 
 
 def hardware_label(scenario: Scenario) -> str:
-    """Degree, GPUs and links."""
+    """Return the degree of parallelism, GPUs and links, in words."""
     return f"{scenario.plan} on {gpus_label(scenario)}, {_links_label(scenario)}"
 
 
 def gpus_label(scenario: Scenario) -> str:
-    """Nodes, and what each has."""
+    """Return the nodes, and the GPUs of each, in words."""
     return f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
 
 
@@ -263,7 +264,7 @@ def _links_label(scenario: Scenario) -> str:
 
 
 def stack_label(scenario: Scenario) -> str:
-    """Engine, all-reduce and techniques."""
+    """Return the engine, all-reduce and techniques, in words."""
     return f"stack {_stack_text(scenario)}"
 
 
@@ -302,7 +303,7 @@ def _compared_line(confidence: Confidence) -> str:
 
 
 def errors_label(compared: Compared) -> str:
-    """How far predictions of servings were off, TPOT on average and TTFT in the median, of models no fit had seen."""
+    """Return the errors of predicted servings of unseen models: TPOT's mean and TTFT's median, in words."""
     runs = compared.runs
     assert isinstance(runs, ServingCheck)
     return f"TPOT off by {runs.tpot_error:.1%}, TTFT by {runs.ttft_error:.0%} (model left out)"
@@ -362,30 +363,26 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
 
 def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
-    served, what, errors = isinstance(runs, ServingCheck), f"runs ({runs.stack}", ""
-    if isinstance(runs, ServingCheck):
-        what = f"{runs.servings} servings of standard ({runs.stack} {runs.versions}"
-        errors = f", model left out: TPOT off by {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
-    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
-    nearest = f"{what}, {cluster.gpu.name}, {models})"
+    served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
     absent = _absent(confidence)
-    if wirings is not None and "wiring" in absent:
-        unchecked = [name for name in absent.pop("wiring") if name in wirings]
-        absent |= {"wiring": unchecked} if unchecked else {}
-    never = dict.fromkeys(_lacked(scenario, part, absent[part], served=served) for part in sorted(absent, key=_told))
+    if isinstance(runs, ServingCheck):
+        what, engine = f"{runs.servings} servings", f"{runs.stack} {runs.versions}"
+        errors = f"; left-out error TPOT {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
+        # all servings were of standard
+        absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
+    asked = [name for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    load = "servings" if served else "static batches"
+    kind = [] if confidence.compared.same_kind(scenario) else [f"{load} of {_kind(scenario)}"]
+    never = dict.fromkeys([*kind, *asked, *(_lacked(scenario, part, absent[part], served=served) for part in absent)])
     named, left = list(never)[:_TOLD], len(never) - _TOLD
     others = f" and {left} more" if left > 0 else ""
-    lacking = f" Not in them: {', '.join(named)}{others}; intervals allow for it." if never else ""
-    if not confidence.compared.same_kind(scenario):
-        load = "static batch" if scenario.workload.concurrency is None else "serving"
-        kind = f"no {load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
-        return f"Never measured: {kind}. Nearest: {nearest}{errors}.{lacking}"
-    return f"Nearest: {nearest}{errors}.{lacking}"
+    lacking = f"Never measured{' under load' if served else ''}: {', '.join(named)}{others}. " if never else ""
+    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
+    return f"{lacking}Nearest: {what} of {models} ({engine}, {cluster.gpu.name}){errors}."
 
 
-def _told(part: str) -> bool:
-    """Return a sort key that puts wirings first."""
-    return part != "wiring"
+def _kind(scenario: Scenario) -> str:
+    return f"{scenario.model.kind_label} under {scenario.stack.unversioned}"
 
 
 def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> str:
@@ -394,8 +391,10 @@ def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bo
         return scenario.cluster.gpu.name
     if part == "stack":
         return f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
-    text = ", ".join(details).removesuffix(" parameters")
-    whole = ("wiring", "technique", "model_size", "model_family", "links", "layers", "precision")
+    if part in ("model_size", "model_family", "layers"):
+        return scenario.model.name
+    text = ", ".join(details)
+    whole = ("technique", "links", "precision")
     return text if part in whole else f"{_part_label(part, served=served)} {text}"
 
 
@@ -420,7 +419,7 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
 
 
 def placed_text(scenario: Scenario, *, where: str = "") -> str:
-    """Model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
+    """Return the model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
 
     `where` stands for plan and GPUs.
     """
@@ -445,17 +444,19 @@ def wiring_label(variant: str, *, sentence: bool = False) -> str:
     return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
 
 
-def gain_text(gain: Interval) -> str:
-    """Return what a speedup says, as the middle of a sentence.
+def gain_text(gain: Interval, over: str) -> str:
+    """Say what a speedup over something means, as the predicate of a sentence.
 
     Examples
     --------
-    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46)), gain_text(Interval(value=1.05, low=0.9, high=1.2))
-    ('makes requests 1.26x faster (90 %: 1.08-1.46)', 'is not clearly faster (1.05x, 90 %: 0.90-1.20)')
+    >>> gain_text(Interval(value=1.26, low=1.08, high=1.46), "standard")
+    'is 1.26x as fast as standard (90 %: 1.08-1.46)'
+    >>> gain_text(Interval(value=1.05, low=0.9, high=1.2), "standard")
+    'is not clearly faster than standard: 1.05x (90 %: 0.90-1.20)'
     """
     if not gain.known:
-        return f"makes requests perhaps {gain.value:.2f}x faster (interval not known)"
-    interval = f"90 %: {gain.low:.2f}-{gain.high:.2f}"
+        return f"is perhaps {gain.value:.2f}x as fast as {over} (interval not known)"
+    interval = f"(90 %: {gain.low:.2f}-{gain.high:.2f})"
     if gain.low > 1.0:
-        return f"makes requests {gain.value:.2f}x faster ({interval})"
-    return f"is {'clearly slower' if gain.high < 1.0 else 'not clearly faster'} ({gain.value:.2f}x, {interval})"
+        return f"is {gain.value:.2f}x as fast as {over} {interval}"
+    return f"is {'slower' if gain.high < 1.0 else 'not clearly faster'} than {over}: {gain.value:.2f}x {interval}"

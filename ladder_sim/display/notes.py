@@ -16,7 +16,7 @@ class Notes:
     """The end of every answer, and `validated` and `warnings` in its JSON."""
 
     confidences: Mapping[str, Confidence]
-    """Of each part of the answer, by its name."""
+    """Confidence of each part of the answer, by the part's name."""
     about: tuple[str, ...] = ()
     """Warnings about the answer as a whole."""
     used: frozenset[str] = frozenset()

@@ -89,7 +89,7 @@ class Allowlist:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Stamp of a file; empty: there is none."""
+    """Return the stamp of a file; empty if there is none."""
     try:
         return stamp(path)
     except OSError:

@@ -23,9 +23,9 @@ class View:
     question: Callable[[State], State]
     """What of a page's state it depends on."""
     panel: Callable[[State, Allowlist], Panel]
-    """Of a question; raises LadderSimError if it has no answer."""
+    """Function that makes the panel of a question; raises LadderSimError if it has no answer."""
     command: Callable[[State, Allowlist], str]
-    """That gives the same in a terminal."""
+    """Function that returns the command with the same answer in a terminal."""
 
 
 def _view(module: ModuleType, title: str, details: str = "") -> View:

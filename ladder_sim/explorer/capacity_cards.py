@@ -14,7 +14,7 @@ from ladder_sim.units import format_seconds
 
 
 def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
-    """How far the simulation is; `ahead`: questions of others that come first."""
+    """Return how far the simulation is; `ahead` are questions of other pages that come first."""
     doing = result.doing if result else "starting"
     if ahead:
         doing = f"waits for {ahead} other question{'s' * (ahead > 1)}"
@@ -46,7 +46,7 @@ def _compared(gpus: int, others: int) -> str:
 
 
 def cards(result: ServingResult) -> list[html.Article]:
-    """One for each variant that was simulated."""
+    """Return a card for each variant that was simulated."""
     rows = _rows(result)
     return [_card(row, rows.get("standard")) for row in rows.values()]
 
@@ -96,7 +96,7 @@ def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> s
 
 
 def _rate(per_s: float) -> str:
-    """Three digits, or a whole number."""
+    """Return a rate with three digits, or as a whole number."""
     return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:.0f}"
 
 

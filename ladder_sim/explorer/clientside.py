@@ -25,12 +25,12 @@ def register(app: Dash) -> None:
     """Put all of them on the app."""
 
     def call(script: str, *wires: Output | Input | State, first: bool = False) -> None:
-        """Have a function of the script answer inputs; `first`: when the page is loaded, too."""
+        """Have a function of the script answer inputs; if `first`, also when the page is loaded."""
         function = ClientsideFunction(namespace="explorer", function_name=script)
         app.clientside_callback(function, *wires, prevent_initial_call=not first)
 
     def again(keys: Iterable[str]) -> list[Output]:
-        """Values of controls that another callback writes, too."""
+        """Return the outputs for values of controls that another callback writes, too."""
         return [Output(control_id(key), "value", allow_duplicate=True) for key in keys]
 
     pins, shape, query = Input("pins", "data"), Input("shape", "data"), Input("query", "data")

@@ -268,7 +268,7 @@ def text_row(key: str, title: str, placeholder: str) -> html.Div:
 
 
 def _technique() -> html.Div:
-    """One or several, joined by +; the names are suggested."""
+    """Return the control of techniques: one or several, joined by +; the names are suggested."""
     names = html.Datalist(
         [html.Option(value=name, label=each.summary) for name, each in TECHNIQUES.items()], id="techniques"
     )

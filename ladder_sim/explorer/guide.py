@@ -23,7 +23,7 @@ class Aim:
     text: str
     """As the reader would ask."""
     fields: Mapping[str, str]
-    """Of the link, besides model and GPUs."""
+    """Arguments of the link, besides model and GPUs."""
     place: str
     """Element with the answer."""
 

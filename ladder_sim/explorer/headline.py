@@ -56,7 +56,7 @@ def summary(answer: Answer) -> str:
 
 
 def cards(answer: Answer) -> list[html.Article]:
-    """One for each variant."""
+    """Return a card for each variant."""
     return [_card(prediction, answer) for prediction in answer.predictions.values()]
 
 

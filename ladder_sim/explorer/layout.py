@@ -55,7 +55,7 @@ _FILES = {
 
 
 def layout(allowlist: Allowlist, start: str) -> html.Div:
-    """Everything, for one load of the page; `start` is the query of a page that was opened without one."""
+    """Return the whole page, for one load of it; `start` is the query of a page that was opened without one."""
     return html.Div(
         [
             # changes when the reader goes back or forward

@@ -9,7 +9,7 @@ _NAMES = {"className": "class", "htmlFor": "for", "tabIndex": "tabindex"}
 
 
 def markup(component: object) -> str:
-    """HTML of a component, a text, or a list of both; text in it stays text.
+    """Return the HTML of a component, a text, or a list of both; text in it stays text.
 
     Examples
     --------

@@ -41,7 +41,7 @@ def standalone_page(
     served: ServingResult | None = None,
     panels: Mapping[str, Panel] | None = None,
 ) -> str:
-    """One HTML document with everything in it.
+    """Return one HTML document with everything in it.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class Table:
     groups: Mapping[str, Rows]
     """Rows by the name of their group; one group may have none."""
     changes: Sequence[Mapping[str, Any]] = ()
-    """Of each row, the arguments that turn the page's scenario into the row's; empty: rows are no scenarios."""
+    """Arguments of each row that turn the page's scenario into the row's; empty if rows are no scenarios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

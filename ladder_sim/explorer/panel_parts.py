@@ -26,7 +26,7 @@ def details(panel: Panel, link: Link = None) -> list[Component]:
 
 
 def _table(table: Table, link: Link) -> html.Div:
-    """Rows under the name of their group, if it has one."""
+    """Return the table's rows under the name of their group, if it has one."""
     head = html.Tr([html.Th(column, scope="col") for column in table.columns])
     addresses = iter([link(change) for change in table.changes] if link else [])
     bodies = []

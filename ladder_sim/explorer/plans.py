@@ -41,7 +41,7 @@ def trained(state: State) -> tuple[str, ...]:
 
 
 def panel(state: State, allowlist: Allowlist) -> Panel:
-    """Every plan with the page's requests, as of `ladder-sim advise`."""
+    """Return the panel of every plan with the page's requests, as `ladder-sim advise` computes it."""
     load = state.arguments["concurrency"]
     requests = {"batch": state.arguments["batch"]} if load is None else {"concurrency": load}
     point = state.point(allowlist, *DEGREES, "batch", "concurrency") | requests

@@ -35,7 +35,7 @@ def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -
 
 
 def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
-    """Values of a field to scan, ascending; raises UsageError if the field is 0, which has no multiples."""
+    """Return the values of a field to scan, ascending; raise UsageError if the field is 0: 0 has no multiples."""
     if name == "tp":
         return list(scenario.tp_degrees())
     if name in _DOUBLED:

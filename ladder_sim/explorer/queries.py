@@ -42,7 +42,7 @@ class Setup:
     state: State
     scenario: Scenario
     profile: CalibrationProfile | None
-    """That predictions are based on."""
+    """Profile that predictions are based on; None for the roofline."""
     used: frozenset[str]
     """Settings that requests under load depend on."""
 
@@ -71,7 +71,7 @@ class Answer(Setup):
     """The same with the predictions."""
 
     predictions: Predictions
-    """By variant; standard is the first."""
+    """Predictions by variant; standard is the first."""
 
     @property
     def chosen(self) -> Prediction:
@@ -118,11 +118,11 @@ class Queries:
         return Answer(state=state, scenario=scenario, profile=setup.profile, used=setup.used, predictions=predictions)
 
     def curve(self, query: str) -> SweepTable:
-        """Every variant along one field."""
+        """Return the sweep of every variant along one field."""
         return self._run(query, *self.curve_grid(query))
 
     def map(self, query: str) -> SweepTable:
-        """Two variants over two fields; the upward one varies slowest."""
+        """Return the sweep of two variants over two fields; the upward one varies slowest."""
         grid, how = self.map_grid(query)
         table, answer = self._run(query, grid, how), self.answer(query)
         varied = answer.up, answer.across
@@ -134,7 +134,7 @@ class Queries:
         return replace(table, columns=columns, varied=varied)
 
     def advice(self, query: str) -> Advice:
-        """Every degree that fits, with every batch or number of requests in flight, and the Pareto front."""
+        """Return the advice on every plan that fits and every batch or number of requests, with the Pareto front."""
         answer = self.answer(query)
         load = answer.scenario.workload.load_field
         point = answer.state.point(self.allowlist, "tp", "batch", "concurrency")
@@ -231,7 +231,7 @@ class Queries:
         ]
 
     def published_error(self, scenario: Scenario) -> ErrorStats | None:
-        """Error of ladder's speedup over published runs of the stack that no fit has seen; None: there are none."""
+        """Return the error of ladder's speedup over published runs of the stack that no fit has seen; None without."""
         return error_stats(
             run.speedup
             for run in self._published_runs

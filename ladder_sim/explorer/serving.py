@@ -42,13 +42,13 @@ class ServingResult:
     doing: str
     """What comes next; empty: nothing."""
     share: float
-    """Of the work that is done, about."""
+    """Share of the work that is done, about."""
     needs: Document
     """What each variant needs, as of `ladder-sim capacity`."""
     curves: Document
     """What one replica of each variant does at each rate."""
     figures: Mapping[str, dict[str, Any]]
-    """By name, as plotly writes them."""
+    """Figures by name, as plotly writes them."""
     compared: tuple[str, ...] = ()
     """What was compared with runs."""
     cautions: tuple[str, ...] = ()

@@ -54,20 +54,20 @@ class State:
     shape: ModelSpec | None = None
     """A model that was uploaded on the page; the argument "model" holds its name."""
     profile: str | None = None
-    """None: the cluster's own."""
+    """Name of the profile; None for the cluster's own."""
     ignore_memory: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     """Single figures by name, as typed."""
     variants: tuple[str, ...] = ()
     """Empty: those of `predict`."""
     phase: str = "decode"
-    """Of the timeline."""
+    """Phase of the timeline."""
     along: str = ""
     """Field of the curve; empty: the all-reduce floor of the busiest link."""
     across: str = ""
-    """Of the map, to the right; empty: batch, or requests in flight."""
+    """Field of the map to the right; empty for batch, or requests in flight."""
     up: str = ""
-    """Of the map, upwards; empty: the all-reduce floor of the busiest link."""
+    """Field of the map upwards; empty for the all-reduce floor of the busiest link."""
     variant: str = "ladder"
     """Whose gain the map and the tornado show."""
     over: str = "standard"
@@ -83,7 +83,7 @@ class State:
     ttft_p95: str = ""
     """What is promised of the time to first token of 95 % of them, as typed; empty: `SLO_BOUNDS`."""
     tpot_p95: str = ""
-    """The same of the time per output token."""
+    """SLO on the time per output token of 95 % of requests, as typed; empty for `SLO_BOUNDS`."""
     pins: tuple[str, ...] = ()
     """Queries to compare with."""
 
@@ -157,7 +157,7 @@ class State:
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
     def how(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `predict` other than scenario and variants."""
+        """Return the arguments of `predict` other than scenario and variants."""
         profile = None if self.profile is None else allowlist.profiles[self.profile]
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
@@ -172,11 +172,11 @@ class State:
         return _seconds("max_tpot", self.max_tpot)
 
     def names(self, scenario: Scenario) -> tuple[str, ...]:
-        """Variants to show; standard is always the first."""
+        """Return the names of the variants to show; standard is always the first."""
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Arguments of `Scenario`, names of the page replaced by their specs."""
+        """Return the arguments of `Scenario`, with names of the page replaced by their specs."""
         return {
             **self.arguments,
             "model": self.shape or self.arguments["model"],

@@ -57,7 +57,7 @@ def command(state: State, allowlist: Allowlist) -> str:
 
 
 def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
-    """How far predictions of runs like the scenario are off, where no fit had seen them; or that there are none."""
+    """Return how far predictions of unseen runs like the scenario are off, or that there are no such runs."""
     alike = [each for each in runs if each.same_kind]
     engine, kind = scenario.stack.unversioned, scenario.model.kind_label
     if not alike:
@@ -83,7 +83,7 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
 
 
 def _groups(near: Sequence[Likeness]) -> dict[str, list[list[str]]]:
-    """Rows by what they do not share with the scenario."""
+    """Return the rows of runs, by what they do not share with the scenario."""
     groups: dict[str, list[list[str]]] = {}
     for each in near:
         title = f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes"

@@ -120,7 +120,7 @@ class Worker(Generic[Result]):
         return job.result
 
     def ahead(self, job: Job[Result]) -> int:
-        """Questions that are answered before this one."""
+        """Return the number of questions that are answered before this one."""
         with self._lock:
             return sum(not each.done for each in takewhile(lambda each: each is not job, self._jobs.values()))
 
@@ -195,14 +195,14 @@ _task: tuple[Compute[Any], "Connection[Any, Any]", Any]
 
 
 def _begin(*task: Any) -> None:
-    """In the process: keep what every question needs."""
+    """Keep in the process what every question needs."""
     global _task
     settle()
     _task = task
 
 
 def _answer(question: Any) -> None:
-    """In the process: answer a question, and report results and then None."""
+    """Answer a question in the process; report results and then None."""
     compute, told, given_up = _task
 
     def tell(result: object) -> None:

@@ -73,7 +73,7 @@ def _out(block: BlockKernels, kind: Gqa | Mla, k: int, after: Sequence[int], pre
 
 
 def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: bool) -> int:
-    """Two kernels of the shard's heads, as in vLLM's Qwen3Attention: one over the queries, one over the keys.
+    """Add the two kernels of the shard's heads in vLLM's Qwen3Attention: one over queries, one over keys.
 
     Over all heads, ranks add up the squares of both for each token first, as in vLLM's MiniMaxText01RMSNormTP.
     """
@@ -91,7 +91,7 @@ def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: 
 
 
 def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
-    """Multi-head latent attention: absorbed for single new tokens, expanded for prompts (vLLM, mla/common.py)."""
+    """Add multi-head latent attention: absorbed for single tokens, expanded for prompts (vLLM, mla/common.py)."""
     rank = block.rank
     heads, hidden, qkv = kind.heads // rank.tp, kind.hidden, rank.format("qkv", kind)
     latent, rope = kind.kv_lora_rank, kind.rope_head_dim

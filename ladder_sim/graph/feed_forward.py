@@ -103,7 +103,7 @@ def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
 def _exchange(
     block: BlockKernels, kind: Moe, prefix: str, name: Literal["dispatch", "combine"], element_bytes: float, after: int
 ) -> int:
-    """Tokens to their experts, or what these return, between ranks that have requests of their own."""
+    """Add the exchange of tokens for experts, or of what these return, between ranks with requests of their own."""
     rank, kernel, hidden = block.rank, block.rank.stack.dispatch, float(kind.expert.hidden)
     if kernel == "allgather":
         message = rank.tokens * rank.plan.attention_dp * hidden * element_bytes

@@ -87,7 +87,7 @@ class RankPass:
         self._as_stored = workload.dtype == model.weights_dtype
 
     def format(self, part: LayerPart, kind: Gqa | Mla | Dense | Moe) -> Format:
-        """Operands of the linear layers of a part of a block."""
+        """Return the format of the operands of a block part's linear layers."""
         return FORMATS["bf16"] if self._as_stored and part in kind.unquantized else self._format
 
 

@@ -21,8 +21,8 @@ class Kernel(NamedTuple):
     after: tuple[int, ...]
     """Positions in the block of those that it needs; `NORM`: the norm in front of the block."""
     next_to: int = NORM
-    """Of the one during which it and its like run, on a stream of their own: they take what they last longer; `NORM`:
-    it has none."""
+    """Position of the kernel during which this one and its like run, on a stream of their own; the time that they last
+    longer counts; `NORM` if there is none."""
 
 
 class BlockStructure(NamedTuple):
@@ -33,9 +33,9 @@ class BlockStructure(NamedTuple):
     output: int
     """Position of the one that makes the block's output."""
     shared: int = NORM
-    """Of the one that makes an output which is added to that when it is joined; `NORM`: there is none."""
+    """Position of the kernel whose output is added to the block's output when that is joined, or `NORM`."""
     own: int = NORM
-    """Of the one that makes the rank's own part of it, if the block exchanges parts itself; `NORM`: it does not."""
+    """Position of the kernel that makes the rank's own part, if the block exchanges parts itself; else `NORM`."""
 
 
 class BlockKernels:
@@ -58,7 +58,7 @@ class BlockKernels:
         return BlockStructure(tuple(self.kernels), self.output, self.shared, self.own)
 
     def op(self, name: str, kind: OpKind, shape: Shape, after: Sequence[int], *, weights: float = 0.0) -> int:
-        """Any kernel; `weights` are the bytes that it holds in memory."""
+        """Add a kernel; `weights` are the bytes that it holds in memory."""
         self.kernels.append(Kernel(name, kind, tuple(after), self.next_to))
         self.ops.append(Op(name=f"layer.{self.part}.{name}", kind=kind, shape=shape, weight_bytes=weights))
         return len(self.ops) - 1

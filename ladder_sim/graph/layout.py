@@ -55,7 +55,7 @@ class Structure(NamedTuple):
     fused_add: bool
     """A norm adds the output of the block just before it."""
     fused_ladder_add: bool
-    """And one that is joined later."""
+    """Whether a norm adds an output that is joined later."""
     norms: BlockNorms
     """What blocks normalise: what they read, their outputs before they are joined, or both."""
     vocab_parallel: bool
@@ -90,13 +90,13 @@ class Layout:
     same_as: tuple[int, ...]
     """Position of its role in `roles`."""
     roles: tuple[Role, ...]
-    """Those that there are, in the order of their first ops."""
+    """Roles of the layout, in the order of their first ops."""
     next_to: Mapping[int, tuple[int, ...]]
-    """Of roles with others next to them, as `Kernel.next_to` says, and of those."""
+    """Roles that run next to each role that has such, as `Kernel.next_to` says."""
     chunked: Mapping[int, int] = field(default_factory=dict)
     """The GEMM of each collective that runs chunk by chunk with one; both are roles."""
     uncontended: bool = False
-    """Its streams take nothing of the GPU from each other."""
+    """Whether the layout's streams take nothing of the GPU from each other."""
 
 
 @lru_cache(maxsize=1024)
@@ -192,7 +192,7 @@ class _Builder:
         return name if self.used[name] == 1 else f"{name}{self.used[name]}"
 
     def _due(self, joins: Sequence[int]) -> list[int]:
-        """Numbers of the outputs that join, but for those that joined when they were read ahead."""
+        """Return the numbers of the outputs that join, without those that joined when they were read ahead."""
         return [number for back in joins if (number := len(self.outputs) - back) in self.waiting]
 
     def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[int]:
@@ -215,7 +215,7 @@ class _Builder:
         return last
 
     def _read_ahead(self, block: Block, prefix: str, layer: int) -> list[int]:
-        """Tensors that a block reads ahead of the sums that have them."""
+        """Return the tensors that a block reads ahead of the sums that have them."""
         tensors = []
         for number in [len(self.outputs) - back for back in block.reads_ahead]:
             output = self.outputs[number]

@@ -49,7 +49,7 @@ class Portion(NamedTuple):
 
     number: int = 0
     of: int = 1
-    """So many parts."""
+    """Number of parts."""
 
 
 WHOLE = Portion()
@@ -64,7 +64,7 @@ class Op:
     kind: OpKind
     """What it is, as broken down in reports."""
     shape: Shape
-    """Its size, from which its cost follows."""
+    """Size of the op, from which its cost follows."""
     layer: int = -1
     """Decoder layer; -1: before the first or after the last."""
     weight_bytes: float = 0.0

@@ -50,7 +50,7 @@ class PassKernels:
         self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
-        """Their order in a variant, after `rewrites` (`ladder_sim.graph.techniques.forms`); `keep` as in `lay_out`."""
+        """Return the order of ops in a variant, after `rewrites` (see `techniques.forms`); `keep` as in `lay_out`."""
         rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1
@@ -92,7 +92,7 @@ class PassKernels:
         return self._of[role]
 
     def number(self, role: Role) -> int:
-        """Position in `distinct` of the op that is like it."""
+        """Return the position in `distinct` of the op that equals this role's op."""
         op = self.of(role)
         number = self._numbers.setdefault((op.kind, op.shape, op.portion), len(self.distinct))
         if number == len(self.distinct):
@@ -100,7 +100,7 @@ class PassKernels:
         return number
 
     def ops(self, layout: Layout) -> tuple[Op, ...]:
-        """Every op of a layout, in issue order."""
+        """Return every op of a layout, in issue order."""
         own = [self.of(role) for role in layout.roles]
         return tuple(
             replace(own[like], name=name, kind=kind, layer=layer)
@@ -187,7 +187,7 @@ class PassKernels:
 
 
 def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list[Op]:
-    """Every op of a rank's forward pass at its size, in issue order.
+    """Return every op of a rank's forward pass at its size, in issue order.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> O
 
 
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:
-    """Attention and MLP side by side, whose first projections are one GEMM."""
+    """Add attention and MLP side by side, whose first projections are one GEMM."""
     rank = block.rank
     qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
     bias = qkv * own.qkv_bias + up * other.bias

@@ -55,7 +55,7 @@ class BlockKey(NamedTuple):
     attention: int
     """Position in `ModelBlocks.attentions`; -1: there is none."""
     feed_forward: int
-    """Likewise, in `ModelBlocks.feed_forwards`."""
+    """Position in `ModelBlocks.feed_forwards`; -1 if there is none."""
     reduces: bool
     """As `Block.reduces`."""
 

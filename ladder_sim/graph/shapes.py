@@ -37,7 +37,7 @@ class Multiplication:
     output_element_bytes: float
     """Bytes of one output activation."""
     format: str = "bf16"
-    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+    """Format of the operands, by `ladder_sim.specs.workload.Format.name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class CachedAttention:
     kv_element_bytes: int = 2
     """Bytes of one cached element."""
     shares_step: bool = False
-    """Of prompts whose step decodes other sequences too; `kv_len` is what their tokens read on average."""
+    """Whether the step of a prompt decodes other sequences too; `kv_len` is what its tokens read on average."""
 
     @property
     def is_prompt(self) -> bool:
@@ -340,7 +340,7 @@ class CollectiveShape(DataMovement):
     """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; bits of a quantised all-reduce; algorithm
     of an all-reduce that is not the stack's."""
     own_type: bool = False
-    """Its elements are not of the activations' type, but token ids or 32-bit sums."""
+    """Whether elements are not of the activations' type, but token ids or 32-bit sums."""
 
     @property
     def moved_bytes(self) -> float:

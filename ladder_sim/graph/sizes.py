@@ -46,13 +46,13 @@ class Sizes:
     duty: float | NDArray[np.float64] = 0.0
     """As `GemmShape.duty`."""
     prompts: Count = 0
-    """Of a mixed step: sequences whose prompt it runs in addition, maybe a fraction of one on average."""
+    """Sequences whose prompt a mixed step runs in addition, maybe a fraction of one on average."""
     chunk: Count = 0
     """Tokens of each of those prompts in the step."""
     chunk_kv_len: Count = 0
     """What the last of these tokens reads, if the chunk is an average one."""
     whole_kv_len: Count = 0
-    """Of the whole prompts of which these are parts, `kv_len`; 0: they are whole."""
+    """`kv_len` of the whole prompts of which these are parts; 0 if they are whole."""
     smallest: int = 1
     """Tokens and sequences of the graph of one token: two in a mixed step, one of each kind."""
     _parts: "dict[Portion, Sizes]" = field(init=False, repr=False, default_factory=dict)
@@ -204,7 +204,7 @@ def _same(sizes: tuple[Any, ...]) -> Hashable:
 
 
 def _cut(tokens: Any, number: int, of: int) -> Any:
-    """Token at which a part of a prompt begins: the first of a tile, if every part fills one."""
+    """Return the token at which a part of a prompt begins: the first of a tile, if every part fills one."""
     if number == of:
         return tokens
     rows = TILE_ROWS[1]

@@ -41,7 +41,7 @@ class Rule(NamedTuple):
     reads_shared: bool = False
     """It reads what shared experts put out just before, where that needs no exchange."""
     reduces: bool = True
-    """Its output is summed over the ranks."""
+    """Whether the block's output is summed over the ranks."""
     percent: int = 100
     """Channels that are summed; of the others each rank keeps its own part."""
     carries: Carried = "nothing"
@@ -62,7 +62,7 @@ class Parameter:
     """A number that fits most models."""
     smallest: int = 1
     default: int | None = None
-    """Its value if the name has none; None: the name must have one."""
+    """Value of the parameter if the name has none; None if the name must have one."""
     too_large: str = ""
     """What a number above the largest would do."""
     instead: str = ""
@@ -81,7 +81,7 @@ class Family:
     summary: str
     """In a line."""
     rule: Callable[[Place, int], Rule]
-    """Of a block at its place, given the parameter (0 if there is none)."""
+    """Rule of a block at its place, given the parameter (0 if there is none)."""
     paper: str = ""
     """Where it was published; empty: it is the usual one, or no model."""
     parameter: Parameter | None = None
@@ -126,17 +126,17 @@ class Family:
 
 
 def standard(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i} s_j``."""
+    """Return the rule of ``x + sum_{j<i} s_j``."""
     return Rule()
 
 
 def ladder(at: Place, late: int) -> Rule:
-    """``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
+    """Return the rule of ``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
     return Rule(late=late)
 
 
 def delayed(at: Place, late: int) -> Rule:
-    """``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: the own part at once, those of the others D blocks later."""
+    """Return the rule of ``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: only others' parts come D blocks late."""
     return Rule(late=late, reads_own=late > 0)
 
 
@@ -159,7 +159,7 @@ def drop(at: Place, parameter: int) -> Rule:
 
 
 def partial(at: Place, percent: int) -> Rule:
-    """``x + sum_{j<i} s_j`` in the first P percent of the channels, ``x + sum_{j<i} p_j^r`` in the others.
+    """Return the rule of ``x + sum_{j<i} s_j`` in the first P percent of channels, ``x + sum_{j<i} p_j^r`` in the rest.
 
     The LM head's shards need one residual: before it, the others are averaged over the ranks.
     """
@@ -167,7 +167,7 @@ def partial(at: Place, percent: int) -> Rule:
 
 
 def farskip(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i-1} s_j``, and what the shared experts of block i - 1 put out, where that needs no exchange.
+    """Return the rule of ``x + sum_{j<i-1} s_j``, and block i - 1's shared experts where that needs no exchange.
 
     Equation 8a: experts read the residual before attention; attention reads it without the routed experts before it.
     """
@@ -175,12 +175,12 @@ def farskip(at: Place, parameter: int) -> Rule:
 
 
 def farskip_own(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, the rank's own part of what is missing."""
+    """Return the rule of ``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, with the rank's own part of the missing."""
     return Rule(late=1, reads_own=True)
 
 
 def upper_bound(at: Place, parameter: int) -> Rule:
-    """``x + sum_{j<i} p_j^r``; the LM head reads that as well."""
+    """Return the rule of ``x + sum_{j<i} p_j^r``, which the LM head reads as well."""
     return Rule(reduces=False)
 
 

@@ -33,7 +33,7 @@ class Block:
     reads_shared: bool = False
     """What shared experts put out just before is added too, where it needs no exchange."""
     reduces: bool
-    """Its output is summed over the ranks."""
+    """Whether the block's output is summed over the ranks."""
     percent: int = 100
     """Channels that are summed; of the others each rank keeps its own part."""
     folds_residual: bool = False
@@ -53,7 +53,7 @@ class Layer:
     kind: int = 0
     """What its blocks are made of: equal numbers are equal layers."""
     starts_stage: bool = False
-    """Its inputs come from another pipeline stage."""
+    """Whether the layer's inputs come from another pipeline stage."""
     repeats: int = 1
     """Layers that it stands for in a condensed wiring."""
 
@@ -116,7 +116,7 @@ class Wiring:
         return replace(self, layers=tuple(kept))
 
     def _runs(self) -> list[tuple[int, int, int]]:
-        """Maximal runs of a repeating pattern as (first layer, layers in the pattern, times it stands there)."""
+        """Return the maximal runs of a repeating pattern: first layer, layers of the pattern, times it repeats."""
         # what layers have in common that are simulated once
         alike = [(layer.blocks, layer.kind, layer.starts_stage) for layer in self.layers]
         runs: list[tuple[int, int, int]] = []
@@ -135,7 +135,7 @@ class Wiring:
 
 
 def _kind_period(kinds: Sequence[int]) -> int:
-    """Layers after which the kinds repeat, whatever the first few are; 1: they do not."""
+    """Return the layers after which the kinds repeat, whatever the first few are; 1 if they do not repeat."""
     layers = len(kinds)
     first = next((i for i in range(layers) if kinds[i] != kinds[0]), layers)
     periods = range(1, layers // 2 + 1)
@@ -233,7 +233,7 @@ def _block(part: Part, rule: Rule, joins: tuple[int, ...], reads_ahead: tuple[in
 
 
 def _rules(chosen: Variant, has_it: Sequence[int], layers: int) -> Iterator[tuple[int, Part, Rule]]:
-    """Layer, part and rule of every block, if the layers in `has_it` are wired as chosen and the others standard."""
+    """Yield the layer, part and rule of every block: chosen in the layers `has_it`, standard in the others."""
     family, standard = chosen.family, FAMILIES["standard"]
     number, blocks = 0, len(has_it) * len(family.parts)
     for layer in range(layers):

@@ -21,9 +21,9 @@ class Measured:
     model: str
     """As the source calls it."""
     parameters: float
-    """Of the model."""
+    """Number of the model's parameters."""
     tokens: float
-    """That it was trained on with this wiring."""
+    """Number of tokens that the model was trained on with this wiring."""
     tokens_are_limit: bool
     """The source says only that they are fewer than so many."""
     recipe: str
@@ -32,7 +32,7 @@ class Measured:
     higher_is_better: bool
     value: float
     standard: float | None
-    """Of the standard model that the source holds it against; None: the source gives none."""
+    """Value of the standard model that the source compares with; None if the source gives none."""
     spread: float | None
     """Over seeds; None: the source gives none."""
     source: str
@@ -183,7 +183,7 @@ def _large(rows: Sequence[Measured]) -> list[Measured]:
 
 
 def _summary(rows: Sequence[Measured]) -> str:
-    """Averages and perplexities of the largest model with the first row's wiring, trained most."""
+    """Return the averages and perplexities of the largest and most trained model with the first row's wiring."""
     alike = [row for row in rows if row.wiring == rows[0].wiring and row.sums_up]
     best = max(alike, key=lambda row: (row.parameters, row.tokens))
     by_recipe: dict[str, list[str]] = {}

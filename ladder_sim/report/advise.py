@@ -348,8 +348,8 @@ def _not_run(advice: Advice) -> Iterator[tuple[str, str, str]]:
     no_room = [each for each in advice.unfit if not each.problem]
     others = [each for each in advice.unfit if each.problem]
     if no_room:
-        lacking = f"{advice.place(no_room[0].scenario)}: lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
-        yield "does not fit the memory", lacking, str(len(no_room) * len(advice.variants))
+        lacking = f"{advice.place(no_room[0].scenario)} lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
+        yield "no room in memory", lacking, str(len(no_room) * len(advice.variants))
     if others:
         yield (
             "cannot run",

@@ -75,7 +75,8 @@ class Brief:
             if height <= room:
                 kept.append(each.first)
                 room -= height
-        for each in wanted:
+        # honesty first
+        for each in sorted(wanted, key=lambda remark: remark.word != "evidence"):
             longer = _remark_height(console, each) - _remark_height(console, each.first)
             if each.first in kept and longer <= room:
                 kept[kept.index(each.first)] = each

@@ -234,13 +234,19 @@ def _verdict(need: Capacity) -> str:
     none = [withs[name] for name in names if name not in able]
     if not able:
         return f"No number of GPUs keeps the SLO at {load}, with {' or '.join(none)}."
-    gpus = [gpus_text(need[name].gpus) for name in able]
-    value, _, ends = gpus[0].partition(" ")
-    unit = f"GPU{'s' * (value != '1')}"
-    said = f"{load} within the SLO need {' '.join(filter(None, (value, unit, ends)))} with {withs[able[0]]}"
+    gpus = [_at_most(need[name].gpus) for name in able]
+    said = f"{load} within the SLO need {gpus[0]} with {withs[able[0]]}"
     if len(able) > 1:
         return f"{said} and {gpus[1]} with {withs[able[1]]}."
     return f"{said}; no number of GPUs keeps it with {none[0]}." if none else f"{said}."
+
+
+def _at_most(gpus: Interval) -> str:
+    """How many, and how many it may take."""
+    said = f"{gpus.value:.0f} GPU{'s' * (gpus.value != 1)}"
+    if gpus.low < gpus.value:
+        return f"{said} ({gpus.low:.0f}-{gpus.high:.0f})"
+    return f"{said}, perhaps {gpus.high:.0f}," if gpus.high > gpus.value else said
 
 
 def _asked(need: Capacity) -> str:

@@ -181,12 +181,12 @@ def _verdict(predictions: Predictions) -> str:
         )
     own = own_variant(confidence.scenario.model) == fastest.variant
     price = "the model is trained so" if own else "it needs retraining"
-    over = "standard here"
+    besides = ""
     if best:
-        gain = best.gain(fastest.speedup).value
-        run = "which you would run" if best.surely_faster else "perhaps the faster plan"
-        over += f", and {gain:.2f}x than standard on {best.scenario.plan}, {run}"
-    return f"{wiring_label(fastest.variant, sentence=True)} {gain_text(fastest.speedup)} than {over}; {price}."
+        gain, ends = best.gain(fastest.speedup).text.split(" ", 1)
+        besides = f" and {gain}x as fast as standard on {best.scenario.plan} {ends}"
+    gains = gain_text(fastest.speedup, "standard here")
+    return f"{wiring_label(fastest.variant, sentence=True)} {gains}{besides}; {price}."
 
 
 def _instead(predictions: Predictions) -> Iterator[str]:

@@ -283,7 +283,7 @@ def _load(served: Served) -> str:
     names, first = _compared(served), served[served.first].figures
     # a client that holds requests back is never ahead of the server
     arrive = not isinstance(served.load, Traffic) or not served.load.concurrency
-    rates = {name: f"{interval_text(served[name].tokens_per_s)} tok/s" for name in names}
+    rates = {name: f"{number_text(served[name].tokens_per_s.value)} tok/s" for name in names}
     if arrive and all(served[name].stable for name in names):
         keep = "Both wirings keep up" if len(names) > 1 else f"{wiring_label(names[0], sentence=True)} keeps up"
         said = f"{keep}: {rates[names[0]]}"

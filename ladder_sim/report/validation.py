@@ -162,7 +162,10 @@ def _sentence(errors: Sequence[_Figure], rows: Sequence[Comparison]) -> str:
     other = next((stats for *figure, stats in errors if figure == [name, not p2p]), None)
     besides = f"{percent(other.mean_error)} without P2P" if other else f"{percent(first.max_error)} at most"
     figure = _figure_label(name, sentence=True)
-    return f"{figure} is off by {percent(first.mean_error)} on average ({besides}) on rows that no fit has seen."
+    count = first.rows + (other.rows if other else 0)
+    return (
+        f"{figure} is off by {percent(first.mean_error)} on average ({besides}) on {count} rows that no fit has seen."
+    )
 
 
 def _is_headline(figure: str) -> bool:

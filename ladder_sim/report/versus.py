@@ -281,7 +281,7 @@ def _remarks(result: Versus) -> Iterator[Remark]:
         yield Remark("instead", f"Standard on {there.scenario.plan} {faster}; over it {what} gives {gain}.")
     yield Remark("evidence", evidence_text(best.confidence, wirings=[best.prediction.variant]))
     if result.cost:
-        yield Remark("cost", f"{price_text(result.cost)}.")
+        yield Remark("cost", f"{result.cost.serving.variant}: {price_text(result.cost)}.")
     lossy = next((each for each in result.own if each.lossy), None)
     if lossy and result.faster(lossy, result.best_own):
         yield Remark("instead", f"If answers may change, {lossy.name} gives {_times(lossy.gain)} without retraining.")

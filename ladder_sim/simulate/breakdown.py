@@ -26,7 +26,7 @@ class SimulatedOp:
     op: Op
     """What it is."""
     estimate: Estimate
-    """Its cost alone."""
+    """Cost of the op alone."""
     seconds: float
     """Start to end, as simulated."""
     repeats: int
@@ -38,7 +38,7 @@ class SimulatedOp:
 def simulated_ops(
     schedule: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, critical: Set[int]
 ) -> list[SimulatedOp]:
-    """Every op of a simulated pass, in issue order.
+    """Return every op of a simulated pass, in issue order.
 
     `distinct` and `estimates` are of each role in the layout: the op at the size of the pass, and its cost. `timeline`
     has launches first, then ops; `critical` are the tasks on its critical path.

@@ -27,7 +27,7 @@ class Collective:
     needed_by: str
     """The first kernel that does, or that of a collective behind it on the same stream; empty: the pass ends."""
     seconds: float
-    """All of them, hidden or not."""
+    """Seconds of all these collectives, hidden or not."""
     hidden_s: float
     """Part of these seconds in which kernels run."""
 

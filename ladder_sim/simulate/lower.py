@@ -67,7 +67,7 @@ class Order:
     counts: tuple[int, ...]
     """How often each role runs, likewise."""
     stages: tuple[Mapping[tuple[int, Lead], int], ...]
-    """The same of each pipeline stage, its send included; empty if there is one stage."""
+    """Roles of each pipeline stage and how often they run, its send included; empty if there is one stage."""
     periods: tuple[Period, ...]
     """Where layers are left out."""
     synchronises: bool
@@ -195,7 +195,7 @@ def _periods(layout: Layout) -> tuple[Period, ...]:
 def op_times(
     schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
-    """How long a schedule's ops take alone, and what comes before them, given the cost of each of the layout's roles.
+    """Return how long a schedule's ops take alone, and their leads, given the cost of each of the layout's roles.
 
     An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
     result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``),
@@ -242,7 +242,7 @@ def op_times(
 
 
 def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, device: Device) -> Program:
-    """One rank's tasks: first every CPU launch, then every op, each in issue order; `op_times` says what they take.
+    """Return one rank's tasks: every CPU launch, then every op, in issue order; `op_times` has their times.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
     there is a single launch. A launch that takes no time is no task.

@@ -261,7 +261,7 @@ class ForwardPass:
         return seconds
 
     def differs_from(self, other: "ForwardPass") -> dict[str, float]:
-        """Seconds by which kinds of ops take longer, alone, than those of another pass; kinds that differ alone."""
+        """Return the seconds by which kinds of ops take longer alone than in another pass, where they differ."""
         own_s, other_s = self.seconds_alone, other.seconds_alone
         longer_s = {kind: float(own_s.get(kind, 0.0) - other_s.get(kind, 0.0)) for kind in {**other_s, **own_s}}
         return {kind: seconds for kind, seconds in longer_s.items() if abs(seconds) > SAME * float(other.seconds)}
@@ -395,7 +395,7 @@ def simulate(
 
 
 def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:
-    """Seconds of a pass in which nothing overlaps: what its ops and their leads take together.
+    """Return the seconds of a pass in which nothing overlaps: its ops and their leads together.
 
     Where the CPU launches op after op, the pass also lasts as long as any op's launch and everything from that op on.
     Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
@@ -428,7 +428,7 @@ def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardw
 
 
 def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
-    """How long the simulated layers take, how much those left out add, and whether the kept ones are in a period."""
+    """Return the seconds of simulated layers, those of left-out layers, and whether the kept ones are periodic."""
     makespan_s = _makespan_s(program, times[2])
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
@@ -466,7 +466,7 @@ def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:
-    """Smallest and largest, configuration by configuration."""
+    """Return the smallest and the largest value, configuration by configuration."""
     if np.ndarray in set(map(type, values)):
         return reduce(minimum, values), reduce(maximum, values)
     return min(values), max(values)

@@ -36,9 +36,9 @@ class Jitter:
     """How uneven ranks are, beyond the cluster's persistent skew."""
 
     sigma: float
-    """Of the logarithm of each kernel's time, whose mean stays the same."""
+    """Standard deviation of the logarithm of each kernel's time, whose mean stays the same."""
     seed: int = 0
-    """Of the random numbers."""
+    """Seed of the random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ class Unevenness:
     ttft_p50_s: float
     """Median prefill."""
     ttft_p95_s: float
-    """Its 95th percentile."""
+    """95th percentile of prefill."""
     tpot_p50_s: float | None
     """Median decode step; None when only one token is asked for."""
     tpot_p95_s: float | None
-    """Its 95th percentile."""
+    """95th percentile of a decode step; None when only one token is asked for."""
     waiting_s: float
     """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
 
@@ -184,7 +184,7 @@ class _PacedRun:
         return float((waits * weights).sum(axis=1).mean())
 
     def increments(self) -> list[list[float]]:
-        """How long the periods of every run of equal layers took, apart from the first ones and the last; seconds."""
+        """Return the seconds of each period of every run of equal layers, without the first ones and the last."""
         lasted_s = []
         for period in self.schedule.order.periods:
             # the one that stands for others is the second last of its run
@@ -194,7 +194,7 @@ class _PacedRun:
         return lasted_s
 
     def _layer_end_s(self, position: int) -> float:
-        """When the last kernel of a layer ends on the slowest rank, seconds."""
+        """Return when the last kernel of a layer ends on the slowest rank, seconds."""
         index = self.schedule.layout.wiring.layers[position].index
         own = [
             self.launches + number

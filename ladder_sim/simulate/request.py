@@ -54,9 +54,9 @@ class Request:
     passes: Sequence[tuple[ForwardPass, Number]] = ()
     """Passes that hold a prompt, decode steps, and how many each stands for; none where requests were put together."""
     host_s: Number = 0.0
-    """Of its time, what the CPU does between passes."""
+    """CPU time between the passes of a request."""
     front_end_s: Number = 0.0
-    """Of its time to first token, what a server takes outside of the engine."""
+    """Time to first token that a server spends outside of the engine."""
     ranked: Sequence[RankedStep] = ()
     """With jitter: the prefill and the middle decode step on all ranks."""
 
@@ -213,7 +213,7 @@ def joined(
 
 
 def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tuple[Count, Number]]:
-    """Context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
+    """Return the context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
 
     Requests are one, or many that all take as many contexts (`context_counts`). With a static cache attention costs the
     same at every step.
@@ -240,7 +240,7 @@ def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tu
 
 
 def context_counts(prompt: Counts, gen: Counts) -> Counts:
-    """Contexts to simulate for each request; none where prefill yields the only token."""
+    """Return the contexts to simulate for each request; none where prefill yields the only token."""
     first, last = prompt + 1, prompt + gen - 1
     within = [last <= growth * first for growth, _ in CONTEXT_COUNTS]
     counts = np.select(within, [count for _, count in CONTEXT_COUNTS], MOST_CONTEXTS)
@@ -248,7 +248,7 @@ def context_counts(prompt: Counts, gen: Counts) -> Counts:
 
 
 def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
-    """Contexts of requests that all take `count` of them, and the decode steps each stands for, (requests, count).
+    """Return `count` contexts of each request, and the decode steps each stands for, shape (requests, count).
 
     In short answers the same context may come several times.
     """
@@ -265,7 +265,7 @@ def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, 
 
 
 def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) -> list[Rows]:
-    """Which requests can be simulated together.
+    """Return the requests that can be simulated together.
 
     Prompts have one token or several, decode has as many contexts, and passes have the same form.
     """

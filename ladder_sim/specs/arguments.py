@@ -44,7 +44,7 @@ class Argument:
     doubles: bool = field(default=False, kw_only=True)
     """A range without a step doubles."""
     repeats: bool = field(default=False, kw_only=True)
-    """Its flag may be given several times."""
+    """Whether the argument's flag may be given several times."""
     maximum: int = field(default=0, kw_only=True)
     """Largest whole number that a link of the explorer may hold."""
 

@@ -210,7 +210,7 @@ def _ids(folder: str) -> tuple[str, ...]:
 
 @functools.cache
 def _hub_ids() -> dict[str, str]:
-    """Built-in models by the Hugging Face ids of their files."""
+    """Return the built-in models by the Hugging Face ids of their files."""
     return {hub_id: name for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())}
 
 

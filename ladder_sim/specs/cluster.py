@@ -99,8 +99,8 @@ class ClusterSpec:
     """How much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
     explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4."""
     host_low_latency_share: Annotated[float, Limits(0, 1.0, above=True)] = 0.125
-    """Of the host tier's bandwidth: the rate of NCCL's low-latency protocol (LL) between two ranks. LL sends a flag
-    with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
+    """Share of the host tier's bandwidth at the rate of NCCL's low-latency protocol (LL) between two ranks. LL sends a
+    flag with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
     pcie_roots: Annotated[int, Limits(1, 1000)] = 1
     """CPU sockets below whose PCIe roots the GPUs of a node lie; all-reduce pcie-one-shot is slower across them."""
     profile: str = ""
@@ -165,7 +165,7 @@ class TreeLatency(NamedTuple):
     network_hop_us: float
 
     def seconds(self, nodes: int, ranks_per_node: int) -> float:
-        """Up the tree and down again, chains inside the nodes included."""
+        """Return the seconds up the tree and down again, chains inside the nodes included."""
         hops_us = (ranks_per_node - 1) * self.node_hop_us + math.log2(nodes) * self.network_hop_us
         return (self.base_us + 2.0 * hops_us) * 1e-6
 

@@ -43,7 +43,7 @@ class EngineOption(NamedTuple):
     """As its command line has it, without dashes before it."""
     engine: str
     field: str
-    """Of `StackSpec`."""
+    """Field of `StackSpec`."""
 
     @classmethod
     def find(cls, key: str) -> Self | None:

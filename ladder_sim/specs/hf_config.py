@@ -154,7 +154,7 @@ def _heads(reader: ConfigReader, heads: int, hidden: int) -> dict[str, int]:
 
 
 def _experts(reader: ConfigReader, layers: int) -> dict[str, Any]:
-    """Routed and shared experts, and the layers without them; nothing if the model's type has none."""
+    """Return the routed and shared experts, and the layers without them; empty if the model's type has none."""
     names = EXPERTS.get(reader.model_type())
     if names is None:
         return {}
@@ -258,7 +258,7 @@ def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _rotated_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Layers of Llama 4 with rotary embeddings."""
+    """Return the layers of Llama 4 with rotary embeddings."""
     rotated = reader.config.get("no_rope_layers") or []
     if not rotated:
         return _in_pattern(reader, layers)
@@ -270,7 +270,7 @@ def _rotated_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """All but one layer of each period; all if there is no pattern."""
+    """Return all but one layer of each period; all layers if there is no pattern."""
     if reader.config.get("sliding_window_pattern") is None:
         return tuple(range(layers))
     period = reader.size("sliding_window_pattern", MAXIMA["layers"])

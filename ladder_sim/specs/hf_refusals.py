@@ -75,7 +75,7 @@ def refuse_architectures(reader: ConfigReader) -> None:
 
 
 def _refuse_contradictions(reader: ConfigReader) -> None:
-    """Fields of experts or of latent attention in a type that has none."""
+    """Refuse fields of experts or of latent attention in a type of model that has none."""
     for key in _EXPERT_FIELDS:
         if reader.config.get(key) and reader.model_type() not in EXPERTS:
             raise reader.error(

@@ -78,7 +78,7 @@ class ExpertLoads:
         return "balanced" if self.counts else cast(Imbalance, self.name)
 
     def busiest(self, ep: int) -> float:
-        """Tokens of the part of the experts that has most, over an even share, as far as the table does not say it."""
+        """Return the tokens of the busiest part of the experts over an even share, beyond what the table holds."""
         if not self.counts:
             return 1.0
         held = len(self.counts) // ep

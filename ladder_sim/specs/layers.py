@@ -57,7 +57,7 @@ class Gqa:
         return 2 * self.kv_heads * self.head_dim
 
     def kv_share(self, tp: int) -> float:
-        """Part of these elements on each of `tp` ranks: a share of the heads, replicas included."""
+        """Return the part of the KV elements on each of `tp` ranks: a share of the heads, replicas included."""
         return max(1, self.kv_heads // tp) / self.kv_heads
 
     def partition_problem(self, tp: int) -> str:
@@ -109,7 +109,7 @@ class Mla:
         return 0
 
     def kv_share(self, tp: int) -> float:
-        """Part of these elements on each of `tp` ranks: every rank's heads read all of it."""
+        """Return the part of the KV elements on each of `tp` ranks: every rank's heads read all of them."""
         return 1.0
 
     def partition_problem(self, tp: int) -> str:
@@ -123,7 +123,7 @@ class Dense:
     hidden: int
     """Width of the residual stream."""
     width: int
-    """Its own width."""
+    """Width of the MLP's inner layer."""
     gated: bool = True
     """Gate and up projections, or one up projection."""
     bias: bool = False
@@ -190,9 +190,9 @@ class LayerKind:
     """What a decoder layer is made of."""
 
     attention: Gqa | Mla
-    """Its first block."""
+    """Attention, the first block of the layer."""
     feed_forward: Dense | Moe
-    """Its second block."""
+    """Feed-forward block, the second block of the layer."""
 
     @property
     def parameters(self) -> int:

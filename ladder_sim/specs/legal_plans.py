@@ -27,7 +27,7 @@ class Plans:
 
 
 def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -> Plans:
-    """Every plan for a model on at most so many GPUs; an error if there is none, or there are over `MAX_PLANS`.
+    """Return every plan for a model on at most `gpus` GPUs; raise an error for none, or over `MAX_PLANS`.
 
     `base` has the most requests; its own plan does not matter. `given` are values of degrees to choose from. By default
     TP takes every degree that divides the model and EP every one that divides the ranks of a stage and the experts; PP,
@@ -77,7 +77,7 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
 
 
 def _all_degrees(base: Scenario, gpus: int) -> dict[str, Sequence[Any]]:
-    """Values of each degree that some plan may have; without EP, which depends on the others."""
+    """Return the values of each degree that some plan may have, without EP, which depends on the others."""
     usual = [degree for degree in range(1, gpus + 1) if gpus % degree == 0 or degree & (degree - 1) == 0]
     # a dense model has none to spread
     alone: dict[str, Sequence[Any]] = {} if base.model.experts else {"ep": (1,), "attention_dp": (1,)}
@@ -104,5 +104,5 @@ def _few_enough(values: Mapping[str, Sequence[Any]], gpus: int) -> Iterator[dict
 
 
 def _fewest(values: Mapping[str, Sequence[int]]) -> int:
-    """GPUs of the smallest combination."""
+    """Return the number of GPUs of the smallest combination."""
     return math.prod(min(values[name]) for name in ("tp", "attention_dp", "pp", "dp"))

@@ -144,7 +144,7 @@ class Plan:
 
 
 def named_degrees(plan: Plan, *names: str) -> str:
-    """Degrees above 1 by their names, the tensor-parallel one in any case.
+    """Return the degrees above 1 by their names, and the tensor-parallel one in any case.
 
     Examples
     --------

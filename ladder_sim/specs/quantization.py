@@ -62,7 +62,7 @@ class Quantization(NamedTuple):
     dtype: DType
     """Precision of linear layers."""
     kv_dtype: KvDType | None
-    """Of the KV cache; None: the config does not say."""
+    """Data type of the KV cache; None if the config does not say."""
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of every layer that stay in 16 bits."""
     unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
@@ -115,7 +115,7 @@ class _Reader:
         return SpecError(f"{self.where}: {key} is {quoted(value)}: {rule}", hint=_WAY_OUT)
 
     def kept(self, layers: int) -> dict[LayerPart, tuple[int, ...]]:
-        """Layers that leave a part out of the quantisation, by part; a part of which only modules are is refused."""
+        """Return the layers whose part stays unquantised, by part; refuse a part of which only some modules stay."""
         modules: list[dict[str, tuple[str, str]]] = [{} for _ in range(layers)]
         for key in _EXCLUDED:
             names = self.fields.get(key) or []
@@ -145,7 +145,7 @@ class _Reader:
         return kept
 
     def _layers(self, key: str, name: str, layers: int) -> Sequence[int]:
-        """Layers that the name of a module, or a pattern of names, is of."""
+        """Return the layers that the name of a module, or a pattern of names, refers to."""
         said = _LAYERS.search(name)
         if said is None and "layers." in name:
             raise self.error(key, "layers of such a pattern cannot be read", name)

@@ -231,7 +231,7 @@ class Scenario:
         return -(-self.plan.tp // self.cluster.gpus_per_node)
 
     def layout(self, group: str) -> tuple[int, int]:
-        """Nodes that hold ranks of a group, "tensor" or "experts", and its ranks on each of them."""
+        """Return the nodes that hold ranks of a group, "tensor" or "experts", and the group's ranks on each node."""
         if group == "tensor":
             return self.group_nodes, self.ranks_per_node
         # one rank of each tensor-parallel group of a stage

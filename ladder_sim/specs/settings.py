@@ -83,9 +83,9 @@ class Setting(NamedTuple):
 
     section: str
     field: str
-    """Of the section's spec, with its unit, ``bandwidth_Bps``."""
+    """Field of the section's spec, with its unit, ``bandwidth_Bps``."""
     kind: Any
-    """Its type, or the function that looks up what text names."""
+    """Type of the value, or the function that looks up what text names."""
 
     @property
     def name(self) -> str:

@@ -16,13 +16,13 @@ class Support(NamedTuple):
     """An engine, or several, that have a technique or a wiring today."""
 
     engine: str
-    """Its name, and the part of the technique that it has."""
+    """Name of the engine, and the part of the technique that it has."""
     source: str
     """Version and file, change or paper that says so."""
 
 
 def engines(support: Sequence[Support]) -> str:
-    """Their names; "none" if there are none."""
+    """Return the names of the engines; "none" if there are none."""
     return "; ".join(each.engine for each in support) or "none"
 
 
@@ -169,7 +169,7 @@ class Techniques:
         return tuple(name for name in self.chosen if TECHNIQUES[family_of(name)].splits)
 
     def without(self, family: str) -> "Techniques":
-        """All but one technique."""
+        """Return the techniques without one of them."""
         return Techniques(tuple(name for name in self.chosen if family_of(name) != family))
 
     def check_next_to(self, family: str) -> None:
@@ -186,7 +186,7 @@ NO_TECHNIQUES = Techniques()
 
 
 def technique_names() -> tuple[str, ...]:
-    """Every technique with each of its parameters.
+    """Return every technique with each of its parameters.
 
     Examples
     --------

@@ -160,7 +160,7 @@ def check_fields(spec: Any, where: str = "") -> None:
 
 @cache
 def _checks(spec: type) -> Sequence[tuple[str, Callable[[Any, str], object]]]:
-    """Fields with a rule, and the rule for their values."""
+    """Return the fields with a rule, and the rule for their values."""
     return [(name, check) for name, kind in field_kinds(spec).items() if (check := _check_of(kind))]
 
 
@@ -279,7 +279,7 @@ def typed(*, unless: Container[str] = ()) -> Callable[[Callable[_Parameters, _Re
 
 
 def _hints(function: Callable[..., object], keywords: str) -> dict[str, Any]:
-    """Types by parameter; of ``**keywords: Unpack[...]`` those of its keys."""
+    """Return the types by parameter; of ``**keywords: Unpack[...]`` the types by key."""
     hints = get_type_hints(function)
     if get_origin(hints.get(keywords)) is Unpack:
         (of_keys,) = get_args(hints.pop(keywords))

@@ -36,7 +36,7 @@ class Versions:
     newest: str = ""
     """Empty, as `oldest`: the stack has no versions."""
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By version, the fields that were different before it."""
+    """Fields that were different before a version, by version."""
 
     def before(self, version: str, *, stack: str) -> dict[str, Any]:
         """Return the fields that differ in a version, from all changes that came after it.
@@ -69,7 +69,7 @@ class Versions:
         return fields
 
     def _is_newer(self, asked: tuple[int, ...]) -> bool:
-        """Beyond the newest: 0.32.1 belongs to 0.32."""
+        """Say whether a version is beyond the newest: 0.32.1 belongs to 0.32."""
         newest = _release(self.newest)
         return asked[: len(newest)] > newest
 

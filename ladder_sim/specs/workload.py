@@ -20,7 +20,7 @@ class Format:
     """How the linear layers of a precision store their operands, and which tensor cores multiply them."""
 
     name: str
-    """Of the tables of its GEMMs."""
+    """Name of the tables of the format's GEMMs."""
     weight_bytes: float
     """Bytes of one weight, its share of the scales included."""
     activation_bytes: float
@@ -67,7 +67,7 @@ STATIC: Batching = "static"
 
 
 def batching_of(concurrency: object) -> Batching:
-    """How requests share the GPUs, by how many are kept in flight, if any."""
+    """Return how requests share the GPUs, by how many are kept in flight, if any."""
     return STATIC if concurrency is None else "continuous"
 
 

@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def flags(values: Mapping[str, object]) -> Iterator[str]:
-    """Options of a command line; those that are False or None are left out.
+    """Yield the options of a command line, without those that are False or None.
 
     Examples
     --------

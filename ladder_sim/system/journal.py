@@ -51,7 +51,7 @@ class Journal:
             yield
 
     def done(self) -> list[int]:
-        """Feasible points of each chunk that an interrupted run has left; raises UsageError if it was another sweep."""
+        """Return the feasible points of each chunk of an interrupted run; raise UsageError for another sweep's."""
         return [mark.feasible for mark in self._marks()[1:]]
 
     def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:
@@ -154,9 +154,9 @@ class _Mark(NamedTuple):
     end: int
     """Where it ends in the file, bytes."""
     feasible: int
-    """Its points that have figures."""
+    """Number of the chunk's points that have figures."""
     checksum: int
-    """Of its bytes and of these numbers."""
+    """Checksum of the chunk's bytes and of these numbers."""
 
     @classmethod
     def after(cls, chunk: bytes, end: int, feasible: int) -> "_Mark":

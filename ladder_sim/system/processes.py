@@ -51,7 +51,7 @@ def start(
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal: this one leaves it to its parent, which ends it."""
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent process, which ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

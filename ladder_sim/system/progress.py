@@ -72,7 +72,7 @@ class Progress(StatusLine):
 
 
 def progress_text(done: int, total: int, what: str, lately: int, seconds: float) -> str:
-    """How far, how fast, how long still.
+    """Return how far a job is, how fast it goes, and how long it still takes.
 
     Examples
     --------

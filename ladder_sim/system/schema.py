@@ -18,9 +18,9 @@ class Schema:
     """The versions of one kind of document."""
 
     version: int = 1
-    """That is written."""
+    """Version that is written."""
     oldest: int = 1
-    """That can still be read."""
+    """Oldest version that can still be read."""
     stale: str = ""
     """The way out of an older one."""
 

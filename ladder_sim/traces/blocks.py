@@ -54,13 +54,13 @@ class Cover:
     """How much of a run the passes are."""
 
     layers: int
-    """Of the longest pass."""
+    """Number of layers of the longest pass."""
     passes: int
-    """Of one rank."""
+    """Number of passes of one rank."""
     covered: int
     """All-reduces that belong to a pass."""
     reduces: int
-    """All of them."""
+    """Number of all-reduces of the run."""
 
     @property
     def share(self) -> float:
@@ -84,7 +84,7 @@ def cover(graph: TraceGraph) -> Cover:
 
 
 def find_passes(graph: TraceGraph) -> list[Pass]:
-    """Every forward pass in the standard wiring, rank by rank; an error if there is none."""
+    """Return every forward pass in the standard wiring, rank by rank; raise an error if there is none."""
     passes = [forward for rank in graph.ranks for forward in _of_rank(graph, rank)]
     if not passes:
         if any(op.kind == WHOLE_GRAPH for op in graph.ops):
@@ -128,7 +128,7 @@ def _of_rank(graph: TraceGraph, rank: int) -> list[Pass]:
 
 
 def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """First all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
+    """Yield the first all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
     first = 0
     # kinds of blocks at even and at odd places
     known: tuple[Counter[Signature], Counter[Signature]] = (Counter(), Counter())

@@ -79,7 +79,7 @@ class TraceOp:
     after: tuple[int, ...] = ()
     """Ops that must end before it starts, in addition to the one before it on its lane."""
     lead_s: float = 0.0
-    """Its lane is blocked this long before it starts; 0 in all recorded runs."""
+    """Seconds for which the op's lane is blocked before it starts; 0 in all recorded runs."""
     group: int = ALONE
     """Ops of one group start together: the ranks of a collective."""
     step: int = ALONE
@@ -149,27 +149,27 @@ class TraceGraph:
         return dict(zip(self.steps, weights, strict=True))
 
     def queues(self) -> list[list[int]]:
-        """Positions of the ops of every lane."""
+        """Return the positions of the ops of every lane."""
         queues: list[list[int]] = [[] for _ in self.lanes]
         for index, op in enumerate(self.ops):
             queues[op.lane].append(index)
         return queues
 
     def before_on_lane(self) -> dict[int, int]:
-        """Positions of ops, each with the op before it on its lane."""
+        """Return the positions of ops, each with the op before it on its lane."""
         return {after: before for queue in self.queues() for before, after in pairwise(queue)}
 
     def awaited(self) -> list[tuple[int, ...]]:
-        """Positions of all ops that each op waits for, the one before it on its lane included."""
+        """Return the positions of all ops that each op waits for, the one before it on its lane included."""
         before = self.before_on_lane()
         return [(*op.after, *([before[index]] if index in before else [])) for index, op in enumerate(self.ops)]
 
     def launches(self, op: TraceOp) -> list[int]:
-        """Positions of the calls that enqueued an op."""
+        """Return the positions of the calls that enqueued an op."""
         return [before for before in op.after if self.ops[before].kind == "launch"]
 
     def communication_lanes(self) -> frozenset[int]:
-        """Device streams, or threads of a CPU backend, that spend most of their time on collectives."""
+        """Return the device streams, or threads of a CPU backend, that spend most of their time on collectives."""
         lanes = set()
         for lane, queue in enumerate(self.queues()):
             work = [self.ops[index] for index in queue if self.ops[index].kind not in HOST_KINDS | {EARLIER}]
@@ -180,7 +180,7 @@ class TraceGraph:
         return frozenset(lanes)
 
     def of_step(self, step: int) -> "TraceGraph":
-        """One step alone, from time zero; without its CPU threads if they had launched it before the last one ended."""
+        """Return one step from time zero; without CPU threads that had launched it before the last step ended."""
         chosen = [index for index, op in enumerate(self.ops) if op.step == step]
         on_device = [op for op in self.ops if self.lanes[op.lane].device]
         first_s = min((op.start_s for op in on_device if op.step == step), default=0.0)
@@ -216,7 +216,7 @@ class TraceGraph:
         return replace(self, ops=(*starts, *moved))
 
     def keep(self, chosen: Iterable[int]) -> "TraceGraph":
-        """Only the ops at these positions, from time zero. Dependencies on other ops are dropped."""
+        """Return the graph of the ops at these positions, from time zero. Dependencies on other ops are dropped."""
         kept = {index: self.ops[index] for index in sorted(chosen)}
         origin_s = min((op.start_s for op in kept.values()), default=0.0)
         return self._of(
@@ -251,7 +251,7 @@ class TraceGraph:
         return replace(arranged, ops=tuple(replace(op, after=tuple(sorted(op.after))) for op in arranged.ops))
 
     def _of(self, ops: Mapping[int, TraceOp]) -> "TraceGraph":
-        """Ops by their present positions, in a new order. Dependencies on other ops are dropped."""
+        """Return the ops by their present positions, in a new order. Dependencies on other ops are dropped."""
         position = {old: new for new, old in enumerate(ops)}
         placed = (
             replace(op, after=tuple(position[before] for before in op.after if before in position))

@@ -51,7 +51,7 @@ def _marked(graph: TraceGraph, firsts: Sequence[int]) -> TraceGraph:
 
 
 def _replays(graph: TraceGraph, queue: Sequence[int]) -> list[int]:
-    """First ops of equal CUDA graphs of several layers, if a stream runs nothing else; none if there is only one."""
+    """Return the first ops of equal CUDA graphs of several layers that a stream runs alone; empty for one graph."""
     firsts: list[int] = []
     contents: list[list[str]] = []
     latest: list[int] = []
@@ -106,7 +106,7 @@ def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
 
 
 def step_position(graph: TraceGraph, step: str | None) -> int | None:
-    """Position of the step that `choose_step` takes; None for the whole trace."""
+    """Return the position of the step that `choose_step` takes; None for the whole trace."""
     if step is None:
         # a mark at the end of a recording may have nothing behind it, and engines mark steps without requests
         used = [op for op in graph.ops if op.communicates] or graph.ops
@@ -136,14 +136,14 @@ def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> Trac
 
 
 def _launched_s(graph: TraceGraph, index: int) -> float:
-    """When the CPU launched an op; for an op of the CPU, its start."""
+    """Return when the CPU launched an op; for an op of the CPU, its start."""
     op = graph.ops[index]
     launches = graph.launches(op)
     return graph.ops[launches[0]].start_s if launches and graph.lanes[op.lane].device else op.start_s
 
 
 def _period(names: list[str]) -> int:
-    """Length of the shortest pattern that ends the list twice in a row; 0 if there is none.
+    """Return the length of the shortest pattern that ends the list twice in a row; 0 if there is none.
 
     Examples
     --------

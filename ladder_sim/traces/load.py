@@ -167,7 +167,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _reads(path: Path) -> dict[int, frozenset[int]]:
-    """Contents of the execution trace of a trace; empty if there is none."""
+    """Return the contents of a trace's execution trace; empty if there is none."""
     stem = path.name.partition(".json")[0]
     candidates = (path.with_name(f"{stem}{_EXECUTION}{end}") for end in ("", ".gz"))
     return next((read_execution_trace(candidate) for candidate in candidates if candidate.exists()), {})

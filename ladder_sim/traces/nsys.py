@@ -60,7 +60,7 @@ class _Database:
         self.names: dict[int, str] = {row["id"]: row["value"] for row in self._rows("StringIds", "id")}
 
     def files(self) -> list[KinetoFile]:
-        """One for each process, in the order of their GPUs."""
+        """Return a file for each process, in the order of their GPUs."""
         processes: dict[int, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
         for event in self._events():
             processes[event.args["process"]][event.category].append(event)
@@ -128,7 +128,7 @@ class _Database:
         return next((self.names[row[column]] for column in columns if row[column] in self.names), "")
 
     def _rows(self, table: str, order: str = "start") -> Sequence[Row]:
-        """All rows of a table in order; none if it was not recorded."""
+        """Return all rows of a table in order; none if it was not recorded."""
         # a view may have rows without end
         tables = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         known = self.connection.execute(tables, (table,)).fetchone()

@@ -156,7 +156,7 @@ def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dic
 def _arrows(
     graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, Track], numbers: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
-    """Dependencies between lanes."""
+    """Yield the dependencies between lanes."""
     for index, (start_ns, _) in drawn.items():
         op = graph.ops[index]
         for before in op.after:
@@ -194,21 +194,21 @@ def thread_name(thread: Track, name: str) -> dict[str, Any]:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Perfetto's unit."""
+    """Return a time in Perfetto's unit, nanoseconds."""
     return round(seconds * 1e9)
 
 
 def slice_event(
     name: str, category: str, track: Track, span: tuple[int, int], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Something that lasts on a thread, from and to nanoseconds."""
+    """Return the slice of something that lasts on a thread, from and to nanoseconds."""
     start_ns, end_ns = span
     times = {"ts": start_ns / US, "dur": (end_ns - start_ns) / US}
     return {"ph": "X", "cat": category, "name": name, **track, **times, "args": arguments}
 
 
 def _arguments(index: int, op: TraceOp) -> dict[str, Any]:
-    """All fields of an op that differ from the default; times in seconds, as Perfetto's microseconds are rounded."""
+    """Return the fields of an op that differ from the default, with exact times in seconds."""
     row = {
         "op": index,
         **{name: getattr(op, name) for name, default in _FIELDS.items() if getattr(op, name) != default},

@@ -205,7 +205,7 @@ class _RecordedCosts:
         return replace(estimate, seconds=ratio * estimate.seconds, slowed_s=ratio * estimate.slowed_s, demand=demand)
 
     def unrecorded(self, passes: Passes) -> tuple[str, ...]:
-        """Kernels of passes that the run does not hold, by their names without a layer."""
+        """Return the names, without a layer, of kernels of passes that the run does not hold."""
         names = {}
         for each in passes.passes:
             ops, layout = each.distinct(each.schedule), each.schedule.layout
@@ -218,7 +218,7 @@ class _RecordedCosts:
 def _ratios(
     run: TraceGraph, predicted: Sequence[tuple[TraceGraph, tuple[Op, ...]]]
 ) -> tuple[dict[_Key, float], dict[str, float]]:
-    """How much longer ops of a run take than was predicted for them, by kind and shape, and by kind."""
+    """Return how much longer ops of a run take than was predicted for them, by kind and shape, and by kind."""
     durations_s = {(op.step, op.name): op.duration_s for op in run.ops}
     # recorded and predicted seconds
     shapes: dict[_Key, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -261,7 +261,7 @@ def _kept(passes: Passes, origin: Origin) -> Passes:
 def _graphs(
     passes: Passes, scenario: Scenario, engine: Engine, uneven: Jitter
 ) -> list[tuple[TraceGraph, tuple[Op, ...]]]:
-    """Every layer of each pass, and its ops at their size, in the order of those behind its launches."""
+    """Return every layer of each pass, and the pass's ops at their size, in the order behind its launches."""
     graphs = []
     ranks = scenario.plan.tp if uneven.sigma else 1
     for each in passes.passes:
@@ -329,7 +329,7 @@ def _joined(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], passes: Passes)
 
 
 def _communication(graphs: Sequence[tuple[TraceGraph, tuple[Op, ...]]], weights: Sequence[float]) -> RankSummary:
-    """Weighted sums of the passes' communication and computation."""
+    """Return the weighted sums of the passes' communication and computation."""
     rank = graphs[0][0].ranks[0]
     comm_s = exposed_s = busy_s = 0.0
     for (graph, _), weight in zip(graphs, weights, strict=True):

@@ -26,7 +26,7 @@ class StepError:
     """One step, recorded and replayed (`step_seconds`)."""
 
     name: str
-    """Of the step; "trace" if none is marked."""
+    """Name of the step; "trace" if none is marked."""
     recorded_s: float
     replayed_s: float
 
@@ -74,7 +74,7 @@ class Replay:
 
 
 def to_program(graph: TraceGraph, contention: Contention | None = None) -> Program:
-    """One task for each op, in its position. Without contention the tasks share nothing."""
+    """Return a program with a task for each op, in its position. Without contention the tasks share nothing."""
     demands = contention.demands(graph) if contention is not None else [NOTHING] * len(graph.ops)
     return Program(
         tasks=tuple(

@@ -179,12 +179,12 @@ class _Rewiring:
             self._change(behind, after=(*op.after, index), lead_s=op.lead_s + self.stream_wait_s)
 
     def _consumers(self, forward: Pass, number: int) -> list[int]:
-        """Ops of the next segment that wait for the all-reduce."""
+        """Return the ops of the next segment that wait for the all-reduce."""
         reduce = forward.reduces[number]
         return [index for index in forward.segments[number] if reduce in self._op(index).after]
 
     def _aside(self, forward: Pass, number: int) -> list[int]:
-        """Ops on other streams that compute, and wait for the all-reduce: a part of the next block."""
+        """Return the ops of other streams that compute and wait for the all-reduce: a part of the next block."""
         return [
             index
             for index in self.followers[forward.reduces[number]]

@@ -67,7 +67,7 @@ class RankSummary:
 
     @classmethod
     def of(cls, graph: TraceGraph, rank: int) -> Self:
-        """Communication and computation of a rank of a run."""
+        """Return the summary of a rank's communication and computation in a run."""
         comm, compute = spans_of(graph, rank)
         exposed_s = length_s(subtract(comm, compute))
         return cls(rank=rank, comm_s=length_s(comm), exposed_s=exposed_s, busy_s=length_s(compute))
@@ -117,12 +117,12 @@ class RunSummary:
     seconds: float
     """First start to last end."""
     totals: tuple[OpTotal, ...]
-    """By time, longest first."""
+    """Totals by op, longest time first."""
     ranks: tuple[RankSummary, ...]
     idle: tuple[IdleTime, ...]
-    """Of the streams of devices."""
+    """Idle times of the streams of devices."""
     modules: tuple[ModuleTotal, ...]
-    """By time, longest first; none without recorded modules or annotations."""
+    """Totals by module, longest time first; none without recorded modules or annotations."""
     critical_s: dict[str, float]
     """Time of each kind on the critical path; "waiting" is time that no op on it explains."""
 
@@ -156,7 +156,7 @@ def summarize_run(graph: TraceGraph) -> RunSummary:
 
 
 def idle_times(graph: TraceGraph) -> list[IdleTime]:
-    """Idle time of every stream of every device."""
+    """Return the idle time of every stream of every device."""
     rows = []
     for number, queue in enumerate(graph.queues()):
         lane = graph.lanes[number]
@@ -195,7 +195,7 @@ def module_totals(graph: TraceGraph) -> list[ModuleTotal]:
 
 
 def spans_of(graph: TraceGraph, rank: int) -> tuple[Spans, Spans]:
-    """When a rank communicates, and when it computes."""
+    """Return the spans in which a rank communicates, and those in which it computes."""
     own = [op for op in graph.ops if graph.lanes[op.lane].rank == rank and op.kind not in _NO_WORK]
     comm = union((op.start_s, op.end_s) for op in own if op.communicates)
     compute = union((op.start_s, op.end_s) for op in own if not op.communicates)
@@ -203,7 +203,7 @@ def spans_of(graph: TraceGraph, rank: int) -> tuple[Spans, Spans]:
 
 
 def exposed_spans(graph: TraceGraph, rank: int) -> Spans:
-    """When a rank communicates and computes nothing."""
+    """Return the spans in which a rank communicates and computes nothing."""
     return subtract(*spans_of(graph, rank))
 
 

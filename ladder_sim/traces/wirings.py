@@ -65,7 +65,7 @@ def predict_variants(
 def _rewired(
     step: TraceGraph, variants: Sequence[str], stream_wait_s: float, contention: Contention | None
 ) -> tuple[float, dict[str, tuple[float, TraceGraph]]]:
-    """How long a step takes as recorded, and in each wiring, with its ops at their simulated times."""
+    """Return the seconds of a step as recorded, and in each wiring, with its ops at simulated times."""
     baseline_s, recorded = _simulated(step)
     alone = step if contention is None else _alone(step, contention)
     times = {}
@@ -112,13 +112,13 @@ def baseline(graph: TraceGraph, step: str | None) -> StepError:
 
 
 def _simulated(graph: TraceGraph, contention: Contention | None = None) -> tuple[float, TraceGraph]:
-    """How long a graph takes, and its ops at their simulated times."""
+    """Return the seconds of a graph, and its ops at their simulated times."""
     simulated = with_times(graph, simulate(graph, contention))
     return _seconds(simulated), simulated
 
 
 def _seconds(step: TraceGraph) -> float:
-    """How long a step takes that is a graph of its own."""
+    """Return the seconds of a step that is a graph of its own."""
     return step_seconds(replace(step, steps=()))[0]
 
 

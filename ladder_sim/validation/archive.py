@@ -210,7 +210,7 @@ def _run(folder: Path, cluster: str, rows: Sequence[Mapping[str, Any]]) -> Itera
 def _measured(
     folder: Path, rows: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
-    """Figures and intervals by variant; empty where the run was not measured."""
+    """Return the figures and intervals by variant; empty where the run was not measured."""
     arguments, run = rows[0]["scenario"], rows[0]["run"]
     steps = whole(arguments["gen"], "gen", 1, 10**9) - 1
     if arguments.get("concurrency") is None:
@@ -233,7 +233,7 @@ def _measured(
 def _of_bench(
     variants: Mapping[str, Mapping[str, Any]], steps: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]:
-    """Medians, and their intervals, of a result of `run --bench`."""
+    """Return the medians, and their intervals, of a result of `run --bench`."""
     measured, intervals = {}, {}
     for name, result in variants.items():
         measured[name] = _figures(result)

@@ -31,8 +31,7 @@ class Facts:
     server: Mapping[str, float] = field(default_factory=dict)
     """Settings of the server, as `Scenario` has overrides, that are not the stack's."""
     shortest: float = 1.0
-    """Of the lengths of prompts and answers, as a share of the longest, which are in the table; all between are as
-    likely."""
+    """Shortest prompt or answer, as a share of the longest, which is in the table; all between are as likely."""
     product_of_gpus: bool = False
     """Where moe_tp is moe_ep and not 1, the degree of attention is their product: GPUs are counted twice."""
     attention_dp_in_tp: bool = False

@@ -63,7 +63,7 @@ class Quantity:
     measured: float
     """As published."""
     predicted: Interval
-    """With its 90 % interval."""
+    """Prediction with its 90 % interval."""
 
     @property
     def error(self) -> float:
@@ -87,7 +87,7 @@ class Comparison:
 
     measurement: Measurement
     tokens_per_s: Quantity | None
-    """Of the whole batch; None where it cannot be predicted."""
+    """Throughput of the whole batch; None where it cannot be predicted."""
     speedup: Quantity | None
     """Over standard of the same configuration; None for standard itself, and where either is missing."""
     seen: bool = False
@@ -201,7 +201,7 @@ class GroupSummary:
     rows: int
     """Measured."""
     unseen: int
-    """Of these, by the fit behind the predictions."""
+    """Number of the measured rows that the fit behind the predictions has not seen."""
     speedup: ErrorStats | None
     """None where nothing was compared."""
     tokens_per_s: ErrorStats | None
@@ -346,7 +346,7 @@ def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
 
 
 def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
-    """Errors and coverage by variant, interconnect and group of tensor-parallel degrees, and over all degrees."""
+    """Return errors and coverage by variant, interconnect and group of TP degrees, and over all degrees."""
     parts: dict[tuple[str, bool, str], list[Comparison]] = {}
     for comparison in comparisons:
         row = comparison.measurement
@@ -377,7 +377,7 @@ def _order(tps: str) -> float:
 
 
 def error_stats(quantities: Iterable[Quantity | None]) -> ErrorStats | None:
-    """Errors and coverage of some quantities; None without quantities."""
+    """Return the errors and coverage of some quantities; None without quantities."""
     given = [quantity for quantity in quantities if quantity is not None]
     if not given:
         return None

@@ -70,7 +70,7 @@ class Measurement:
     """One row of a data set."""
 
     line: int
-    """In its file, from 1."""
+    """Line in the file, from 1."""
     configuration: Configuration
     """All but the variant."""
     variant: str
@@ -84,7 +84,7 @@ class Dataset:
     """Measurements in the order of their file."""
 
     name: str
-    """Of a shipped data set, or the file's path."""
+    """Name of a shipped data set, or the file's path."""
     measurements: tuple[Measurement, ...]
     """At least one."""
 

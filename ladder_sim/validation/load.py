@@ -31,7 +31,7 @@ class LoadComparison:
     figures: Mapping[str, Quantity]
     """Each measured figure with its prediction; empty where it cannot be predicted."""
     confidence: Confidence | None
-    """Of the predictions."""
+    """Confidence of the predictions."""
     cautions: tuple[str, ...] = ()
     """What the reader should know."""
     note: str = ""
@@ -99,7 +99,7 @@ def compare_loads(
 
 
 def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorStats]:
-    """Errors of each figure that was measured."""
+    """Return the errors of each figure that was measured."""
     names = dict.fromkeys(name for each in comparisons for name in each.figures)
     summaries = {name: error_stats(each.figures.get(name) for each in comparisons) for name in names}
     return {name: errors for name, errors in summaries.items() if errors}
@@ -159,7 +159,7 @@ def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, 
 
 
 def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a scenario that a file says, without those that are given."""
+    """Return the arguments of a scenario that a file says, without those that are given."""
     said: dict[str, Any] = {}
     if "model" in server and "model" not in given:
         said["model"] = str(server["model"])

@@ -49,7 +49,7 @@ class Likeness:
     apart: tuple[str, ...]
     """Parts in which they differ."""
     distance: float = field(repr=False)
-    """Of their sizes: octaves, added up."""
+    """Distance of the run's sizes from the scenario's: octaves, added up."""
 
     @property
     def same_kind(self) -> bool:
@@ -80,7 +80,7 @@ def table_of(scenario: Scenario) -> str:
 
 
 def nearest(scenario: Scenario) -> tuple[Likeness, ...]:
-    """Every measured run of the scenario's table, the most like it first.
+    """Return every measured run of the scenario's table, the most like it first.
 
     Examples
     --------

@@ -100,7 +100,7 @@ def compare_requests(
 
 
 def bootstrap(sample: Floats) -> tuple[float, float]:
-    """95 % interval of a sample's median; deterministic."""
+    """Return the 95 % interval of a sample's median, with the same draws in every call."""
     chosen = np.random.default_rng(0).integers(len(sample), size=(DRAWS, len(sample)))
     low, high = np.quantile(np.median(np.asarray(sample)[chosen], axis=1), INTERVAL)
     return float(low), float(high)
@@ -115,7 +115,7 @@ class RunCheck(Answer):
     title: str
     """What ran where."""
     rows: tuple[Compared, ...]
-    """By wiring and quantity."""
+    """Comparisons by wiring and quantity."""
     timed: tuple[str, ...]
     """Wirings whose passes were timed for the profile; the others are held back."""
     missing: tuple[str, ...]
@@ -208,7 +208,7 @@ def validate_runs(
 
 
 def timed_variants(profile: CalibrationProfile) -> tuple[str, ...]:
-    """Wirings whose passes were timed for a profile."""
+    """Return the wirings whose passes were timed for a profile."""
     return tuple(filter(None, profile.environment.get(VARIANTS, "").split(",")))
 
 

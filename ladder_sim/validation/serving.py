@@ -27,7 +27,7 @@ class ServingComparison:
     ttft: Quantity | None
     """Seconds; None where it cannot be predicted."""
     tpot: Quantity | None
-    """Likewise."""
+    """Time per token, seconds; None where it cannot be predicted."""
     note: str = ""
     """Why it is not predicted, or a caveat."""
 
@@ -72,7 +72,7 @@ def compare_servings(
 def summarize_servings(
     comparisons: Sequence[ServingComparison],
 ) -> Mapping[str, Mapping[str, tuple[ErrorStats | None, ErrorStats | None]]]:
-    """Errors of TPOT and TTFT by engine with precision and GPU, and by other parts, of rows that are not left out."""
+    """Return TPOT's and TTFT's errors by engine, precision and GPU, and by other parts, without left-out rows."""
     by: dict[str, dict[Any, list[ServingComparison]]] = {}
     for each in comparisons:
         if each.serving.left_out:
@@ -97,7 +97,7 @@ def summarize_servings(
 
 
 def summary(comparisons: Iterable[ServingComparison]) -> tuple[ErrorStats | None, ErrorStats | None]:
-    """Errors of TPOT and of TTFT."""
+    """Return the errors of TPOT and of TTFT."""
     rows = list(comparisons)
     return error_stats(row.tpot for row in rows), error_stats(row.ttft for row in rows)
 

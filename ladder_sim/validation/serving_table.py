@@ -99,7 +99,7 @@ class Serving:
     """One row of a table."""
 
     line: int
-    """In its file, from 1."""
+    """Line in the file, from 1."""
     setup: Setup
     concurrency: int
     prompt: int
@@ -113,7 +113,7 @@ class Serving:
     source: str = ""
     """Who measured it."""
     shortest: float = 1.0
-    """Of the lengths, as a share of the longest."""
+    """Shortest length, as a share of the longest."""
     left_out: str = ""
     """Why it is not predicted, as far as its campaign is known."""
 

@@ -19,7 +19,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.flo
 
 
 def device_of(comm: Communicator) -> torch.device:
-    """Where a rank computes: with gloo on the CPU, else on its GPU if it has one."""
+    """Return the device on which a rank computes: with gloo the CPU, else its GPU if it has one."""
     if comm.name != "gloo" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -152,7 +152,7 @@ def _measured(
 
 
 def _planned_bytes(config: BenchConfig, generator: Generator, wirings: Sequence[Wiring]) -> int:
-    """Memory that a rank was expected to need."""
+    """Return the bytes of memory that a rank was expected to need."""
     model, comm = generator.model, generator.model.comm
     batch, dtype, recorded = config.batch // comm.exchange.size, model.embedding_VD.dtype, generator.execution.recorded
     work = Workload(batch=batch, prompt=config.prompt, gen=config.gen, dtype=dtype, wirings=wirings, recorded=recorded)
@@ -200,7 +200,7 @@ def _narrow(rounds: "Sequence[dict[str, _Sample]]", within: float) -> bool:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where the median of a population lies with a probability of 95 %, by a sample of it, whatever its distribution.
+    """Return the 95 % interval of a population's median, by a sample of it, whatever its distribution.
 
     Between two of the sorted values: how many are below the median is binomial (Conover, Practical Nonparametric
     Statistics, section 3.2). None: there are fewer than the six that it takes.
@@ -264,7 +264,7 @@ def _summary(
     tokens: int,
     steps: int,
 ) -> dict[str, object]:
-    """Medians of one variant, and every repeat; the speedup is the median over rounds, each against its standard."""
+    """Return the medians and every repeat of a variant; its speedup is the median over rounds against standard."""
     summary: dict[str, object] = {
         "ttft_s": median(x.prefill_s for x in samples),
         "tpot_s": median(x.decode_s for x in samples) / steps if steps else None,

@@ -120,7 +120,7 @@ def _add_options(group: Any, config: type, *names: str) -> None:
 
 
 def _read_as(name: str, kind: Any, flag: str) -> Mapping[str, Any]:
-    """How argparse reads a field."""
+    """Return how argparse reads a field."""
     if name in _READERS:
         return _READERS[name]
     if name.endswith("_s"):

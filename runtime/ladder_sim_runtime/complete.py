@@ -66,7 +66,7 @@ def of_first_rank(model: Decoder) -> Pick:
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """Prompts of equal length, and how much padding each begins with; padding is token 0, which nothing attends to."""
+    """Return prompts padded to equal length on the left, and each padding: tokens 0, which nothing attends to."""
     longest = max(map(len, prompts))
     pads = [longest - len(prompt) for prompt in prompts]
     return [[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)], pads

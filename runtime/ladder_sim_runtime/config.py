@@ -78,7 +78,7 @@ class ModelConfig:
     gated_mlp: bool = True
     """Gate and up projections, or one up projection."""
     activation: str = "silu"
-    """Of the MLP, a key of `kernels.ACTIVATIONS`."""
+    """Activation of the MLP, a key of `kernels.ACTIVATIONS`."""
     tied_embeddings: bool = False
     """The LM head shares the embedding's weights."""
     qkv_bias: bool = False
@@ -175,12 +175,12 @@ class ModelConfig:
         return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     def mlp_of(self, layer: int) -> int:
-        """Width of a layer's MLP, of shared experts where there are routed ones; 0: there is none."""
+        """Return the width of a layer's MLP, of shared experts where there are routed ones; 0 if there is none."""
         experts = self.experts_of(layer)
         return self.intermediate if experts is None else experts.shared
 
     def window_of(self, layer: int) -> int:
-        """Tokens that a layer attends to; 0: all."""
+        """Return the number of tokens that a layer attends to; 0 means all."""
         return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
 
     def check_context(self, tokens: int, *, hint: str) -> None:
@@ -330,7 +330,7 @@ class ExecutionConfig:
 
 
 def read_time(text: str, option: str = "--timeout") -> float:
-    """Seconds, from the text of an option."""
+    """Return the seconds that an option's text says."""
     return parse_quantity(text, "s", name=option, likely=("s", "ms"))
 
 

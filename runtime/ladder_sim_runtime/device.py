@@ -36,7 +36,7 @@ class Spans(NamedTuple):
     first_X: Tensor
     """Where each sequence begins, B + 1 of them."""
     length_B: Tensor
-    """Its positions so far, including the new one."""
+    """Number of each sequence's positions so far, including the new one."""
 
 
 class Device:
@@ -88,7 +88,7 @@ class Device:
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
     ) -> Tensor:
-        """Attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
+        """Return attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
         raise NotImplementedError
 
 

@@ -55,12 +55,12 @@ def environment() -> dict[str, object]:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables that change how libraries communicate, compute or allocate."""
+    """Return the environment variables that change how libraries communicate, compute or allocate."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 
 def gpu_states() -> list[dict[str, str | float | None]]:
-    """Clocks, power and temperature of this node's GPUs by now; empty if nvidia-smi does not say."""
+    """Return the clocks, power and temperature of this node's GPUs by now; empty if nvidia-smi does not say."""
     names = [*_TEXTS, *_NUMBERS]
     asked = ",".join([*_TEXTS.values(), *_NUMBERS.values()])
     rows = [line.split(", ") for line in _smi(f"--query-gpu={asked}", "--format=csv,noheader,nounits").splitlines()]

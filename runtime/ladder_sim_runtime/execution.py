@@ -73,7 +73,7 @@ EAGER = Execution()
 
 
 def _graph_problem(model: Decoder) -> LadderSimError | None:
-    """Why no step can be recorded."""
+    """Return why no step can be recorded; None if it can."""
     if not kind_of(model.embedding_VD).has_graphs:
         return MissingDependencyError("CUDA graphs need a GPU", hint="leave out --cuda-graphs")
     if model.comm.pipeline.stages > 1:
@@ -87,7 +87,7 @@ def _graph_problem(model: Decoder) -> LadderSimError | None:
 
 
 def _attention_problem(model: Decoder) -> LadderSimError | None:
-    """Why no decode step can."""
+    """Return why no decode step can be recorded; None if it can."""
     attention, weight = model.layers[0].attention, model.embedding_VD
     if model.engine.attention == "math" or attention.flash_decodes(weight):
         return None

@@ -29,15 +29,15 @@ class _MicroBatch:
     """Sequences that pass the stages together."""
 
     rows: slice
-    """Of the batch."""
+    """Rows of the batch."""
     pad_B: Tensor | None
     """Positions of padding before each prompt."""
     cache: Tensor
-    """Of this stage's layers."""
+    """Cache of this stage's layers."""
     token_B1: Tensor
     """The newest of each sequence."""
     position_1: Tensor
-    """Of the next one."""
+    """Position of the next token."""
     step: int | None = None
     """New token on its way from the last stage, or not yet among the results; None: there is none."""
     arriving: tuple[Handle, Tensor] | None = None

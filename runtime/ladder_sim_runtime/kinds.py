@@ -65,13 +65,13 @@ class Yarn:
     beta_slow: float
     """Wavelengths that turn less often in it are stretched in full."""
     amplitude: float
-    """Of cosines and sines."""
+    """Factor of cosines and sines."""
     score_scale: float
     """Latent attention's scores are multiplied by it."""
 
 
 def rope_fields(reader: ConfigReader) -> ConfigReader:
-    """Rotary fields: in `rope_parameters` since transformers 5, before that in several places."""
+    """Return the rotary fields: from `rope_parameters` since transformers 5, before that from several places."""
     scaling = reader.config.get("rope_parameters") or reader.config.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise reader.error("rope_scaling", "must be an object", "download or export the file again")
@@ -79,7 +79,7 @@ def rope_fields(reader: ConfigReader) -> ConfigReader:
 
 
 def rope_scaling(rope: ConfigReader, max_positions: int | None) -> RopeScaling | Yarn | float | None:
-    """How long wavelengths are stretched, or by which factor all are; None: they are not.
+    """Return how long wavelengths are stretched, or by which factor all are; None if they are not.
 
     `max_positions` is the longest context of the training; None: the config does not say it.
     """

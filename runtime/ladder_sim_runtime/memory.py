@@ -34,7 +34,7 @@ class Workload:
     gen: int
     """New tokens of each sequence."""
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Data type of weights and activations."""
     wirings: Sequence[Wiring] = ()
     """Empty: those that wait for one output at most."""
     recorded: Collection[Phase] = ()
@@ -45,13 +45,13 @@ class Needs(NamedTuple):
     """Bytes that a rank needs, for one sequence or a batch."""
 
     weights: int
-    """Of its shard."""
+    """Bytes of the shard's weights."""
     cache: int
     """Keys and values."""
     prefill: int
     """The tensors that a prefill makes and needs at the same time, at most."""
     graphs: int
-    """The same of the largest step that is recorded: all graphs share this memory, and none gives it back."""
+    """Tensors that the largest recorded step makes and needs at the same time; all graphs share this memory."""
 
     def of_batch(self, batch: int, stages: int) -> Self:
         """Return the needs of a batch, from those of one sequence; stages of a pipeline serve it in parts."""

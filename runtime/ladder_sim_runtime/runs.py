@@ -99,7 +99,7 @@ def require_ranks(ranks: int) -> None:
 
 
 def facts(scenario: Any, machine: Mapping[str, Any], *, backend: str, dtype: str, threads: int) -> dict[str, str]:
-    """Everything that the times of a scenario's requests depend on, by name: the machine first."""
+    """Return everything that the times of a scenario's requests depend on, by name: the machine first."""
     model, workload = scenario.model, scenario.workload
     known = {name: machine[name] for name in MACHINE if name in machine}
     run = {

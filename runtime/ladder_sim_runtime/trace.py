@@ -105,7 +105,7 @@ def recorded_steps(
 
 
 def _pack(plain: Path, target: Path) -> None:
-    """Compress what the profiler has written, which it does not check; raises UsageError if it is not all there."""
+    """Compress what the profiler has written; raise UsageError if it is not all there."""
     try:
         with plain.open("rb") as source, gzip.open(target, "wb") as packed:
             source.seek(-min(_TAIL_BYTES, plain.stat().st_size), os.SEEK_END)

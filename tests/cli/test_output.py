@@ -241,7 +241,7 @@ def test_the_default_table() -> None:
     assert ran.code == 0
     sentence, asked, blank, columns, *rows = ran.out.splitlines()
     assert re.fullmatch(
-        r"Ladder makes requests 1\.\d\dx faster \(90 %: [\d.]+-[\d.]+\) than standard here; it needs retraining\.",
+        r"Ladder is 1\.\d\dx as fast as standard here \(90 %: [\d.]+-[\d.]+\); it needs retraining\.",
         sentence,
     )
     assert asked == (

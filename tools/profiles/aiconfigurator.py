@@ -198,7 +198,7 @@ def _read_attention(
 def _read_collectives(
     files: package.SystemFiles,
 ) -> tuple[dict[tuple[str, int], list[Series]], dict[tuple[str, int], list[Series]]]:
-    """NCCL's by operation and ranks, and the engines' all-reduces by engine and ranks."""
+    """Return NCCL's series by operation and ranks, and the engines' all-reduces by engine and ranks."""
     nccl: dict[tuple[str, int], list[Series]] = defaultdict(list)
     for label, path in package.all_files(files.data / "comm", "nccl_perf.parquet"):
         columns = files.columns(path)
@@ -215,7 +215,7 @@ def _read_collectives(
 
 
 def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
-    """Aggregate, thin and judge a system's measurements; `created` is the ISO date to write into the profile."""
+    """Aggregate, thin and judge a system's measurements; the profile gets `created` as its ISO date."""
     reference = reference_gpu(measured)
     name = SYSTEMS[measured.system]
     cluster = MEASURED_ON.get(name, name)
@@ -271,7 +271,7 @@ def make_engine_profile(
 
 
 def of_engine(tables: Mapping[Key, list[Series]], engine: str) -> dict[Key, list[Series]]:
-    """One engine's series of each table."""
+    """Return one engine's series of each table."""
     return nonempty({key: [series for series in many if series.engine == engine] for key, many in tables.items()})
 
 
@@ -293,7 +293,7 @@ def reference_gpu(measured: Measurements) -> Gpu:
 
 
 def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> RatioTable:
-    """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
+    """Return the table of the median over `series`, thinned, with its errors on the measurements left out."""
     grid = _merge(kind, series)
     seconds = rounded(grid.seconds)
     ideal_s = ideal_time_s(grid.axes, kind, dtype, reference)
@@ -313,7 +313,7 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> 
 def _left_out_errors(
     kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: Gpu
 ) -> dict[str, ErrorStats]:
-    """Errors of `table` on the measurements that are not its grid points.
+    """Return the errors of `table` on the measurements that are not its grid points.
 
     Returns
     -------

@@ -34,14 +34,14 @@ EXCLUDED = {("vllm 0.24.0", 2, 64 * 2.0**20)}
 
 
 def collective_curves(series: Mapping[tuple[str, int], list[Series]], op: str) -> dict[int, Curve]:
-    """Thinned NCCL curve of `op` for each number of ranks."""
+    """Return the thinned NCCL curve of `op` for each number of ranks."""
     return {ranks: _curve(many) for (name, ranks), many in series.items() if name == op and many}
 
 
 def all_reduce_curves(
     nccl: Mapping[tuple[str, int], list[Series]], custom: Mapping[tuple[str, int], list[Series]]
 ) -> dict[str, dict[int, Curve]]:
-    """All-reduce curves by algorithm and ranks.
+    """Return the all-reduce curves by algorithm and ranks.
 
     ``nccl``; ``one-shot``, TensorRT-LLM's up to the size where it changes; ``two-shot``, vLLM's between its switch and
     NCCL.
@@ -78,7 +78,7 @@ def engine_curves(custom: Mapping[tuple[str, int], list[Series]], engine: str) -
 
 
 def one_shot_sizes(custom: Points, nccl: Points) -> list[float]:
-    """Message sizes up to which an engine's all-reduce behaves like a one-shot kernel; empty if fewer than three."""
+    """Return the message sizes up to which an engine's all-reduce acts like one-shot; empty if fewer than three."""
     sizes: list[float] = []
     slope = 0.0
     for size, seconds in custom.items():
@@ -94,7 +94,7 @@ def one_shot_sizes(custom: Points, nccl: Points) -> list[float]:
 
 
 def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
-    """Message sizes at which vLLM runs its two-shot kernel; empty if fewer than three."""
+    """Return the message sizes at which vLLM runs its two-shot kernel; empty if fewer than three."""
     start = next((size for maximum, size in TWO_SHOT_FROM_BYTES.items() if 2 < ranks <= maximum), np.inf)
     sizes: list[float] = []
     for size, seconds in custom.items():
@@ -106,7 +106,7 @@ def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
 
 
 def _curve(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Curve:
-    """Median of the series at `sizes`, thinned, with its errors at the sizes left out; no larger message takes less."""
+    """Return the thinned median of series at `sizes`, rising with size, with its errors at the sizes left out."""
     points = _median_points(series)
     chosen = np.array([size for size in points if sizes is None or size in sizes])
     seconds = rounded(envelope(np.array([points[size] for size in chosen]), [0]))

@@ -39,7 +39,7 @@ class Exclusion:
     engine: str
     """Framework that measured."""
     format: str
-    """Of the operands."""
+    """Format of the operands."""
     reason: str
     """What they hold instead."""
     systems: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: 
 
 
 def outlier_note(kind: Kind, dtype: str, many: Sequence[Series]) -> str:
-    """How many times of several series are lowered, and which by the most; empty: none."""
+    """Return how many times of several series are lowered, and which by the most; empty if none is."""
     names, (rising, far) = AXES[kind], FALLS[kind]
     cells: list[tuple[float, str]] = []
     rows = 0

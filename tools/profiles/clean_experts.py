@@ -26,11 +26,11 @@ class ExpertExclusion:
     reason: str
     """What they hold instead."""
     version: str = ""
-    """Of the engine."""
+    """Version of the engine."""
     systems: tuple[str, ...] = ()
     """The package's names of the GPUs concerned."""
     format: str = ""
-    """Of the operands."""
+    """Format of the operands."""
     imbalance: str = ""
     """How unevenly tokens chose experts."""
     from_ep: float = 1.0
@@ -97,7 +97,7 @@ def without_excluded(series: Series, system: str, key: Experts) -> tuple[Series,
 
 
 def weights_read_bytes(key: Experts, series: Series) -> Floats:
-    """Least bytes of weights that the slowest rank reads: its share of the experts that any token takes.
+    """Return the least bytes of weights that the slowest rank reads: its share of the experts any token takes.
 
     Calls that repeat find some of them in a large cache; a model's next layer does not.
     """
@@ -112,7 +112,7 @@ def weights_read_bytes(key: Experts, series: Series) -> Floats:
 
 
 def by_splits(series: Series, read_s: Floats) -> Series:
-    """No time is more than twice what a rank with fewer or more of the weights allows for as many tokens.
+    """Return times capped at twice what a rank with fewer or more of the weights takes for as many tokens.
 
     A rank with half of them is no slower, and what twice as many ranks share one of them can run in two halves. A tuner
     that missed the kernel for one split breaks this: TensorRT-LLM takes 1,000 us for the experts of Llama 4 Scout on
@@ -135,7 +135,7 @@ def by_splits(series: Series, read_s: Floats) -> Series:
 
 
 def rising(series: Series) -> Series:
-    """No time falls along the last axis."""
+    """Return times that never fall along the last axis."""
     if not len(series.seconds):
         return series
     axes = [np.unique(column) for column in series.points.T]

@@ -178,7 +178,7 @@ def _sorted_rows(series: Series) -> Floats:
 
 
 def _median(layers: Floats) -> Floats:
-    """Median over the first axis, NaNs left out."""
+    """Return the median over the first axis, NaNs left out."""
     ordered = np.sort(layers, axis=0)
     # NaNs sort to the end, so the median's places depend on how many are not
     count = np.isfinite(layers).sum(axis=0)

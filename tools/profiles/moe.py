@@ -70,7 +70,7 @@ class MoeMeasurements:
     tables: Mapping[tuple[Kind, str], list[Series]]
     """Latent attention and its projections; as `Measurements.tables`."""
     dispatches: Mapping[str, parquet.Dispatches]
-    """By engine."""
+    """Dispatches by engine."""
     notes: tuple[str, ...] = ()
     """What was left out or changed, and why."""
     files: tuple[str, ...] = ()
@@ -274,7 +274,7 @@ def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, R
 def _left_out(
     grids: Mapping[Experts, Grid], experts: Mapping[Experts, RatioTable], reference: Gpu
 ) -> dict[str, ErrorStats]:
-    """Errors of one format's tables on the medians at token counts that they lack, and of layers made of the others."""
+    """Return the errors of one format's tables at token counts left out, and of layers made of others."""
     predicted: dict[str, list[Floats]] = defaultdict(list)
     measured: dict[str, list[Floats]] = defaultdict(list)
     for key, grid in grids.items():

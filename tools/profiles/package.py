@@ -22,7 +22,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def find_systems(source: Path | None) -> Path:
-    """Folder ``systems`` of the package: below `source`, or of the installed package.
+    """Return the folder ``systems`` of the package: below `source`, or of the installed package.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def find_systems(source: Path | None) -> Path:
 
 
 def source_of(system: str, what: str, files: tuple[str, ...], notes: tuple[str, ...] = ()) -> ProfileSource:
-    """Where entries of a profile come from: files of the package, and what was left out or changed of them."""
+    """Return where a profile's entries come from: files of the package, and what was left out or changed of them."""
     return ProfileSource(
         what=f"system {system}: {what}",
         version=VERSION,
@@ -59,7 +59,7 @@ def source_of(system: str, what: str, files: tuple[str, ...], notes: tuple[str, 
 
 
 def read_gpu_figures(system_file: Path) -> dict[str, float]:
-    """Figures of the ``gpu:`` section of a system's yaml file, by the file's own keys, SI units.
+    """Return the figures of the ``gpu:`` section of a system's yaml file, by the file's own keys, SI units.
 
     The section is flat ``key: number  # comment`` lines, so no yaml package is needed.
 
@@ -82,7 +82,7 @@ def read_gpu_figures(system_file: Path) -> dict[str, float]:
 
 
 def read_gpus_per_node(system_file: Path) -> int:
-    """GPUs of one node, from the ``node:`` section of a system's yaml file."""
+    """Return the GPUs of one node, from the ``node:`` section of a system's yaml file."""
     text = read_text(system_file, what="the package's file of a system", error=UsageError)
     match = re.search(r"^\s+num_gpus_per_node:\s*(\d+)", text, re.MULTILINE)
     if not match:
@@ -91,7 +91,7 @@ def read_gpus_per_node(system_file: Path) -> int:
 
 
 def read_columns(path: Path) -> Columns:
-    """All columns of one parquet file.
+    """Return all columns of one parquet file.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def all_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def version_key(version: str) -> list[int]:
-    """Sortable form: numbers in order; a release candidate's "rc" sorts before its release."""
+    """Return the sortable form of a version: numbers in order; the "rc" of a candidate sorts before its release."""
     return [int(part) if part.isdigit() else -1 for part in [*re.findall(r"\d+|rc", version), "0"]]
 
 
@@ -146,7 +146,7 @@ class SystemFiles:
         self.notes: list[str] = []
 
     def columns(self, path: Path) -> Columns:
-        """All columns of one of them."""
+        """Return all columns of one of the system's files."""
         columns = read_columns(path)
         self.read.append(path.relative_to(self.systems).as_posix())
         if len(columns.get("device", ())):

@@ -50,13 +50,13 @@ NVLINK_KERNELS = {"NVLinkOneSided": "nvlink-one-sided", "NVLinkTwoSided": "nvlin
 
 
 def gemm_series(label: str, columns: Columns, dtype: str) -> Series:
-    """Series over (m, n, k)."""
+    """Return the series over (m, n, k)."""
     rows = columns["gemm_dtype"] == GEMM_DTYPES[dtype]
     return _timed(label, columns, rows, *(columns[name][rows] for name in ("m", "n", "k")))
 
 
 def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series:
-    """Series over the coordinates of ``attention_prefill`` or ``attention_decode``, of the engine's main kernel.
+    """Return the series of an engine's main kernel over ``attention_prefill`` or ``attention_decode`` coordinates.
 
     The other kernels of an engine serve a few shapes. Where it multiplies an fp8 cache in fp8, it is that it measured.
     """
@@ -88,7 +88,7 @@ def attention_kernel(columns: Columns) -> str:
 
 
 def expert_series(label: str, columns: Columns) -> Iterator[tuple[Experts, Series]]:
-    """Series over the axes of ``moe`` of each layer, format and imbalance, of the fastest kernel at each point."""
+    """Yield the series of each layer, format and imbalance over ``moe`` axes, of the fastest kernel anywhere."""
     layers = np.column_stack([columns[name] for name in ("hidden_size", "inter_size", "num_experts", "topk")])
     points = np.column_stack([columns[name] for name in ("moe_tp_size", "moe_ep_size", "num_tokens")])
     for theirs, ours in EXPERT_DTYPES.items():
@@ -105,7 +105,7 @@ def expert_series(label: str, columns: Columns) -> Iterator[tuple[Experts, Serie
 
 
 def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series:
-    """Series over the coordinates of ``mla_prefill`` or ``mla_decode``, measured on layers of DeepSeek-V2 and V3."""
+    """Return the series over ``mla_prefill`` or ``mla_decode`` coordinates, on layers of DeepSeek-V2 and V3."""
     rows = columns["kv_cache_dtype"] == KV_DTYPES[kv_dtype]
     shape = MlaShape(
         batch=columns["batch_size"][rows],
@@ -121,27 +121,27 @@ def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series
 
 
 def bmm_series(label: str, columns: Columns, dtype: str) -> Series:
-    """Series over the coordinates of ``bmm``."""
+    """Return the series over the coordinates of ``bmm``."""
     rows = columns["bmm_dtype"] == GEMM_DTYPES.get(dtype)
     widths = np.array([BMM_WIDTHS[str(name)] for name in columns["op_name"][rows]]).reshape(-1, 2)
     return _timed(label, columns, rows, columns["num_heads"][rows], columns["num_tokens"][rows], *widths.T)
 
 
 def quantise_series(label: str, columns: Columns) -> Series:
-    """Series over (m, k) of a kernel that quantises activations."""
+    """Return the series over (m, k) of a kernel that quantises activations."""
     # a few times are 0
     rows = columns["latency"] > 0
     return _timed(label, columns, rows, columns["m"][rows], columns["k"][rows])
 
 
 def nccl_series(label: str, columns: Columns, op: str, ranks: int) -> Series:
-    """Series over message bytes of one NCCL collective."""
+    """Return the series over message bytes of one NCCL collective."""
     rows = (columns["op_name"] == op) & (columns["num_gpus"] == ranks) & (columns["nccl_dtype"] == "half")
     return _sizes(label, columns, rows)
 
 
 def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series]:
-    """Engine ("vllm", "trtllm", "sglang") and series over message bytes of its own all-reduce in a CUDA graph.
+    """Return the engine ("vllm", "trtllm", "sglang") and the series over bytes of its all-reduce in CUDA graphs.
 
     The engine is the one that the rows name: some files hold a copy of another engine's rows.
     """
@@ -160,7 +160,7 @@ def _lengths(columns: Columns, rows: NDArray[np.bool_], *, prompt: bool) -> dict
 
 
 def _timed(label: str, columns: Columns, rows: NDArray[np.bool_], *point: Any) -> Series:
-    """Series of some rows, whose coordinates these are."""
+    """Return the series of some rows with given coordinates."""
     points = np.column_stack(np.broadcast_arrays(*point)).astype(np.float64)
     return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
 
@@ -180,7 +180,7 @@ Dispatches = dict[tuple[str, str, int], Series]
 
 
 def deepep_series(label: str, columns: Columns, gpus_per_node: int) -> Dispatches:
-    """DeepEP in SGLang, its low-latency or its normal kernels, by files with one row per size."""
+    """Return the dispatches of DeepEP in SGLang, with low-latency or normal kernels, by files of a row a size."""
     low_latency = "dispatch_avg_t_us" in columns
     kernel, column = ("deepep-ll", "avg_t_us") if low_latency else ("deepep-ht", "transmit_us")
     size_bytes, layer = _dispatched(columns, "num_token", "num_topk")
@@ -196,7 +196,7 @@ def deepep_series(label: str, columns: Columns, gpus_per_node: int) -> Dispatche
 
 
 def a2a_series(label: str, columns: Columns) -> Dispatches:
-    """DeepEP in vLLM and TensorRT-LLM; latencies in microseconds, where all other files have milliseconds."""
+    """Return the dispatches of DeepEP in vLLM and TensorRT-LLM, whose files have microseconds, not milliseconds."""
     size_bytes, layer = _dispatched(columns, "num_tokens", "topk")
     layer &= np.isin(columns["comm_dtype"], ("default", "bfloat16"))
     series: Dispatches = {}
@@ -210,7 +210,7 @@ def a2a_series(label: str, columns: Columns) -> Dispatches:
 
 
 def nvlink_series(label: str, columns: Columns) -> Dispatches:
-    """TensorRT-LLM's own kernels over NVLink; a dispatch includes the exchange of counts before it, if there is one."""
+    """Return the dispatches of TensorRT-LLM's NVLink kernels, with the exchange of counts ahead, if any."""
     size_bytes, layer = _dispatched(columns, "num_tokens", "topk")
     layer &= columns["moe_dtype"] == "nvfp4"
     series: Dispatches = {}
@@ -234,7 +234,7 @@ def nvlink_series(label: str, columns: Columns) -> Dispatches:
 
 
 def _dispatched(columns: Columns, tokens: str, top_k: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Message of each row, and which rows are of DeepSeek-V3's layers, the only ones that every file has.
+    """Return each row's message, and whether it is of DeepSeek-V3's layers, the only ones that every file has.
 
     The message is what a rank's own tokens are in 16 bits, once for each of their experts: what the kernels send is
     quantised as the engine does it.

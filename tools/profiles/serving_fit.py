@@ -37,7 +37,7 @@ class Figure:
     """A figure that is fitted, for the engines that share it."""
 
     field: str
-    """Of the stack; seconds."""
+    """Field of the stack, in seconds."""
     engines: tuple[str, ...]
     prior_s: float
     """Where the fit starts, and what stands in where neither the rows nor another engine say anything."""
@@ -58,9 +58,9 @@ class ServingFit:
     values: Floats
     """In the order of `FIGURES`, seconds."""
     left_out: Mapping[str, Floats]
-    """The same by model, fitted without its rows."""
+    """Fitted figures without each model's rows, by model."""
     log_errors: Mapping[str, Floats]
-    """Of TPOT and TTFT, predicted without the row's model; in the order of the rows."""
+    """Errors of TPOT and TTFT, in the logarithm, predicted without the row's model; in the order of the rows."""
 
 
 def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[str, Floats]:
@@ -89,7 +89,7 @@ def unseen_errors(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict
 
 
 def _by_check(rows: Sequence[Serving]) -> dict[tuple[str, str], list[int]]:
-    """Numbers of the rows by engine and cluster."""
+    """Return the numbers of the rows by engine and cluster."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         groups[row.setup.engine, row.setup.cluster].append(number)
@@ -133,7 +133,7 @@ class Problem:
             self._groups.append((setup.engine, scenario, resolve_profile(scenario, None), numbers, loads))
 
     def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
-        """TPOT and TTFT of each row; without values by the stacks as they are."""
+        """Return TPOT and TTFT of each row, seconds; without values by the stacks as they are."""
         tpot_s, ttft_s = np.empty(len(self.rows)), np.empty(len(self.rows))
         for engine, scenario, profile, numbers, loads in self._groups:
             figures = {
@@ -244,7 +244,7 @@ def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
 
 
 def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> list[RenderableType]:
-    """Errors of rows that nothing was fitted to, and half-widths."""
+    """Return the errors of rows that nothing was fitted to, and half-widths."""
     unseen = unseen_errors(rows, errors)
     checks = [
         (*key, *(f"{share:.1%}" for share in (*map(math.expm1, (each["tpot"], each["ttft"])), *unseen[key])))

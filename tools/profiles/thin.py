@@ -75,7 +75,7 @@ def predicted_s(table: RatioTable, axes: Mapping[str, Floats], roofline_s: Float
 
 
 def covered(measured: Mask, candidates: list[Mask]) -> list[Mask]:
-    """Candidate axis values that were measured in many combinations with the other axes' covered values."""
+    """Return candidate axis values that were measured in many combinations with other axes' covered values."""
     kept = candidates
     while True:
         before = kept.copy()
@@ -88,7 +88,7 @@ def covered(measured: Mask, candidates: list[Mask]) -> list[Mask]:
 
 
 def _worst(error: Floats, kept: list[Mask], allowed: list[Mask]) -> tuple[float, int, int] | None:
-    """Left-out axis value with the largest mean error, over the points where it alone is off the grid."""
+    """Return the left-out axis value with the largest mean error, over the points where it alone is off the grid."""
     worst: tuple[float, int, int] | None = None
     for axis, (on_grid, candidates) in enumerate(zip(kept, allowed, strict=True)):
         for index in np.flatnonzero(candidates & ~on_grid):
@@ -123,7 +123,7 @@ def thin_curve(size_bytes: Floats, seconds: Floats, *, target: float, max_share:
 
 
 def leave_one_out(table: RatioTable) -> ErrorStats:
-    """Error at the table's own points when their axis value is taken out.
+    """Return the error at the table's own points when their axis value is taken out.
 
     Left-out values were chosen because they are easy to interpolate. This is a harder test, and an upper limit for
     lookups between grid points: the gap is twice as wide.

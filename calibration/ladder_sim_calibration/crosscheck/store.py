@@ -87,9 +87,9 @@ class ResultDocument(Part):
     run: RunPart
     environment: EnvironmentPart
     calibration: dict[str, object] = Field(default_factory=dict)
-    """Of version 2, which had no profiles: it is not read."""
+    """Part of version 2, which had no profiles; it is not read."""
     fitted: FittedPart | None = None
-    """None, in version 2."""
+    """Figures fitted for the run; None in version 2."""
     rows: list[RowPart]
 
 

@@ -85,7 +85,7 @@ def of_captures(folder: Path, stack: str, layers: int) -> Iterator[Check]:
 
 
 def kernels_per_layer(step: TraceGraph, layers: int) -> int:
-    """Kernels that compute, but those that libraries add; the few around the layers are no whole one for each."""
+    """Return a layer's kernels that compute, without those that libraries add; the few around layers round down."""
     kernels = [
         op
         for op in step.ops
@@ -98,7 +98,7 @@ def kernels_per_layer(step: TraceGraph, layers: int) -> int:
 
 
 def _streams(variant: str, prefill: TraceGraph, layers: int) -> Check:
-    """All-reduces under the computation, on a stream of their own with one wait each way; the others on its own."""
+    """Check the all-reduces: under the computation on a stream of their own, the others on its own."""
     expected = 2 * layers - 1 if variant == "ladder" else 0
     computing = {op.lane for op in prefill.ops if op.kind == "gemm"}
     under = {index for index, op in enumerate(prefill.ops) if op.kind in REDUCES and op.lane not in computing}

@@ -33,7 +33,7 @@ class Run(NamedTuple):
     """Kernel of all-reduces; own: the stack's, which an emulated link takes the time of."""
 
     def flags(self, options: argparse.Namespace) -> list[str]:
-        """Options of `python -m ladder_sim_runtime bench`."""
+        """Return the options of `python -m ladder_sim_runtime bench` for this run."""
         sizes = {name: getattr(options, name) for name in ("prompt", "gen", "dtype", "repeats")}
         flags = [f"--tp={self.tp}", f"--batch={self.batch}", *(f"--{name}={value}" for name, value in sizes.items())]
         flags += [] if self.allreduce in ("own", "nccl") else [f"--allreduce={self.allreduce}"]
@@ -53,7 +53,7 @@ def arguments_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def planned(options: argparse.Namespace, cluster: str, *, ranks: int, on_gpus: bool) -> Iterator[Run]:
-    """Every run: all batches and links at the first degree, then at the next one.
+    """Yield every run: all batches and links at the first degree, then at the next one.
 
     Between GPUs NCCL, and kernels in symmetric memory, stand for those that an engine has of its own.
     """
@@ -114,7 +114,7 @@ def _number(text: str, flag: str) -> int:
 
 
 def own_files(options: argparse.Namespace, cluster: str, folder: Path) -> dict[str, Path]:
-    """Files of one's own that come along: the given path, and the place in the folder."""
+    """Return the user's own files that come along: the given path, and the place in the folder."""
     return {
         given: folder / f"{name}{Path(given).suffix}"
         for name, given in (("model", options.model), ("cluster", cluster))

@@ -58,7 +58,7 @@ class Serving(NamedTuple):
 
 
 def servings(ranks: int) -> Iterator[Serving]:
-    """Every load on every server for which there are GPUs."""
+    """Yield every load on every server for which there are GPUs."""
     for model, tp in SERVERS:
         if tp <= ranks:
             yield from (Serving(model, tp, load) for load in LOADS)
@@ -101,7 +101,7 @@ def serve(each: tuple[Serving, ...], folder: Path, vllm: str, end_s: float) -> I
 
 
 def result_of(folder: Path, serving: Serving, variant: str) -> Path:
-    """File of what a load met."""
+    """Return the file with the result of a load."""
     return folder / f"{serving.name}-{variant}.json"
 
 

@@ -97,7 +97,7 @@ class Evidence:
         self._model, self._cluster = (str(self._own.get(name, name)) for name in (options.model, self._cluster))
 
     def collect(self, spend_s: float) -> list[str]:
-        """Every stage that is not done yet; returns what could not be measured, or is not as expected."""
+        """Run every stage that is not done yet; return what could not be measured, or is not as expected."""
         failed: list[str] = []
         serve_share = SERVE_SHARE if self._served else 0.0
         ops_share = PAPER_OPS_SHARE if self._options.paper or self._served else OPS_SHARE
@@ -120,7 +120,7 @@ class Evidence:
         return failed
 
     def _shown(self) -> Iterator[str]:
-        """One table and one figure of all runs next to what was predicted before them."""
+        """Yield a table and a figure of all runs next to their predictions."""
         try:
             archive = read_archive(self._folder)
             write_file(self._folder / TABLE, markdown(archive))
@@ -133,7 +133,7 @@ class Evidence:
             yield "no run was measured: the lines above say why"
 
     def pack(self) -> Path:
-        """Everything in one archive, in place of the last one."""
+        """Pack everything in one archive, in place of the last one."""
         path = self._folder.with_name(f"{self._folder.name}.tar.gz")
         with replacing(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             archive.add(self._folder, arcname=self._folder.name)
@@ -167,7 +167,7 @@ class Evidence:
         write_file(path, json.dumps(SCHEMA.marked(**own), indent=1))
 
     def _predict(self) -> Iterator[str]:
-        """Every run, with what the shipped profile says of it, before the first one; of CPUs it says nothing."""
+        """Yield every run with what the shipped profile predicts, before the first run; on CPUs it predicts nothing."""
         path, rows = self._folder / PREDICTED, []
         before = json.loads(read_bytes(path, what="predictions"))["rows"] if path.exists() else []
         known = {row["run"] for row in before}
@@ -196,7 +196,7 @@ class Evidence:
         return "one rank that stands for all, with emulated all-reduces" if self._ranks == 1 else ""
 
     def _run_all(self, end_s: float) -> Iterator[str]:
-        """`run --bench` as every engine at every batch, the first with captures; yields what failed."""
+        """Run `run --bench` as every engine at every batch, the first with captures; yield what failed."""
         for run in self._runs:
             path = self._folder / f"{run.name}.json"
             if path.exists():
@@ -226,7 +226,7 @@ class Evidence:
         return next((run for run in self._runs if not self._impossible(run)), None)
 
     def _impossible(self, run: Run) -> str:
-        """Why this machine cannot make a run; empty: it can."""
+        """Return why this machine cannot make a run; empty if it can."""
         if run.tp > self._ranks > 1:
             return f"there are {self._ranks} GPUs"
         if not self._on_gpus or (use := memory_use(self._scenario(run))).fits:
@@ -245,7 +245,7 @@ class Evidence:
         return request_s * requests
 
     def _serve_all(self, spend_s: float) -> Iterator[str]:
-        """Every serving by vLLM; yields what failed."""
+        """Serve every load by vLLM; yield what failed."""
         yield from serve(self._served, self._folder, self._options.vllm, time.monotonic() + spend_s)
 
     def _table(self, run: Run) -> Path:
@@ -261,7 +261,7 @@ class Evidence:
         return path
 
     def _measure_ops(self, spend_s: float) -> Iterator[str]:
-        """On all ranks; a call that was killed has the rest of its time."""
+        """Measure ops on all ranks; a call that was killed has the rest of its time."""
         samples, begun, done = (self._folder / name for name in (SAMPLES, BEGUN, MEASURED))
         if done.exists():
             return
@@ -299,7 +299,7 @@ class Evidence:
         yield from ()
 
     def _unmeasured(self) -> Iterator[str]:
-        """Kinds of ops of which no size has a time, with the reason."""
+        """Yield the kinds of ops of which no size has a time, with the reason."""
         # imported here: the other stages need no torch
         from ladder_sim_calibration.measure.layouts import Layout
         from ladder_sim_calibration.measure.points import ops_of
@@ -349,7 +349,7 @@ class Evidence:
         return scenario_of(arguments_of(run, self._options), self._model, self._cluster)
 
     def _compare(self) -> Iterator[str]:
-        """Every run next to its prediction by the measured profile; the runs become a table as well."""
+        """Yield every run next to its prediction by the measured profile, and write the runs as a table."""
         path = self._folder / PROFILE
         profile = load_profile(str(path)) if path.exists() else None
         compared: list[dict[str, Any]] = []
@@ -390,7 +390,7 @@ class Evidence:
 
 
 def _compared(run: Run, measured: Mapping[str, Any], prediction: Prediction) -> dict[str, Any]:
-    """Predicted and measured figures of a variant; a single new token has no TPOT."""
+    """Return the predicted and measured figures of a variant; a single new token has no TPOT."""
     predicted = {"ttft_s": prediction.ttft_s, "tpot_s": prediction.tpot_s, "speedup": prediction.speedup.value}
     both = {
         figure: {"predicted": value, "measured": measured[figure]}

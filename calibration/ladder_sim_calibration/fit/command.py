@@ -63,7 +63,7 @@ def _fit(options: argparse.Namespace) -> None:
 
 
 def _fabric(store: SampleStore, cluster: str, created: str) -> str:
-    """Fabric file of the all-reduce over the most nodes and ranks; a profile holds collectives in one node only."""
+    """Return the fabric file of the all-reduce over the most nodes and ranks, which a profile does not hold."""
     points = medians(store.samples)
     across = [op for op in points if op.op == "all_reduce" and op.nodes > 1]
     if not across:
@@ -143,7 +143,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def measurements(profile: CalibrationProfile) -> Iterator[tuple[tuple[str, str], float]]:
-    """Every measured point of a profile: (table, coordinates), seconds."""
+    """Yield every measured point of a profile: (table, coordinates), seconds."""
     for _, _, name, table in tables_in(profile):
         for index in np.argwhere(np.isfinite(table.seconds)):
             at = zip(table.names, table.axes, index, strict=True)

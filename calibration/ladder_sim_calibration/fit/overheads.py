@@ -24,7 +24,7 @@ FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 
 
 def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
-    """Figures that were measured, by name.
+    """Return the figures that were measured, by name.
 
     Those of a stack's specs, the share of its peak that the GPU keeps up, the jitter, the lag of the slowest rank, and
     a tiny kernel's time in a CUDA graph.
@@ -66,11 +66,11 @@ class Sustained(NamedTuple):
     ratio: float
     """How many times as long it takes as on a GPU that is just warm."""
     clock_MHz: float | None
-    """Of the GPU by then; None: it is not known."""
+    """Clock of the GPU at the end, MHz; None if it is not known."""
 
 
 def sustained(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample]) -> Iterator[Sustained]:
-    """GEMMs that were measured both ways."""
+    """Yield the GEMMs that were measured both ways."""
     points = {op.op: at for op, at in medians.items()}
     clocks = {sample.key: sample.clock_MHz for sample in samples if sample.op == SUSTAINED}
     for at, seconds in points.get(SUSTAINED, {}).items():
@@ -81,7 +81,7 @@ def sustained(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample]) -
 
 
 def rank_factors(samples: Sequence[Sample]) -> Floats:
-    """How long each rank computes, relative to the median over ranks: the median over all kernels; empty for one rank.
+    """Return how long each rank computes, over the median of ranks; empty for one rank.
 
     What lasts, and not that one rank or another is slower in each single sample.
     """

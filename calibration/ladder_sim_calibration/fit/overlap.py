@@ -38,7 +38,7 @@ class Loss(NamedTuple):
     """How many times as long a kernel takes while a part of the processor is held."""
 
     kernel: str
-    """With its tokens, if it is a GEMM."""
+    """Kind of the kernel, with its tokens if it is a GEMM."""
     shape: Shape
     held: float
     """SMs of a GPU, threads of a CPU."""
@@ -52,7 +52,7 @@ class Loss(NamedTuple):
 
 
 def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:
-    """Slowdowns by pair of ops, and by what bounds the kernel."""
+    """Return the slowdowns by pair of ops, and by what bounds the kernel."""
     points: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for op, point, ratio in _ratios(samples):
         if HELD not in point:
@@ -63,7 +63,7 @@ def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:
 
 
 def losses(samples: Sequence[Sample]) -> list[Loss]:
-    """Losses of every kernel next to held SMs."""
+    """Return the losses of every kernel next to held SMs."""
     return [
         Loss(_kernel_name(op, point), _shape(op, point), point[HELD], ratio)
         for op, point, ratio in _ratios(samples)
@@ -139,6 +139,6 @@ def _best(losses: Sequence[Loss], sms: int, tried: Sequence[Mapping[str, float]]
 
 
 def error_of(losses: Sequence[Loss], sms: int, figures: Mapping[str, float]) -> float:
-    """Mean square of the logarithms of predicted over measured losses."""
+    """Return the mean square of the logarithms of predicted over measured losses."""
     chosen = replace(_DEFAULT, **figures)
     return float(np.mean([math.log(loss.predicted(sms, chosen) / loss.ratio) ** 2 for loss in losses]))

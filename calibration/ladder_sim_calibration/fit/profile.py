@@ -35,15 +35,15 @@ class FittedProfile:
     profile: CalibrationProfile
     """Tables of every sample."""
     errors: Mapping[str, ErrorStats]
-    """Of tables and curves on points that were held out of them, by op and group."""
+    """Errors of tables and curves on points that were held out of them, by op and group."""
     unjudged: tuple[str, ...]
-    """Those with too few points to hold any out."""
+    """Tables and curves with too few points to hold any out."""
     slowdowns: tuple[Slowdown, ...]
-    """Of kernels and all-reduces that ran at the same time."""
+    """Slowdowns of kernels and all-reduces that ran at the same time."""
     losses: tuple[Loss, ...]
-    """Of kernels while a part of the processor was held."""
+    """Losses of kernels while a part of the processor was held."""
     defaults: tuple[float, ...]
-    """The same by the simulator's default rules; empty on a CPU, whose threads they do not describe."""
+    """Losses by the simulator's default rules; empty on a CPU, whose threads the rules do not describe."""
     sustained: tuple[Sustained, ...]
     """GEMMs under seconds of load."""
     refused: tuple[str, ...]
@@ -126,7 +126,7 @@ def _tables(
 
 
 def _attention(phase: str, tables: Mapping[Kind, dict[str, RatioTable]]) -> dict[str, dict[str, RatioTable]]:
-    """Tables of attention in one phase, by kernel."""
+    """Return the tables of attention in one phase, by kernel."""
     return {kernel: tables[kind] for kind, (of, kernel) in ATTENTION.items() if of == phase and kind in tables}
 
 
@@ -148,7 +148,7 @@ def _left_out(op: MeasuredOp, errors: Mapping[MeasuredOp, ErrorStats]) -> dict[s
 
 
 def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
-    """Errors of every op that becomes a table or a curve; the same draws every time.
+    """Return the errors of every op that becomes a table or a curve; every call draws the same points.
 
     None for an op with fewer points than trials.
     """
@@ -160,7 +160,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[Measured
 
 
 def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
-    """Errors at all points but the ends of a curve, which lie between no others."""
+    """Return the errors at all points but the ends of a curve, which lie between no others."""
     every = sorted(points)
     drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
     looked_up: list[float] = []

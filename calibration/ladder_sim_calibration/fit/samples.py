@@ -92,14 +92,14 @@ class Sample:
     op: str
     """What `ladder_sim_calibration.measure.points` calls it, e.g. "gemm"."""
     point: Mapping[str, float]
-    """Its shape: m, n, k of a GEMM; coordinates of its table, and the layer of experts; bytes that an elementwise
+    """Shape of the op: m, n, k of a GEMM; coordinates of its table, and the layer of experts; bytes that an elementwise
     kernel moves; bytes, ranks and nodes of a collective; those of both where two run at once; SMs or threads that are
     held next to it."""
     seconds: float | None
     """Median of its repeats, on a typical rank; of a collective and of what runs next to it, on the slowest. None: it
     did not fit in memory, or is not supported here."""
     spread: float = 0.0
-    """Of the repeats: half the distance between the quartiles, over the median."""
+    """Spread of the repeats: half the distance between the quartiles, over the median."""
     alone_s: float | None = None
     """Median without the op that ran at the same time."""
     by_rank: tuple[float, ...] = ()
@@ -179,7 +179,7 @@ class SampleStore:
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
-        """Nobody else writes the file for as long as this does."""
+        """Keep other processes from writing the file meanwhile."""
         try:
             with locked(self.path, wait=True):
                 yield
@@ -266,7 +266,7 @@ class MeasuredOp(NamedTuple):
     """In the group, on all nodes; 0: not a collective."""
     nodes: int = 1
     layer: Experts | None = None
-    """Of experts."""
+    """Layer of the experts; None for any other op."""
 
     @property
     def table(self) -> tuple[Kind, TableOf] | None:
@@ -285,7 +285,7 @@ class MeasuredOp(NamedTuple):
         return f"{self.op}, {self.ranks} ranks{across}" if self.ranks else self.op
 
     def columns(self, points: Sequence[tuple[float, ...]]) -> dict[str, Floats]:
-        """Points by coordinate."""
+        """Return the points by coordinate."""
         return dict(zip(self.axes, np.array(points).T, strict=True))
 
 

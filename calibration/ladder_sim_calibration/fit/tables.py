@@ -22,7 +22,7 @@ def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTa
 
 
 def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
-    """Kind, dtype, name and table of every table of a profile."""
+    """Yield the kind, dtype, name and table of every table of a profile."""
     for dtype, table in profile.gemm.items():
         yield "gemm", dtype, f"gemm {dtype}", table
     for kind, (phase, kernel) in ATTENTION.items():
@@ -36,7 +36,7 @@ def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, Rat
 
 
 def curves_in(collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]) -> Iterator[tuple[str, int, Curve]]:
-    """Operation with algorithm, ranks and curve of every collective of a profile."""
+    """Yield the operation with algorithm, ranks and curve of every collective of a profile."""
     for op, algorithms in collectives.items():
         for algorithm, curves in algorithms.items():
             for ranks, curve in curves.items():

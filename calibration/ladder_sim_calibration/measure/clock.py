@@ -54,18 +54,18 @@ class Clock:
         return time.perf_counter()
 
     def elapsed_s(self, start: Any, end: Any) -> float:
-        """Seconds between two moments, once all work is done."""
+        """Return the seconds between two moments, once all work is done."""
         return float(end - start)
 
     def hold(self, launches: int) -> None:
-        """Delay the device until Python has queued so many launches, so that the device never waits for Python."""
+        """Delay the device until Python has queued its launches, so that the device never waits for Python."""
 
     def has_held(self, start: Any) -> bool:
         """Whether the device was still held when everything after `start` was queued; else hold it for longer."""
         return True
 
     def chain(self, seconds: float) -> int:
-        """How many runs of a kernel that takes so long make a repeat."""
+        """Return how many runs of a kernel that takes `seconds` make a repeat."""
         return 1
 
     def frequency(self) -> float | None:
@@ -128,7 +128,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def chained(run: Callable[[], object], clock: Clock, runs: int, launches: int = 1) -> float:
-    """Seconds of one of some runs in a row, behind one that is not timed: in that the ranks meet."""
+    """Return the mean seconds of one of several runs in a row, behind an untimed one in which the ranks meet."""
     clock.hold(launches * (1 + runs))
     run()
     start = clock.now()
@@ -138,7 +138,7 @@ def chained(run: Callable[[], object], clock: Clock, runs: int, launches: int = 
 
 
 def timed(run: Callable[[], object], clock: Clock, launches: int = 1, *, runs: int = 1) -> float:
-    """Seconds that the device takes for what `run` issues in so many launches: the mean of some runs in a row."""
+    """Return the mean seconds of `run` on the device, with its number of launches, over several runs in a row."""
     while True:
         clock.hold(runs * launches)
         start = clock.now()

@@ -54,7 +54,7 @@ def add_to(commands: Any) -> None:
 
 
 def budget_s(text: str) -> float:
-    """Seconds of ``90s``, ``10m`` or ``1h``."""
+    """Return the seconds of ``90s``, ``10m`` or ``1h``."""
     try:
         seconds = float(text[:-1]) * _SUFFIXES[text[-1:]]
     except (ValueError, KeyError):

@@ -72,7 +72,7 @@ def kernel(op: Sample, weights: WeightPool) -> Run:
 
 
 def launches_of(op: Sample) -> int:
-    """In how many launches a kernel runs on a GPU, about, or more."""
+    """Return at least about the number of launches by which a kernel runs on a GPU."""
     point = op.point
     if op.op == "math_attention_decode":
         return 8
@@ -161,7 +161,7 @@ def _experts(op: Sample, weights: WeightPool) -> Run:
 def _draw(
     tokens: int, experts: int, top_k: int, ep: int, numbers: torch.Generator, device: torch.device
 ) -> tuple[Tensor, int, list[int]]:
-    """Experts of each token, the first expert of the part that has most tokens, and where those of each begin.
+    """Return each token's experts, the first expert of the part with most tokens, and where tokens of each begin.
 
     The i-th most frequent expert is chosen in proportion to i to minus the tables' power; any may be it.
     """
@@ -175,7 +175,7 @@ def _draw(
 
 
 def _elementwise(op: Sample, weights: WeightPool) -> Run:
-    """Activations stay where they are: in a pass the kernel before has just written them."""
+    """Return a run of an elementwise kernel on activations that stay in place, as after another kernel."""
     rows = partial(_rows, op.point["bytes"], weights.device)
     if op.op == "rope":
         return _rope(op.point["bytes"], weights.device)

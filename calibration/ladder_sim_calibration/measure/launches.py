@@ -104,7 +104,7 @@ def _graph(x: torch.Tensor, kernels: int) -> torch.cuda.CUDAGraph:
 
 
 def _queued_s(x: torch.Tensor, streams: int) -> float:
-    """Seconds of tiny kernels that each wait for the one before; the streams take turns."""
+    """Return the seconds of tiny kernels that each wait for the one before; the streams take turns."""
     turns = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(streams - 1))]
 
     def run() -> None:

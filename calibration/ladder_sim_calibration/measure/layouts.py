@@ -16,7 +16,7 @@ class Layout(NamedTuple):
 
 
 def layouts(world: Layout) -> list[Layout]:
-    """Every layout of two ranks or more whose groups fill `world`.
+    """Return every layout of two ranks or more whose groups fill `world`.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def layouts(world: Layout) -> list[Layout]:
 
 
 def groups(layout: Layout, world: Layout) -> list[list[int]]:
-    """Ranks of each group: neighbours in a node, and their counterparts on the nodes that follow.
+    """Return the ranks of each group: neighbours in a node, and their counterparts on the nodes that follow.
 
     Examples
     --------

@@ -68,7 +68,7 @@ class OverlapMeasurement:
         }
 
     def _ends(self, kernels: int, *, message: bool = True) -> tuple[list[float], float]:
-        """When each kernel and the message end, in seconds from the message's issue; without a message 0."""
+        """Return when each kernel and the message end, in seconds from the message's issue; without a message 0."""
         self._x.copy_(self._numbers)
         self._clock.hold(2 * kernels + 4)
         # the ranks meet
@@ -116,7 +116,7 @@ class HeldMeasurement:
         self._run()
 
     def measure(self) -> dict[str, Timing]:
-        """Seconds of a kernel in a row of `HELD_KERNELS`, with a part of the processor held and with all of it."""
+        """Return the seconds of one of `HELD_KERNELS` kernels in a row, with and without a hold of the processor."""
         with held(self._count, self._device):
             held_s = timed(self._run, self._clock, runs=HELD_KERNELS)
         return {self._name: Timing(held_s, timed(self._run, self._clock, runs=HELD_KERNELS))}

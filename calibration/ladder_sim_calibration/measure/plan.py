@@ -107,7 +107,7 @@ class Plan:
 
 
 def _work(op: Sample) -> float:
-    """In proportion to what a large op of its kind takes on its own; a prompt attends to itself, hence its square."""
+    """Return a number in proportion to the time of a large op of its kind; for a prompt, its length squared."""
     own = COORDINATES[op.op.partition(BESIDE)[0]]
     sizes = ((name, size) for name, size in op.point.items() if name in own)
     work = math.prod(1.0 / size if name in ("expert_tp", "ep") else size for name, size in sizes)

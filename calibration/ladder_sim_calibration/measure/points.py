@@ -46,14 +46,14 @@ class Shard(NamedTuple):
     gemms: tuple[tuple[int, int], ...]
     """Outputs and inputs of QKV, gate/up, both as one GEMM, attention's output, down."""
     heads: tuple[tuple[int, int], ...]
-    """The same of the LM head: whole, and split over the vocabulary."""
+    """Outputs and inputs of the LM head: whole, and split over the vocabulary."""
     kv_heads: int
     group: int
     """Query heads per KV head."""
     head_dim: int
 
     def cache(self, sequences: int = 1) -> dict[str, float]:
-        """Coordinates of its attention, but lengths."""
+        """Return the coordinates of the shard's attention, without lengths."""
         return {"batch_kv_heads": sequences * self.kv_heads, "group": self.group, "head_dim": self.head_dim}
 
 
@@ -123,7 +123,7 @@ def _longest(shard: Shard) -> Sample:
 
 
 def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Powers of two that span the weights' rows and columns, up to twice the elements of the largest weight."""
+    """Return the powers of two that span weights' rows and columns, up to twice the largest weight's elements."""
     if not weights:
         return []
     n, k = (_powers(min(side), max(side)) for side in zip(*weights, strict=True))
@@ -132,7 +132,7 @@ def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _powers(low: int, high: int) -> list[int]:
-    """Powers of two from the last below `low` to the first above `high`, or themselves."""
+    """Return the powers of two from the last below `low` to the first above `high`, or themselves."""
     return [2**power for power in range(low.bit_length() - 1, (high - 1).bit_length() + 1)]
 
 
@@ -157,7 +157,7 @@ def _sampling(model: ModelSpec) -> Iterator[Sample]:
 
 
 def _experts(model: ModelSpec, tp: int) -> Iterator[Sample]:
-    """GEMMs of routers and shared experts; routed experts, each split over all ranks, and distributed over them."""
+    """Yield the GEMMs of routers and shared experts, and routed experts, split over all ranks or distributed."""
     for layer in dict.fromkeys(kind.feed_forward for kind in model.kinds):
         if not isinstance(layer, Moe):
             continue
@@ -208,7 +208,7 @@ def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
 
 
 def _held(shard: Shard, *, cuda: bool) -> Iterator[Sample]:
-    """GEMMs of a few tokens, decode attention and elementwise kernels, while others hold a part of the processor."""
+    """Yield GEMMs of few tokens, decode attention and elementwise kernels during a hold of the processor."""
     counts, moved = (HELD_SMS, HELD_MOVED) if cuda else (HELD_THREADS, HELD_CPU_MOVED)
     for count in counts:
         for n, k in shard.gemms:

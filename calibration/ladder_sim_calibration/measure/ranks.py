@@ -79,7 +79,7 @@ class Ranks:
         return shared[0]
 
     def gather(self, value: _T) -> list[_T]:
-        """Every rank's value, on every rank."""
+        """Return every rank's value, on every rank."""
         if self.size == 1:
             return [value]
         gathered: list[Any] = [None] * self.size

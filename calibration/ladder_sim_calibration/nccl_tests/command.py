@@ -100,7 +100,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
 
 
 def _full_nodes(ranks: int, gpus_per_node: int, options: argparse.Namespace) -> int:
-    """Nodes of ranks that fill them, as far as no flag says otherwise; 0: not known."""
+    """Return the number of nodes that ranks fill, as far as no flag says otherwise; 0 if it is not known."""
     if options.nodes is not None or options.ranks_per_node is not None or ranks % gpus_per_node:
         return 0
     nodes = ranks // gpus_per_node

@@ -196,7 +196,7 @@ def _json_content(name: str, text: str, placement: Placement) -> _Content:
 
 
 def _entries(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Objects and texts of a JSON document, each with its key; those of a list have the list's."""
+    """Yield the objects and texts of a JSON document, each with its key; entries of a list have the list's key."""
     if isinstance(value, dict):
         yield key, value
         for name, each in value.items():
@@ -209,7 +209,7 @@ def _entries(key: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _json_row(where: str, number: int, key: str, entry: Mapping[str, Any], placement: Placement) -> Iterator[_Row]:
-    """One size: flat, with prefixes for the placement, or with an object for each; named by its size or with it."""
+    """Yield the rows of one size in JSON: flat, with prefixes for placement, or with an object for each."""
     names, nested = _JSON_KEYS[placement]
     cells = entry[nested] if isinstance(entry.get(nested), dict) else entry
     keys = _NESTED_KEYS if cells is not entry else names

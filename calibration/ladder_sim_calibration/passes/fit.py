@@ -110,7 +110,7 @@ def emulated_collectives(all_reduce: Curve) -> dict[str, Curve]:
 
 
 def _sizes(observed: Observations, phase: Phase) -> set[float]:
-    """Bytes of the messages of a phase that computations wait for."""
+    """Return the bytes of the messages of a phase that computations wait for."""
     return {
         message_bytes(op)
         for variant in {"standard", *(run.variant for run in observed.requests)}
@@ -120,7 +120,7 @@ def _sizes(observed: Observations, phase: Phase) -> set[float]:
 
 
 def _kernels(observed: Observations) -> dict[OpKey, float]:
-    """Medians of every kernel, scaled so that the upper bound's add up to a pass whose kernels are not timed."""
+    """Return the median of every kernel, scaled so that the upper bound's sum is an untimed pass."""
     known: dict[OpKey, float] = {}
     for phase, phase_s in zip(PHASES, zip(*observed.compute_only, strict=True), strict=True):
         if not observed.kernels[phase]:
@@ -135,7 +135,7 @@ def _kernels(observed: Observations) -> dict[OpKey, float]:
 
 
 def _gemms(kernels: Mapping[OpKey, float]) -> Points:
-    """Whole GEMMs by m, n and k, between which those of other wirings are interpolated."""
+    """Return the whole GEMMs by m, n and k, between which GEMMs of other wirings are interpolated."""
     return {
         (float(shape.m), float(shape.n), float(shape.k)): seconds
         for (_, shape), seconds in kernels.items()

@@ -61,12 +61,12 @@ class Observations:
     """Machine, versions, and everything of what ran that times depend on."""
 
     def request(self, run: Run) -> Times:
-        """Median request of a run."""
+        """Return the median request of a run."""
         return Times(*(median(column) for column in zip(*self.requests[run], strict=True)))
 
 
 def steps(scenario: Scenario, phase: Phase) -> range:
-    """Numbers of a request's passes, counted from its prefill."""
+    """Return the numbers of a request's passes, counted from its prefill."""
     return range(1) if phase == "prefill" else range(1, scenario.workload.gen)
 
 
@@ -82,7 +82,7 @@ def name_of(scenario: Scenario) -> str:
 
 
 def ops_of(scenario: Scenario, variant: str, phase: Phase, step: int | None = None) -> Iterable[Op]:
-    """Ops of a pass; by default of the prefill or the first decode step."""
+    """Return the ops of a pass; by default of the prefill or the first decode step."""
     number = step if step is not None else int(phase == "decode")
     return pass_ops(scenario_of(scenario, variant), phase, scenario.workload.prompt + number)
 
@@ -99,12 +99,12 @@ def kernels_of(scenario: Scenario) -> set[tuple[Phase, OpKey]]:
 
 
 def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:
-    """All-reduces of a pass of standard; the last is of activations, as are all of the largest size."""
+    """Return the all-reduces of a pass of standard; the last is of activations, as are all of the largest size."""
     return [op for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
 
 
 def message_bytes(op: Op) -> float:
-    """Bytes of a collective on a CPU."""
+    """Return the bytes of a collective on a CPU."""
     if not isinstance(op.shape, CollectiveShape):
         raise TypeError(f"{op.name} is not a collective")
     return in_place.message_bytes(op.shape, ELEMENT_BYTES)

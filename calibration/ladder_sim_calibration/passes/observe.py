@@ -212,7 +212,7 @@ def _collectives(observed: Observations, testbed: Testbed, variants: Sequence[st
 
 
 def _emulated_links(testbed: Testbed, experiment: Experiment) -> dict[str, Curve]:
-    """Links on which messages take these shares of standard's time, in prefill and decode alike."""
+    """Return the links on which messages take given shares of standard's time, in prefill and decode alike."""
     named = {CALIBRATION_LINK: CALIBRATION_SHARE, **{f"{share:.0%}": share for share in experiment.shares}}
     if experiment.profile is None:
         # warm up

@@ -30,7 +30,7 @@ def message(size_bytes: float) -> torch.Tensor:
 
 
 def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
-    """Seconds of a collective while nothing else runs, on the slowest rank.
+    """Return the seconds of a collective while nothing else runs, on the slowest rank.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
 
 
 def time_kernels(run: Callable[[], None], expected: Sequence[Op]) -> list[tuple[OpKey, float]]:
-    """Seconds from the start of each kernel of one pass to the next kernel's; they add up to the whole pass.
+    """Return the seconds from each kernel of one pass to the next one's start; their sum is the whole pass.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class _Sender:
         return kernel(*args)
 
     def mean_message_s(self) -> float:
-        """Mean seconds of a message, once all have ended."""
+        """Return the mean seconds of a message, once all have ended."""
         self._wait()
         while len(self._ended_s) < len(self._issued_s):
             time.sleep(_POLL_S)

@@ -102,17 +102,17 @@ class Problem:
         return dict(zip(self.figures, up | down, strict=True))
 
     def values(self, points: Floats) -> Floats:
-        """Figures in SI units; points and result of shape (..., figures)."""
+        """Return the figures in SI units; points and result of shape (..., figures)."""
         median = np.array([self.defaults[name] for name in self.figures])
         spread = np.array([PRIORS[name] for name in self.figures])
         return np.asarray(median * np.exp(spread * points))
 
     def named(self, point: Floats) -> dict[str, float]:
-        """One point's figures by name."""
+        """Return one point's figures by name."""
         return dict(zip(self.figures, self.values(point).tolist(), strict=True))
 
     def log_rates(self, point: Floats) -> Floats:
-        """Logarithm of every run's throughput at one point."""
+        """Return the logarithm of every run's throughput at one point."""
         return np.asarray(self._log_rates(point[np.newaxis])[0])
 
     def _log_rates(self, points: Floats) -> Floats:
@@ -183,7 +183,7 @@ class Problem:
 
 
 def _robust_loss(rows: int) -> Callable[..., Floats]:
-    """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
+    """Return the soft_l1 loss for the runs, which may hold an outlier, and plain squares for the priors."""
 
     def loss(squares: Floats) -> Floats:
         # value, first and second derivative, as least_squares needs them
@@ -196,7 +196,7 @@ def _robust_loss(rows: int) -> Callable[..., Floats]:
 
 
 def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[int]]:
-    """Positions of the runs of each configuration."""
+    """Return the positions of the runs of each configuration."""
     positions: dict[Configuration, list[int]] = {}
     for row, run in enumerate(runs):
         positions.setdefault(run.configuration, []).append(row)

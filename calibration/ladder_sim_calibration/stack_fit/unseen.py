@@ -20,13 +20,13 @@ class UnseenRun:
     run: Measurement
     """What was measured."""
     rate_log_error: float
-    """Of its throughput."""
+    """Error of the predicted throughput, in the logarithm."""
     speedup_log_error: float | None
-    """Of its speedup over standard; None for standard, or if standard did not run."""
+    """Error of the speedup over standard, in the logarithm; None for standard, or if standard did not run."""
 
 
 def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:
-    """Every run as predicted by the fit without its group; empty if there is only one group."""
+    """Return every run as predicted by the fit without its group; empty if there is only one group."""
     if len(set(groups)) == 1:
         return ()
     errors = np.empty(len(problem.runs))
@@ -51,7 +51,7 @@ def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashab
 
 
 def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> dict[tuple[Configuration, str], Widths]:
-    """Half-widths of the runs' intervals before they are scaled."""
+    """Return the half-widths of the runs' intervals before they are scaled."""
     widths = {}
     for configuration, rows in by_configuration(runs).items():
         variants = [runs[row].variant for row in rows]

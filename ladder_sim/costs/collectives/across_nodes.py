@@ -153,7 +153,7 @@ class AcrossNodes:
         return {name: np.maximum(direct_s, seconds) for name, seconds in ways.items()}
 
     def _ports_s(self, kind: CollectiveKind, name: str, message: Floats) -> Floats:
-        """Seconds that one algorithm keeps a GPU's ports busy at least, the one in the node and that of the network."""
+        """Return the seconds that an algorithm keeps a GPU's ports busy at least: in the node, and in the network."""
         hardware, in_switch = self._hardware, self._cluster.intra.switch
         link = hardware.intra
         if not self._p2p and name != "nvls-tree":
@@ -173,7 +173,7 @@ class AcrossNodes:
     def _ways(
         self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, node_low_latency_s: Floats, *, nvlink: bool
     ) -> dict[str, Floats]:
-        """NCCL's algorithms, given the stages inside each node."""
+        """Return the seconds of NCCL's algorithms by name, given the stages inside each node."""
         return across_nodes_s(
             message,
             node_wire_s,
@@ -259,7 +259,7 @@ def host_ring_s(
     low_latency_share: Number,
     kind: str = "all_reduce",
 ) -> Floats:
-    """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
+    """Return the seconds of NCCL's ring through host memory by the faster protocol; 2 (n - 1) steps pay latency.
 
     Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
     the number of channels does. Floor and `low_latency_share` are those of LL, the latter between two ranks. Other
@@ -332,7 +332,7 @@ def across_nodes_s(
 
 
 def rail_bytes(message: Floats, nodes: int, ranks_per_node: int, traffic: float) -> Floats:
-    """Bytes that the network port of each GPU must send, and receive: the ports of a node share the message."""
+    """Return the bytes that a GPU's network port must send and receive: a node's ports share the message."""
     carried: Floats = traffic * (nodes - 1) / nodes * message / ranks_per_node
     return carried
 

@@ -42,7 +42,7 @@ _PCIE5_US, _PCIE5_GBps = 24.6, 63.0
 
 @cache
 def floor_growth(ranks: float, exponent: float) -> float:
-    """Latency floor of a group as a multiple of a full node's.
+    """Return the latency floor of a group as a multiple of that of a full node.
 
     Beyond a full node, every doubling adds as much as from 4 to 8.
     """
@@ -55,12 +55,12 @@ def floor_growth(ranks: float, exponent: float) -> float:
 
 
 def ring(ranks: float) -> float:
-    """Reduce-scatter and all-gather; with it rates are nccl-tests' bus bandwidths."""
+    """Return the bytes that each GPU sends for a byte in reduce-scatter and all-gather, as bus bandwidth has it."""
     return 2.0 * (ranks - 1) / ranks
 
 
 def one_way(ranks: float) -> float:
-    """Reduce-scatter or all-gather."""
+    """Return the bytes that each GPU sends for a byte of the message in reduce-scatter or all-gather."""
     return (ranks - 1) / ranks
 
 
@@ -85,7 +85,7 @@ class Line(NamedTuple):
     floor: float
     """Share of the link's all-reduce floor."""
     rate: float
-    """Of the link's bandwidth."""
+    """Share of the link's bandwidth."""
     traffic: Callable[[float], float]
     """Bytes that each GPU sends for a byte of the message, by ranks."""
     growth: float = 0.0
@@ -142,11 +142,11 @@ class Algorithm:
     """One row."""
 
     lines: tuple[Line, ...]
-    """Its kernels, of which it takes the fastest."""
+    """Kernels of the algorithm, of which it takes the fastest."""
     needs: tuple[Need, ...] = ()
-    """All of them."""
+    """Needs of the algorithm, all of which a scenario must meet."""
     holder: Holder = "blocks"
-    """Of its SMs, while kernels run next to it (`ladder_sim.costs.contention`)."""
+    """Holder of the algorithm's SMs, while kernels run next to it (`ladder_sim.costs.contention`)."""
     nearest: tuple[str, ...] = ()
     """What to take where it does not work, if that does; else NCCL's."""
     measured_on: str | None = None
@@ -171,7 +171,7 @@ class Algorithm:
         return fastest
 
     def port_traffic(self, ranks: float, switch: bool) -> float:
-        """Fewest bytes that a GPU's port sends or receives for a byte of the message, whichever kernel runs."""
+        """Return the fewest bytes that a GPU's port sends or receives for a byte of the message, by any kernel."""
         traffic = min(line.traffic(ranks) for line in self.lines)
         return min(traffic, multicast(ranks)) if self.may_multicast and switch else traffic
 
@@ -382,14 +382,14 @@ class MeasuredCollective:
     """One algorithm's curves over rank counts, read against its formula on the link that was measured."""
 
     formula: Formula
-    """Its ideal."""
+    """Formula of the algorithm's ideal time."""
     curves: Mapping[int, Curve]
-    """By ranks."""
+    """Measured curves by number of ranks."""
     tier: LinkTier
     """The measured link."""
 
     def ratio(self, message: Floats, ranks: int) -> tuple[Floats, NDArray[np.bool_]]:
-        """Measured over formula, and whether these ranks and this size were measured.
+        """Return the measured time over the formula's, and whether these ranks and this size were measured.
 
         Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
         """
@@ -398,7 +398,7 @@ class MeasuredCollective:
         return self.factor(message, ranks), in_range
 
     def factor(self, message: Floats, ranks: int) -> Floats:
-        """Measured over formula alone."""
+        """Return the measured time over the formula's."""
         low = max((n for n in self.curves if n <= ranks), default=min(self.curves))
         high = min((n for n in self.curves if n >= ranks), default=max(self.curves))
         log_size = np.log(np.maximum(message, 1.0))
@@ -427,7 +427,7 @@ class MeasuredCollective:
 def measured_collectives(
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]], tier: LinkTier
 ) -> dict[tuple[str, str], MeasuredCollective]:
-    """Curves of a profile (`CalibrationProfile.collectives`) by kind and algorithm, of those that have a formula."""
+    """Return the curves of `CalibrationProfile.collectives` by kind and algorithm, of those that have a formula."""
     curves = {
         (kind, algorithm): by_ranks
         for kind, algorithms in collectives.items()

@@ -164,7 +164,7 @@ class Network:
         raise UsageError(f"{what} '{name}' needs {need.what}{has}", hint=way)
 
     def _quantized(self, bits: str, message: Floats) -> CollectiveTimes:
-        """Two shots of fewer bits; what was read and is written whole takes its memory traffic.
+        """Return the times of two shots of fewer bits; what was read and is written whole takes memory traffic.
 
         They send what NCCL's ring sends, and are no slower than it where its curve is above the formula of two shots.
         """
@@ -204,26 +204,26 @@ class Network:
         return times[0] if len(times) == 1 else of_each(times, choice)
 
     def _in_engine(self, name: str, message: Floats) -> CollectiveTimes:
-        """In a CUDA graph, with the copies that the engine makes for it."""
+        """Return the times of an algorithm in a CUDA graph, with the copies that the engine makes for it."""
         times = self.alone("all_reduce", name, message)
         copied_s = self.copied_bytes(name, message) / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
         saved_s = ALL_REDUCE[name].eager * self._hardware.intra.allreduce_floor_s
         return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
 
     def over_links(self, kind: str, times: CollectiveTimes, message: Floats) -> Floats:
-        """How many times as long collectives take as NCCL's formula says of the links inside a node."""
+        """Return how many times as long collectives take as NCCL's formula says of the links inside a node."""
         if self._nodes > 1 or (kind, "nccl") not in ALGORITHMS:
             return np.ones(1)
         return times.seconds / _at_tier(ALGORITHMS[kind, "nccl"], message, self._ranks, self._hardware.intra)
 
     def copied_bytes(self, name: str, message: Number) -> Number:
-        """Device memory traffic of the copies that the engine makes, into symmetric memory and out of it."""
+        """Return the bytes of device memory traffic of the engine's copies into symmetric memory and out of it."""
         if self._choice != "auto" or name not in ALL_REDUCE or not ALL_REDUCE[name].symmetric:
             return 0.0
         return self._scenario.stack.own_allreduce.symmetric_copies * COPY_TRAFFIC * message
 
     def _nccl(self, kind: str, message: Floats) -> CollectiveTimes:
-        """NCCL in one node, by the paths that it has there."""
+        """Return the times of NCCL in one node, by the paths that it has there."""
         peer = self._in_node(kind, "nccl", message)
         if self._p2p:
             return peer
@@ -275,7 +275,7 @@ class Network:
         return "fitted" if here else "transferred"
 
     def _dispatch(self, kind: str, kernel: str, message: Floats) -> CollectiveTimes:
-        """Tokens to their experts, or back, by a kernel for that."""
+        """Return the times of sending tokens to their experts, or back, by a kernel for that."""
         if self._nodes == 1:
             return self.alone(kind, kernel, message)
         self._require(kind, kernel)
@@ -292,7 +292,7 @@ class Network:
     def _dispatch_ports_s(
         self, kind: str, kernel: str, message: Floats, *, most_nodes: int = sys.maxsize
     ) -> tuple[Floats, Floats]:
-        """Seconds that a GPU's ports are busy with a dispatch or combine: that in the node, and that of the network.
+        """Return the seconds that a GPU's ports are busy with a dispatch or combine: in the node, and in the network.
 
         DeepEP's low-latency kernels send a token once for each expert on another GPU. The others send it once for each
         such GPU, and across nodes once for each node, which passes it on. `most_nodes` have a token's experts.
@@ -301,7 +301,7 @@ class Network:
         near = min(nodes, most_nodes)
 
         def reached(places: int) -> float:
-            """Places that have an expert of a token, for each of its experts."""
+            """Return the number of places that have an expert of a token, for each of the token's experts."""
             return places * (1.0 - (1.0 - 1.0 / places) ** top_k) / top_k
 
         in_node, across = (1.0 / nodes, 1.0) if kernel == "deepep-ll" else (reached(near * ranks), reached(near))
@@ -315,7 +315,7 @@ class Network:
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
-    """Source of collectives without peer-to-peer access: a fit to runs of as many ranks, or the formula alone."""
+    """Return the source of collectives without peer-to-peer access: a fit for as many ranks, or the formula."""
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     return "fitted" if stack_fit and scenario.plan.tp in stack_fit.host_tps else "roofline"
 

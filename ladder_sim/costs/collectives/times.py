@@ -30,7 +30,7 @@ class CollectiveTimes:
     in_range: NDArray[np.bool_]
     """Between measurements of this algorithm, these ranks and this link."""
     source: Source
-    """Of those out of range."""
+    """Source of the times that are out of range."""
     beyond: Number
     """Error of those out of range: that of their source, which configurations may differ in."""
     algorithms: tuple[str, ...]

@@ -31,7 +31,7 @@ def _always(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
 
 
 def _reduced(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    """Tokens of one all-reduce: parts of a split pass are reduced one by one."""
+    """Return the tokens of one all-reduce; the parts of a split pass are reduced one by one."""
     parts = next((int(parameter_of(name)) for name in inputs.techniques if family_of(name) == "token-split"), 1)
     return tokens / np.where(token_split.applies(inputs, phase, tokens), parts, 1) if parts > 1 else tokens
 

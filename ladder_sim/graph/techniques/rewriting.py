@@ -33,7 +33,7 @@ def steps_of(layout: Layout) -> list[Step]:
 
 
 def readers_of(steps: Sequence[Step]) -> Mapping[int, list[int]]:
-    """Positions of the steps that need each."""
+    """Return the positions of the steps that need each step."""
     readers: dict[int, list[int]] = defaultdict(list)
     for position, step in enumerate(steps):
         for needed in step.after:

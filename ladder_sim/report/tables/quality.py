@@ -45,7 +45,7 @@ def adaptation_sentence(cost: Adaptation) -> str:
 def price_text(cost: Adaptation) -> str:
     """GPU-hours, and after how many served tokens they are paid back."""
     hours = range_text(cost.gpu_hours, "{:,.0f}".format)
-    return f"{hours} GPU-hours to train, {_paid_back(cost.break_even_tokens)}"
+    return f"{hours} GPU-hours, {_paid_back(cost.break_even_tokens)}"
 
 
 def _paid_back(tokens: Interval) -> str:

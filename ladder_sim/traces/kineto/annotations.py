@@ -43,7 +43,7 @@ def step_marks(file: KinetoFile, pattern: str | None) -> list[Event]:
 
 
 def _outermost(file: KinetoFile, pattern: str) -> Iterator[Event]:
-    """Annotations with such a name that are in no other of them."""
+    """Yield the annotations whose name matches, and that are in no other such annotation."""
     end_us = float("-inf")
     for event in file.events["user_annotation"]:
         if event.start_us >= end_us and fnmatch.fnmatchcase(event.name, pattern):
@@ -82,7 +82,7 @@ class Scopes:
         self._open: dict[Any, list[Event]] = defaultdict(list)
 
     def around(self, event: Event) -> str:
-        """Names from the outermost to the innermost; times of one thread must be asked for in order."""
+        """Return the names of scopes from the outermost to the innermost; ask for one thread's times in order."""
         place = event.process, event.thread
         spans, stack = self._spans.get(place, []), self._open[place]
         while self._next[place] < len(spans) and spans[self._next[place]].start_us <= event.start_us:

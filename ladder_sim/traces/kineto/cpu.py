@@ -73,7 +73,7 @@ def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
 
 
 def _storages(values: Any) -> list[int]:
-    """Storage ids among an op's arguments, also in lists of tensors."""
+    """Return the storage ids among an op's arguments, also in lists of tensors."""
     if not isinstance(values, list):
         return []
     if len(values) == _TENSOR_FIELDS and isinstance(values[5], str) and isinstance(values[1], int):
@@ -105,7 +105,7 @@ class CpuReader:
         self.queues: dict[Lane, list[Draft]] = defaultdict(list)
 
     def read(self) -> RankDraft:
-        """All ops, with their dependencies."""
+        """Return all ops of the rank's CPU threads, with their dependencies."""
         drafts: list[Draft] = []
         for lane, events in by_thread(in_order(self.spans), self.file.rank):
             drafts += _Thread(self, lane).read(events)
@@ -221,7 +221,7 @@ class _Running(NamedTuple):
 
     draft: Draft
     storages: frozenset[int]
-    """That it writes; empty without an execution trace."""
+    """Storages that the collective writes; empty without an execution trace."""
     tensors: Any
     """Shapes of its tensors."""
     functional: bool
@@ -352,7 +352,7 @@ class _Thread:
 
 
 def _outermost(events: Sequence[Event]) -> Iterator[Event]:
-    """Operators that are not part of another; one that contains an issue or a wait is replaced by its parts."""
+    """Yield the outermost operators; those that contain an issue or a wait are replaced by their parts."""
     inner_us = [event.start_us for event in events if _meets(event)]
     end_us = float("-inf")
     for event in events:
@@ -400,10 +400,10 @@ def _number(event: Event) -> int:
 
 
 def _place(event: Event) -> tuple[Any, float]:
-    """Thread and start, which identify an operator."""
+    """Return the thread and the start of an operator, which identify it."""
     return event.thread, event.start_us
 
 
 def _is_blocking(event: Event) -> bool:
-    """``c10d::allreduce_(tensors, group, op, sparse_indices, async_op, timeout)``: async_op is recorded as text."""
+    """Say whether an issue blocks: ``c10d::allreduce_(..., async_op, timeout)`` records async_op as text."""
     return "True" not in event.args.get("Concrete Inputs", [])

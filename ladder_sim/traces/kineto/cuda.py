@@ -54,7 +54,7 @@ class CudaReader:
         self.calls: list[Call] = []
 
     def read(self) -> RankDraft:
-        """All ops, with their dependencies."""
+        """Return all ops of the rank's threads and streams, with their dependencies."""
         streams = self._device_ops()
         threads = by_thread(self.file.events[CALLS], self.file.rank)
         host = [queue for lane, events in threads if (queue := self._thread(lane, events))]
@@ -96,7 +96,7 @@ class CudaReader:
         return streams
 
     def _collective(self, event: Event) -> Collective:
-        """As NCCL's metadata says; else the size of the first tensor of what issued it.
+        """Return a collective as NCCL's metadata describes it, else with the size of its issuer's first tensor.
 
         PyTorch 2.2 has no metadata, but shapes in the annotation around the launch.
         """
@@ -112,7 +112,7 @@ class CudaReader:
         )
 
     def _stream_name(self, gpu: Any, stream: Any) -> str:
-        """Streams of a process's second GPU may have the same numbers as those of the first."""
+        """Return a stream's name with its GPU: a process's second GPU may have the same stream numbers as its first."""
         return f"stream {stream}" if gpu == self.gpu else f"gpu {gpu} stream {stream}"
 
     def _thread(self, lane: Lane, events: Sequence[Event]) -> list[Draft]:
@@ -166,7 +166,7 @@ class CudaReader:
         return behind_others or "Async" not in call.event.name or "Pageable" in draft.name
 
     def _enqueued_s(self, enqueued: Sequence[Draft], start_s: float, end_s: float, blocking: bool) -> float:
-        """When a call had enqueued its ops: an op that starts during the call was enqueued by then."""
+        """Return when a call had enqueued its ops: an op that starts during the call was enqueued by then."""
         if not enqueued:
             return start_s
         first = enqueued[0]
@@ -210,7 +210,7 @@ def _launch_notes(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:
 
 
 def _between(idle: Sequence[Event], lane: Lane, start_s: float, end_s: float, step: int) -> Draft:
-    """CPU time between two calls, named after the idle call that takes most of it, if any."""
+    """Return the CPU time between two calls, named after the idle call that takes most of it, if any."""
     longest = max(idle, key=lambda event: event.end_us - event.start_us, default=None)
     named = longest is not None and (longest.end_us - longest.start_us) * 1e-6 > 0.5 * (end_s - start_s)
     name = longest.name if longest is not None and named else "host"

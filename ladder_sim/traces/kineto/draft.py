@@ -52,7 +52,7 @@ class RankDraft(NamedTuple):
 
     rank: int
     drafts: list[Draft]
-    """Those of a lane in their order."""
+    """Ops of the file; ops of one lane are in their order."""
     origin_s: float
     """Zero of their times on the clock of the machine."""
     host: str
@@ -64,7 +64,7 @@ class RankDraft(NamedTuple):
 
 
 def rank_draft(file: KinetoFile, clock: Clock, drafts: list[Draft], notes: list[str]) -> RankDraft:
-    """One rank's ops, with the times at which each began to work."""
+    """Return one rank's ops, with the times at which each began to work."""
     _set_work(drafts)
     return RankDraft(
         rank=file.rank,

@@ -212,7 +212,7 @@ LIBRARIES = (
 
 
 def collective_kind(name: str) -> str | None:
-    """Kind of a collective by its name in metadata or an annotation; None for anything else.
+    """Return the kind of a collective by its name in metadata or an annotation; None for anything else.
 
     Examples
     --------
@@ -225,7 +225,7 @@ def collective_kind(name: str) -> str | None:
 # a trace has few names, each thousands of times
 @lru_cache(maxsize=65536)
 def kernel_kind(name: str) -> str:
-    """Kind of a kernel or operator; "kernel" if the name does not say.
+    """Return the kind of a kernel or operator; "kernel" if the name does not say.
 
     Examples
     --------

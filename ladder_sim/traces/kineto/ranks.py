@@ -9,7 +9,7 @@ from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, finish
 
 
 def join(files: Sequence[RankDraft]) -> TraceGraph:
-    """One graph of all ranks."""
+    """Return one graph of all ranks."""
     ranks = [file.rank for file in files]
     notes = list(_shared_notes(files))
     if len(files) > 1:
@@ -36,7 +36,7 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
 
 
 def _shared_notes(files: Sequence[RankDraft]) -> Iterator[str]:
-    """Every note once, with its ranks if not all have it."""
+    """Yield every note once, with its ranks if not all ranks have it."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for file in files:
         for note in dict.fromkeys(file.notes):
@@ -83,7 +83,7 @@ def _together(members: Sequence[Draft]) -> Iterator[list[Draft]]:
 
 
 def _meet(number: int, members: Sequence[Draft]) -> None:
-    """All start when the last is ready; the time of each from then on is the transfer."""
+    """Start all members when the last one is ready; the time of each from then on is the transfer."""
     start_s = max(draft.start_s for draft in members)
     for draft in members:
         draft.group = number

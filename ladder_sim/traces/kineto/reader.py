@@ -73,7 +73,7 @@ class Event(NamedTuple):
     category: str
     """Kineto's category: "kernel", "cuda_runtime", "cpu_op", ..."""
     name: str
-    """Of the kernel, call or operator."""
+    """Name of the kernel, call or operator."""
     process: Any
     """Process id, or the number of the device that it ran on."""
     thread: Any
@@ -83,16 +83,16 @@ class Event(NamedTuple):
     end_us: float
     """Start plus duration."""
     args: Mapping[str, Any]
-    """Its other properties."""
+    """Further properties of the event."""
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Events in order of time, an outer one before those inside it."""
+    """Return the events in order of time, an outer one before those inside it."""
     return sorted(events, key=lambda event: (event.start_us, -event.end_us))
 
 
 def by_thread(events: Iterable[Event], rank: int) -> Iterator[tuple[Lane, list[Event]]]:
-    """Events of each CPU thread of a rank, as they come."""
+    """Yield the events of each CPU thread of a rank, as they come."""
     threads: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
     for event in events:
         threads[event.process, event.thread].append(event)
@@ -105,11 +105,11 @@ class KinetoFile:
     """The events of one process, usually those of a file."""
 
     metadata: dict[str, Any]
-    """Its keys other than the events."""
+    """Keys of the file other than the events."""
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    """By category, in order of time."""
+    """Events by category, in order of time."""
     name: str = ""
-    """Of the file."""
+    """Name of the file."""
     marks: Sequence[Event] = ()
     """Annotations of its steps, each until the next."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -267,18 +267,18 @@ class Clock:
         return (time_us - self._origin_us) * _US
 
     def step(self, time_s: float) -> int:
-        """Position of the step at this time; `ALONE` outside all of them."""
+        """Return the position of the step at this time; `ALONE` outside all of them."""
         index = bisect_right(self._starts_s, time_s + ROUNDED_S) - 1
         return index if index >= 0 and time_s < self._ends_s[index] else ALONE
 
 
 def element_bytes(dtype: str) -> int:
-    """Size of an element by PyTorch's name of its type; 1 for an unknown name."""
+    """Return the bytes of an element by PyTorch's name of its type; 1 for an unknown name."""
     return _ELEMENT_BYTES.get(dtype.lower(), 1)
 
 
 def tensor_bytes(args: Mapping[str, Any], tensors: int | None = None) -> float:
-    """Size of an operator's first tensors, or of all, if shapes were recorded; 0 for lists of tensors.
+    """Return the bytes of an operator's first tensors, or of all, if shapes were recorded; 0 for tensor lists.
 
     Examples
     --------

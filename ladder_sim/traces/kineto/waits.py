@@ -46,7 +46,7 @@ class Call:
     enqueued: list[Draft]
     """The ops that it put on streams."""
     wait: Draft | None = None
-    """Its op on the thread, if it may block."""
+    """Op of the call on the thread, if it may block."""
 
     @property
     def correlation(self) -> Any:
@@ -276,7 +276,7 @@ class _Queue:
         return self.drafts[index] if index >= 0 else None
 
     def last_put_us(self, time_us: float) -> float:
-        """When the last op before was put on the stream."""
+        """Return when the last op before a time was put on the stream."""
         index = bisect_left(self.times_us, time_us) - 1
         return self.times_us[index] if index >= 0 else float("-inf")
 
@@ -336,7 +336,7 @@ def _longest_silence(spans: Spans, start_s: float, end_s: float) -> Span:
 
 
 def _busy(file: KinetoFile, clock: Clock) -> dict[str, Spans]:
-    """When each thread runs an operator or makes a call."""
+    """Return when each thread runs an operator or makes a call."""
     spans: dict[str, list[Span]] = defaultdict(list)
     for name in ("cpu_op", CALLS):
         for event in file.events[name]:

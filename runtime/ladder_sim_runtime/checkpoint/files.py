@@ -46,7 +46,7 @@ class Stored:
     dtype: str
     """As safetensors names it."""
     shape: Shape
-    """Of the full tensor."""
+    """Shape of the full tensor."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
         """Return a view of the mapped file, which stays mapped while the view exists."""
@@ -62,7 +62,7 @@ class Checkpoint:
     shape: ModelConfig
     """From config.json."""
     tensors: Mapping[str, Stored]
-    """By name."""
+    """Stored tensors by name."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -117,7 +117,7 @@ def read_object(file: Path, *, what: str) -> dict[str, object]:
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the one file, or of the index."""
+    """Return every tensor of a checkpoint: of its one file, or of its index."""
     if (folder / WEIGHTS).exists():
         return _file_headers(folder / WEIGHTS)
     if not (folder / INDEX).exists():
@@ -135,7 +135,7 @@ def _read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def _index(folder: Path) -> dict[str, Path]:
-    """File of every tensor."""
+    """Return the file of every tensor."""
     hint = "download the index again"
     names = read_object(folder / INDEX, what="the index of a checkpoint").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):

@@ -60,12 +60,12 @@ class Text:
         return cls(file, tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text, including those that the tokenizer adds, usually one at the beginning."""
+        """Return the tokens of a text, including those that the tokenizer adds, usually one at the beginning."""
         ids: list[int] = _library(self._file, lambda: self._tokenizer.encode(text).ids)
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, without special ones."""
+        """Return the text of tokens, without special ones."""
         return _library(self._file, lambda: str(self._tokenizer.decode(list(tokens))))
 
 
@@ -81,7 +81,7 @@ def _library(file: Path, call: Callable[[], Result]) -> Result:
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
-    """`eos_token_id` in generation_config.json, else in config.json: one token, several or none."""
+    """Return the end tokens: `eos_token_id` in generation_config.json, else in config.json; maybe none."""
     for name in ("generation_config.json", CONFIG):
         if (folder / name).exists():
             value = read_object(folder / name, what=f"the checkpoint's {name}").get("eos_token_id")
@@ -100,7 +100,7 @@ class CompletionInput:
     checkpoint: Checkpoint
     """Headers only."""
     wiring: Wiring
-    """Of the decoder."""
+    """Wiring of the decoder."""
     prompts: list[list[int]]
     """Tokens: those of texts, then those that were given."""
     gen: int

@@ -16,7 +16,7 @@ Projection = tuple[int, int, bool]
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor of a whole model, without a tied LM head."""
+    """Return every tensor of a whole model, without a tied LM head."""
     hidden = config.hidden
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab, hidden), LAST_NORM: (hidden,)}
     if not config.tied_embeddings:
@@ -52,7 +52,7 @@ def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
 
 
 def block_norms(config: ModelConfig) -> tuple[str, str]:
-    """Names of the norms of attention and of the feed-forward block."""
+    """Return the names of the norms of attention and of the feed-forward block."""
     if config.norms_behind:
         return "post_attention_layernorm", "post_feedforward_layernorm"
     return "input_layernorm", "post_attention_layernorm"
@@ -64,12 +64,12 @@ def mlp_name(*, shared: bool) -> str:
 
 
 def up_names(*, gated: bool) -> tuple[str, ...]:
-    """Names of an MLP's projections of the residual stream."""
+    """Return the names of an MLP's projections of the residual stream."""
     return ("gate_proj", "up_proj") if gated else ("up_proj",)
 
 
 def _head_norms(config: ModelConfig) -> dict[str, int]:
-    """Width of the norms inside of attention."""
+    """Return the width of the norms inside of attention."""
     if config.latent:
         queries = {"q_a_layernorm": config.latent.q_rank} if config.latent.q_rank else {}
         return {**queries, "kv_a_layernorm": config.latent.kv_rank}

@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     """A rank's part of one full tensor."""
 
     name: str
-    """Of the full tensor."""
+    """Name of the full tensor."""
     part: Tensor
     """View of a parameter; rows beyond the vocabulary are padding. Empty: this rank holds nothing of it."""
     features: Features | None = None
@@ -58,13 +58,13 @@ class Piece(NamedTuple):
     """The ranks' sum is the full tensor: each holds an equal share."""
 
     def place(self, shard: Shard) -> tuple[slice, ...]:
-        """Where the part of the rank with `shard` lies in the full tensor."""
+        """Return where the part of the rank with `shard` lies in the full tensor."""
         features = slice(None) if self.features is None else self.features(shard)
         return (*(slice(None),) * self.dim, features)
 
 
 def random_weights(seed: int, device: torch.device | str = "cpu") -> Source:
-    """Random tensors, each with seeds of its own, so that every tensor-parallel degree slices the same model.
+    """Return random tensors with seeds of their own, so that every tensor-parallel degree slices the same model.
 
     Matrices are scaled by the number of their inputs, so that activations keep their size. A GPU draws other numbers.
     """
@@ -139,7 +139,7 @@ def _copy(part: Tensor, full: Sliceable, place: tuple[slice, ...], step: int) ->
 
 
 def pieces(model: Decoder) -> Iterator[Piece]:
-    """Everything a rank holds; a tied LM head split differently from the embedding is a second piece of it."""
+    """Yield everything a rank holds; a tied LM head split unlike the embedding is a second piece of that."""
     vocab, tied = model.config.vocab, model.config.tied_embeddings
     yield Piece(EMBEDDING, model.embedding_VD, lambda shard: shard.vocabulary(shard.embedding_rows, vocab))
     for index, layer in zip(model.shard.layers, model.layers, strict=True):

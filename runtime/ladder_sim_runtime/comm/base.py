@@ -14,7 +14,7 @@ class Handle:
     """A collective under way; this one did not have to run."""
 
     def wait(self) -> None:
-        """Block what reads the tensor next until the collective is done: the CPU, or the current CUDA stream."""
+        """Block the tensor's next reader until the collective is done: the CPU, or the current CUDA stream."""
 
     def observe(self, sink: Callable[[float], None]) -> None:
         """Call `sink` with the end of the collective in `time.perf_counter` seconds; never, if it cannot be seen."""
@@ -61,7 +61,7 @@ class Times:
     """Seconds of collectives while they are watched; NaN: this communicator cannot see them."""
 
     comm_s = math.nan
-    """Of the collectives."""
+    """Seconds of the collectives."""
     exposed_s = math.nan
     """The computation waited for them."""
 
@@ -104,7 +104,7 @@ class Communicator:
         return DONE
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x`, concatenated along the last dimension."""
+        """Return every rank's `x`, concatenated along the last dimension."""
         return x.repeat(*[1] * (x.dim() - 1), self.size)
 
     def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
@@ -112,7 +112,7 @@ class Communicator:
         return x.repeat(self.size, *[1] * (x.dim() - 1)), DONE
 
     def gather_all(self, *tensors: Tensor) -> list[Tensor]:
-        """Every rank's rows of some tensors; ranks have equally many."""
+        """Return every rank's rows of some tensors; ranks have equally many rows."""
         return [self.gather_rows(x)[0] for x in tensors]
 
     def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:

@@ -31,9 +31,9 @@ class RankProgress(NamedTuple):
     issued: int
     """Collectives and graphs with collectives so far."""
     ended: int = 0
-    """Of these graphs."""
+    """Number of the graphs that have ended."""
     running: bool = False
-    """There are graphs that have not ended."""
+    """Whether there are graphs that have not ended."""
 
 
 class _Beat(NamedTuple):
@@ -96,7 +96,7 @@ class Heartbeat:
         return self._named(silent=silent, behind=behind, stuck=stuck)
 
     def _since(self, rank: int, what: str, value: object, now_s: float) -> float:
-        """Since when a rank has said this."""
+        """Return since when a rank has reported this value."""
         before, since_s = self._heard.get((rank, what), (value, now_s))
         self._heard[rank, what] = value, since_s if value == before else now_s
         return self._heard[rank, what][1]

@@ -132,7 +132,7 @@ class ProcessGroup(Communicator):
         self._running.append(mark())
 
     def replays(self) -> tuple[int, int]:
-        """Graphs that were started, and that have ended; for one thread, not that which starts them."""
+        """Return the numbers of graphs started and ended; call it from one thread, which starts no graphs."""
         while self._running and self._running[0]():
             self._ended += 1
             self._running.popleft()
@@ -234,13 +234,13 @@ class Degrees(NamedTuple):
         return self.tp * self.attention_dp * self.pp
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """Position in its group, group and stage of a rank."""
+        """Return a rank's position in its group, its group and its stage."""
         stage, part = divmod(rank, self.tp * self.attention_dp)
         group, position = divmod(part, self.tp)
         return position, group, stage
 
     def groups(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-        """Ranks of every group, those at one position of all groups of a stage, and those of all stages at one."""
+        """Return the ranks of every group, of one position in all groups of a stage, and of one in all stages."""
         places = {self.place(rank): rank for rank in range(self.ranks)}
         positions, groups, stages = range(self.tp), range(self.attention_dp), range(self.pp)
         return (
@@ -254,7 +254,7 @@ class Groups(NamedTuple):
     """The process groups of a rank; None: of one rank alone."""
 
     tensor: dist.ProcessGroup
-    """Its group of ranks that share attention."""
+    """Group of the ranks that share attention."""
     exchange: dist.ProcessGroup | None
     """The ranks at its position of every such group of the stage."""
     stages: tuple[dist.ProcessGroup, dist.ProcessGroup] | None
@@ -262,7 +262,7 @@ class Groups(NamedTuple):
 
 
 def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, timeout_s: float) -> Groups:
-    """Gloo groups with this number of communication threads.
+    """Return the gloo groups with this number of communication threads.
 
     One thread runs collectives strictly in turn, as one NCCL stream does; with gloo's default, two, the latencies of
     two collectives overlap. As for torch's own groups, GLOO_SOCKET_IFNAME names the interfaces.
@@ -333,7 +333,7 @@ def check_variables(environment: Mapping[str, str]) -> None:
 
 
 def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_s: float) -> Groups:
-    """NCCL groups with one GPU per rank; `gpu` is the number of this rank's among those that it sees."""
+    """Return the NCCL groups with one GPU per rank; `gpu` is the number of this rank's GPU among those it sees."""
     if not dist.is_nccl_available():
         raise MissingDependencyError("this torch has no NCCL", hint="--backend gloo runs on CPUs")
     check_variables(os.environ)

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """One process among the ranks of all nodes, as torchrun and `launch` set it in the environment."""
 
     rank: int
-    """Of this process."""
+    """Rank of this process."""
     size: int
     """Number of ranks."""
     local_rank: int
@@ -169,7 +169,7 @@ def _alone(config: CommConfig, backend: str, degrees: Degrees, processes: int) -
 
 
 def common_store(timeout_s: float, place: Place) -> Store:
-    """Where all ranks meet: in the launcher's folder, or at the address that torchrun gave them.
+    """Return the store where all ranks meet: in the launcher's folder, or at torchrun's address.
 
     Raises
     ------

@@ -59,7 +59,7 @@ class LatencyTable:
             raise UsageError(f"{path}: not a table of all-reduce latencies", hint=f"give {_FORM}") from None
 
     def seconds(self, size_bytes: float) -> float:
-        """Latency of a message."""
+        """Return the latency of a message, in seconds."""
         at = bisect_left(self._sizes, size_bytes)
         if at == 0:
             return self.points[0][1]

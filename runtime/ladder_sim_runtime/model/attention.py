@@ -30,13 +30,13 @@ class Step:
     turn_2TK: Tensor
     """Cosines and sines of the new tokens; with padding, 2 x B x 1 x T x K."""
     position_T: Tensor
-    """Of the new tokens."""
+    """Positions of the new tokens."""
     context: int
     """Positions that a fused attention reads, including the new ones."""
     pad_B: Tensor | None = None
     """Positions of padding before each sequence."""
     spans: Spans | None = None
-    """Of the sequences in the cache, where a device's decode attention reads them."""
+    """Spans of the sequences in the cache, where a device's decode attention reads them."""
     comm: Communicator | None = None
     """The ranks whose heads are normalised together; None: each rank's by themselves."""
 
@@ -49,7 +49,7 @@ class Step:
         scale: float | None = None,
         window: int = 0,
     ) -> Tensor:
-        """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
+        """Return the causal attention to the last `window` tokens, or to all: B, T, H * width of the values."""
         if engine.attention == "math":
             return attention_kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
         return attention_kernels.flash_attention(

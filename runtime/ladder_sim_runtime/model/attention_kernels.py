@@ -17,7 +17,7 @@ from ladder_sim_runtime.model.kernels import kernel
 @kernel("positions")
 @fused
 def turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
-    """Cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
+    """Return the cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
     if pad_B is None:
         return table_2SK[:, position_T]
     return table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
@@ -136,12 +136,12 @@ def absorb_queries(q_BTHM: Tensor, q_BHTP: Tensor, weight_HMR: Tensor) -> Tensor
 
 @kernel("bmm")
 def absorbed_values(out_BTHR: Tensor, weight_HVR: Tensor) -> Tensor:
-    """Values of the heads made of weighted latent vectors; returns B, T, H * V."""
+    """Return the values of the heads made of weighted latent vectors: B, T, H * V."""
     return _by_head(out_BTHR, weight_HVR.transpose(1, 2)).flatten(2)
 
 
 def _by_head(x_BTHF: Tensor, weight_HFN: Tensor) -> Tensor:
-    """One matrix for each head, whatever the sequences; returns B, T, H, N."""
+    """Return the product with one matrix for each head, whatever the sequences: B, T, H, N."""
     x_HXF = x_BTHF.flatten(0, 1).transpose(0, 1)
     x_BTHN: Tensor = torch.bmm(x_HXF, weight_HFN).transpose(0, 1).unflatten(0, x_BTHF.shape[:2])
     return x_BTHN
@@ -159,7 +159,7 @@ def flash_attention(
     window: int = 0,
     spans: Spans | None = None,
 ) -> Tensor:
-    """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
+    """Return causal attention over the first `context` positions in one fused kernel: B, T, H * value width.
 
     Scores are multiplied by `scale`, by default 1 / sqrt(K). With a window a token attends to no more tokens than that,
     itself included; positions before that of the first token are not read. With `spans` the keys and values are a cache
@@ -219,7 +219,7 @@ def _weights(scores_BHTS: Tensor, position_T: Tensor, pad_B: Tensor | None, scal
 
 
 def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, window: int) -> Tensor:
-    """Which of some positions each new token attends to, T x S; with padding, B x 1 x T x S."""
+    """Return a mask of the positions that each new token attends to, T x S; with padding, B x 1 x T x S."""
     at_S = torch.arange(positions.start, positions.stop, device=position_T.device)
     position_T1 = position_T.unsqueeze(-1)
     seen_TS = at_S <= position_T1

@@ -73,7 +73,7 @@ class Decoder(nn.Module):
         context: int | None = None,
         pad_B: Tensor | None = None,
     ) -> Tensor:
-        """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`; of the last stage alone.
+        """Return the last stage's logits, B x T x V, or those of the last position by `engine.prefill_logits`.
 
         Techniques of the engine are for inference: a pass without a cache has none.
 
@@ -166,7 +166,7 @@ class Decoder(nn.Module):
             layer.compile_by(kind_of(self.embedding_VD).compiled)
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
-        """Each sequence's most likely next token, B; rank 0's, if the wiring never reduces."""
+        """Return each sequence's most likely next token, B; rank 0's if the wiring never reduces."""
         token_B = kernels.greedy(logits_BTV)
         if not wiring.reduces and self.comm.size > 1:
             self.comm.broadcast(token_B)

@@ -71,7 +71,7 @@ def kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 @kernel("embedding")
 @fused
 def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
-    """Rows of the embedding; with a shard that begins at token `first`, zeros for the tokens of other ranks."""
+    """Return the embedding's rows of tokens; with a shard from token `first`, zeros for other ranks' tokens."""
     if first is None:
         return nn.functional.embedding(tokens_BT, weight_VD)
     row_BT = tokens_BT - first
@@ -82,14 +82,14 @@ def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
 @kernel("norm")
 @fused
 def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """RMSNorm."""
+    """Return the RMSNorm of a tensor."""
     return _norm(x_BTD, weight_D, eps)
 
 
 @kernel("norm")
 @fused
 def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorms of two tensors, each by itself."""
+    """Return the RMSNorms of two tensors, each by itself."""
     return _norm(x_BTD, weight_D, eps), _norm(y_BTF, weight_F, eps)
 
 
@@ -103,7 +103,7 @@ def mean_squares(q_BTHK: Tensor, k_BTGK: Tensor, ranks: int) -> Tensor:
 @kernel("norm")
 @fused
 def norm_heads(x_BTHK: Tensor, square_BT: Tensor, weight_N: Tensor, eps: float) -> Tensor:
-    """RMSNorm over all heads together, whose mean square is known."""
+    """Return the RMSNorm over all heads together, whose mean square is known."""
     scale_BT11 = (square_BT + eps).rsqrt()[..., None, None]
     return (x_BTHK.float() * scale_BT11 * weight_N.view(x_BTHK.shape[-2:])).to(x_BTHK.dtype)
 
@@ -135,7 +135,7 @@ def add(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
 
 @kernel("add")
 def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
-    """``y + x / ranks``: what desync reduces, so that the sum is the mean residual plus every rank's output."""
+    """Return ``y + x / ranks``: desync's all-reduce then sums the mean residual and every rank's output."""
     return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)
 
 
@@ -160,7 +160,7 @@ def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
 
 @kernel("lm_head")
 def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
-    """Logits of this rank's rows of the vocabulary."""
+    """Return the logits of this rank's rows of the vocabulary."""
     # as one matrix: for a slice of each sequence torch multiplies batch by batch, and may copy all weights for that
     logits_BTV: Tensor = nn.functional.linear(x_BTD.flatten(0, 1), weight_VD).unflatten(0, x_BTD.shape[:2])
     return logits_BTV
@@ -190,7 +190,7 @@ def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
 
 @kernel("activation")
 def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Weights and numbers of each token's experts, both B x T x top_k."""
+    """Return the weights and numbers of each token's experts, both B x T x top_k."""
     score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
     choice_BTE = score_BTE if choice_bias_E is None else score_BTE + choice_bias_E
     if experts.groups > 1:

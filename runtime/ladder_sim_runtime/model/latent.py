@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
         self.scale = config.head_dim**-0.5 * stretched
 
     def flash_decodes(self, like: Tensor) -> bool:
-        """Never: latent vectors are wider than the heads of a device's own attention."""
+        """Return False: latent vectors are wider than the heads of a device's own attention."""
         return False
 
     def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:

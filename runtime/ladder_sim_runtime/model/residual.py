@@ -49,7 +49,7 @@ class _Output:
         return self.output.take_shared()
 
     def tensors(self) -> list[Tensor]:
-        """All that the next stage needs of it: its sum, what shared experts put out, and the rank's own part."""
+        """Return all that the next stage needs of an output: its sum, shared experts' part, and the rank's own part."""
         apart = self.take_shared()
         if self.is_exchanged and self.block.read_ahead == "own":
             apart.append(self.own())
@@ -64,7 +64,7 @@ class Sent(NamedTuple):
     has_shared: bool
     """What shared experts put out comes with it."""
     has_own: bool
-    """And so does the rank's own part."""
+    """Whether the rank's own part comes with the output."""
     is_read: bool
     """Which is in the residual."""
 
@@ -175,7 +175,7 @@ class ResidualStream:
         return reduces
 
     def _blocks(self, block: BlockPlan) -> bool:
-        """Nothing is computed during the collective at the end of a block."""
+        """Say whether nothing is computed during the collective at the end of a block."""
         return not (block.overlaps or self._takes_turns)
 
     def _reduced(self, own_BTD: Tensor, block: BlockPlan) -> Arriving:

@@ -18,7 +18,7 @@ from ladder_sim_runtime.kinds import RopeScaling, Yarn
 
 
 def rope_table(config: ModelConfig, positions: int) -> Tensor:
-    """Cosines and sines of every position and channel, 2 x S x K, float32.
+    """Return the cosines and sines of every position and channel, 2 x S x K, float32.
 
     A channel is multiplied by its cosine, and its pair, half a head away, by its sine, which for the first half of the
     channels is negative.

@@ -18,7 +18,7 @@ class Shard:
     """One rank's part of a model."""
 
     rank: int
-    """Of this shard."""
+    """Number of this shard's rank."""
     ranks: int
     """Tensor-parallel degree."""
     heads: int
@@ -34,11 +34,11 @@ class Shard:
     ep: int
     """Parts in which experts are distributed over the ranks of all groups."""
     layers: range
-    """Those of this rank's stage."""
+    """Layers of this rank's stage."""
     embedding_rows: int
     """Rows of the embedding on this rank, on the first stage; the last of a split vocabulary may be padding."""
     lm_head_rows: int
-    """The same for the LM head, on the last stage."""
+    """Rows of the LM head on this rank, on the last stage; the last of a split vocabulary may be padding."""
 
     @classmethod
     def of(cls, config: ModelConfig, engine: EngineConfig, comm: Communicator) -> Self:
@@ -69,7 +69,7 @@ class Shard:
         return self.ranks * self.groups
 
     def query(self, width: int) -> slice:
-        """Features of this rank's heads among those of all query heads, `width` for each."""
+        """Return the features of this rank's heads among those of all query heads, `width` for each."""
         return slice(self.rank * self.heads * width, (self.rank + 1) * self.heads * width)
 
     def key_value(self, width: int) -> slice:
@@ -77,7 +77,7 @@ class Shard:
         return slice(self.kv_first * width, (self.kv_first + self.kv_heads) * width)
 
     def mlp(self, width: int) -> slice:
-        """Part of an MLP of this width that this rank holds."""
+        """Return the part of an MLP of this width that this rank holds."""
         each = width // self.ranks
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -88,7 +88,7 @@ class Shard:
         return range(first, first + each)
 
     def expert(self, number: int, *, count: int, width: int) -> slice:
-        """Part of the width of an expert that this rank holds: nothing, if it is on others."""
+        """Return the part of an expert's width that this rank holds: nothing, if the expert is on other ranks."""
         if number not in self.experts(count):
             return slice(0, 0)
         shares = self.expert_ranks // self.ep
@@ -101,6 +101,6 @@ class Shard:
         return (self.group if group is None else group) * self.ranks + self.rank
 
     def vocabulary(self, rows: int, vocab: int) -> slice:
-        """Tokens whose embedding or LM head this rank holds in `rows` rows, without padding."""
+        """Return the tokens whose embedding or LM head this rank holds in `rows` rows, without padding."""
         first = 0 if rows == vocab else min(self.rank * rows, vocab)
         return slice(first, min(first + rows, vocab))

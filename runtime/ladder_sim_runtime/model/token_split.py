@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def cuts(batch: int, tokens: int, parts: int) -> list[tuple[slice, slice]]:
-    """Sequences and new tokens of each part of a pass; the pass is whole if an engine would not split it.
+    """Return the sequences and new tokens of each part of a pass; an engine may leave the pass whole.
 
     Examples
     --------

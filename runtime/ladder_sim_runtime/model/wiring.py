@@ -38,7 +38,7 @@ class BlockPlan:
     read_ahead: Ahead = "nothing"
     """What the next block reads of its output so."""
     reduces: bool = True
-    """Its output is summed over the ranks."""
+    """Whether the block's output is summed over the ranks."""
     overlaps: bool = False
     """The next block is computed before that sum is waited for."""
     percent: int = 100
