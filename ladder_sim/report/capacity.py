@@ -89,6 +89,7 @@ _PRICE: Column[Row] = Column(
     "usd_per_Mtoken", lambda row: row.price, "$/Mtoken", lambda row: _price(row), kind=Interval, null=True
 )
 _REASONS: Column[Row] = Column("reasons", lambda row: "; ".join(row.fleet.reasons), kind=str)
+
 # over the first variant
 _SAVED: Column[Row] = Column(
     "gpus_saved", lambda row: row.fleet.saved, "GPUs saved", lambda row: _saved(row.fleet), kind=Interval, null=True
@@ -96,6 +97,7 @@ _SAVED: Column[Row] = Column(
 _GAIN: Column[Row] = Column(
     "rate_gain", lambda row: row.fleet.gain, "rate per GPU", lambda row: _gain(row.fleet), kind=Interval, null=True
 )
+
 # in JSON and CSV, after those of the fleet; the price where GPUs have one
 VALUES: Sequence[Column[Row]] = (_SAVED, _GAIN, _PRICE, _TTFT, _TPOT, _REASONS)
 SHOWN: Sequence[Column[Row]] = (
@@ -108,6 +110,7 @@ SHOWN: Sequence[Column[Row]] = (
     Column("ttft_p95_s", lambda row: _time(row, _TTFT, "ttft"), "TTFT p95", ends=False),
     Column("tpot_p95_s", lambda row: _time(row, _TPOT, "rate"), "TPOT p95", ends=False),
 )
+
 # where names are long: columns that take several lines, and those that go, the first of them first
 _WRAPPED = ("plan", "limit")
 _SPARE = ("replicas", "TTFT p95", "TPOT p95")

@@ -69,6 +69,7 @@ SHOWN: Sequence[Column[Line]] = (
         for metric, percentile in (("ttft", "p50"), ("ttft", "p95"), ("tpot", "p50"), ("tpot", "p95"), ("e2e", "p95"))
     ),
 )
+
 # the first to go where names are long
 _SPARE = ("TPOT p50 (90 %)", "TTFT p50 (90 %)")
 
