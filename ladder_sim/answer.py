@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from ladder_sim.report.report import Report
 
 
+def frame_of(data: Any) -> "pandas.DataFrame":
+    """Rows, or columns by name, as a pandas DataFrame; raises MissingDependencyError without pandas."""
+    try:
+        import pandas
+    except ImportError:
+        raise MissingDependencyError("to_frame needs pandas", hint="pip install pandas") from None
+    return pandas.DataFrame(data)
+
+
 class Answer:
     """An answer: a text when printed, a page in a notebook, and plain values.
 
@@ -47,7 +56,7 @@ class Answer:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Return the lines that the command of this answer prints with ``--csv``, and write them to `path` if given."""
-        text = self.report.document().to_csv()
+        text = self.report.values().to_csv()
         if path is not None:
             write_file(Path(path), text)
         return text
@@ -57,11 +66,7 @@ class Answer:
 
         Raises MissingDependencyError without pandas.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise MissingDependencyError("to_frame needs pandas", hint="pip install pandas") from None
-        return pandas.DataFrame(list(self.report.document().rows))
+        return frame_of(list(self.report.values().rows))
 
     def plot(self, kind: str | None = None) -> "go.Figure":
         """Return a plotly Figure, as the command draws it; raise UnknownNameError for a kind that this answer lacks."""

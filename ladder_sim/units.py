@@ -292,6 +292,20 @@ def format_count(count: float) -> str:
     return format_quantity(count, "count")
 
 
+def decimals_of(value: float) -> int:
+    """Digits after the point that give a number three digits, or all of its whole part.
+
+    Examples
+    --------
+    >>> decimals_of(19.268), decimals_of(3214.2), decimals_of(9.999)
+    (1, 0, 1)
+    """
+    if not value or not math.isfinite(value):
+        return 0
+    # of the number as it is rounded: 9.999 is 10.0
+    return max(0, 2 - math.floor(math.log10(float(f"{abs(value):.2e}"))))
+
+
 def format_rate(per_s: float) -> str:
     """Write a rate with four digits, zeros at the end included and never with an exponent.
 

@@ -14,16 +14,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
+from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.unused import unused
 from ladder_sim.specs.values import typed
-from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
+from ladder_sim.sweeps.axes import Axis, axis, resolve, used_value, value_at
 from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
@@ -67,10 +69,16 @@ class Range(NamedTuple):
     """Highest value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BreakEven:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class BreakEven(Answer):
     """Speedup of one variant over another along a field."""
 
+    shown_by = "breakeven.BreakEvenReport"
+
+    scenario: Scenario
+    """Everything that is fixed; the field has the value that was asked about, or the lowest that can run."""
+    now: float | None
+    """Value of the field in the scenario that was asked about; None: that cannot run, or lies out of the range."""
     field: str
     """With its unit."""
     variant: str
@@ -96,6 +104,8 @@ class BreakEven:
     first and last that do."""
     confidences: Mapping[str, Confidence]
     """How sure the predictions are, by value: at the ends of the range."""
+    beside: Mapping[float, Interval]
+    """Speedups at the ends of `sure` and at `now`."""
 
     @property
     def notes(self) -> Notes:
@@ -209,7 +219,13 @@ def breakeven(
                     speedup=speedup.interval(value),
                 )
             )
+    sure = tuple(_sure(speedup, target, [(value, low) for value, _, low in tried], whole=whole))
+    able = [value for value, here in zip(values.values, scanned, strict=True) if not np.isnan(here)]
+    asked, now = _asked(point, values.name, able, profile)
+    beside = dict.fromkeys([*(end for each in sure for end in each), *([] if now is None else [now])])
     return BreakEven(
+        scenario=asked,
+        now=now,
         field=values.name,
         variant=variant,
         over=over,
@@ -220,9 +236,25 @@ def breakeven(
         lows=lows,
         highs=highs,
         crossings=tuple(crossings),
-        sure=tuple(_sure(speedup, target, [(value, low) for value, _, low in tried], whole=whole)),
+        sure=sure,
         confidences=speedup.confidences((values.values[0], values.values[-1])),
+        beside={value: speedup.interval(int(value) if whole else value) for value in beside},
     )
+
+
+def _asked(
+    point: Mapping[str, Any], field: str, values: Sequence[float], profile: str | None
+) -> tuple[Scenario, float | None]:
+    """The scenario, and its own value of the field where that can run and lies among others that can."""
+    try:
+        scenario = scenario_at(point)
+    except InfeasibleError:
+        fixed = {key: value for key, value in point.items() if resolve(key)[0] != field}
+        return scenario_at({**fixed, field: values[0]}), None
+    now = used_value(scenario, field, resolve_profile(scenario, profile))
+    # None: requests in flight of a static batch, or a batch of those
+    inside = now is not None and values[0] <= now <= values[-1]
+    return scenario, now if inside and memory_use(scenario).fits else None
 
 
 def _gain(given: float | str) -> float:
@@ -265,12 +297,7 @@ class _Speedup:
 
     def confidences(self, values: Sequence[float]) -> dict[str, Confidence]:
         """How sure the predictions at these values are."""
-        return confidences(
-            {**self._fixed, self._field: values},
-            (*self._how.variants, self._how.over),
-            profile=self._how.profile,
-            ignore_memory=self._how.ignore_memory,
-        )
+        return confidences(Grid({**self._fixed, self._field: values}, (*self._how.variants, self._how.over)), self._how)
 
     def at(self, values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Speedups at these values, and the ends of their intervals; NaN where one of both variants cannot run."""

@@ -1,9 +1,10 @@
 """One scenario on several clusters, or under several stacks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder_sim.answer import Answer
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
@@ -35,6 +36,30 @@ class Candidate:
         return token_price(self.usd_per_gpu_hour, self.scenario.plan.gpus, self.predictions[variant].tokens_per_s.value)
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Comparison(Answer, Sequence[Candidate]):
+    """One scenario on several clusters, or under several stacks: a sequence."""
+
+    shown_by = "compare.ComparisonReport"
+
+    candidates: tuple[Candidate, ...]
+    """In the order asked for."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.candidates[index]
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know: which stacks share tables, and each prediction's notes."""
+        return Notes(
+            confidences={each.name: each.predictions.confidence for each in self.candidates},
+            about=tuple(_cautions(self.candidates)),
+        )
+
+
 @formerly_a_dict
 @typed()
 def compare(
@@ -46,7 +71,7 @@ def compare(
     profile: str | None = None,
     ignore_memory: bool = False,
     **fields: Any,
-) -> list[Candidate]:
+) -> Comparison:
     """Predict the same scenario on several clusters, or under several stacks.
 
     Parameters
@@ -62,8 +87,8 @@ def compare(
 
     Returns
     -------
-    list of Candidate
-        One for each name, in their order, with its `Predictions`.
+    Comparison
+        A sequence of `Candidate`, one for each name, in their order, with its `Predictions`.
 
     Raises
     ------
@@ -102,33 +127,28 @@ def compare(
             error.message = f"{name}: {error.message}"
             raise
         candidates.append(Candidate(name=name, scenario=there, predictions=predictions, usd_per_gpu_hour=price))
-    return candidates
+    return Comparison(tuple(candidates))
 
 
-def comparison_notes(candidates: Sequence[Candidate]) -> Notes:
-    """What the reader of a comparison should know: which stacks share tables, and each prediction's notes."""
-    warnings = []
+def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """Which stacks share tables, what cannot be compared, and what prices are."""
     sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
         *others, last = (each.name for each in sharing)
         names = f"{', '.join(others)} and {last}"
         own = len({each.predictions.confidence.profile for each in sharing}) == len(sharing)
         shared, rest = ("GEMMs", "; attention and all-reduce are each engine's own") if own else ("kernels", "")
-        warnings.append(
+        yield (
             f"{names} share {shared}: the same measured tables price them, so the comparison says nothing about which "
             f"engine's {shared} are faster{rest}"
         )
     if len({each.scenario.stack.name for each in candidates}) > 1:
-        warnings.append(
+        yield (
             "stacks are not ranked: the rates of two engines have separate errors, so that their ratio, unlike a "
             "speedup, is less certain than either"
         )
     if any(each.usd_per_gpu_hour is not None for each in candidates):
-        warnings.append(PRICE_CAVEAT)
-    return Notes(
-        confidences={candidate.name: candidate.predictions.confidence for candidate in candidates},
-        about=tuple(warnings),
-    )
+        yield PRICE_CAVEAT
 
 
 def kind_of(name: str) -> str:

@@ -3,17 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.answer import Answer
 from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.confidence import Confidence
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.prediction import default_variants, resolve_profile
+from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.values import typed
@@ -21,6 +23,7 @@ from ladder_sim.specs.values import typed
 # a figure is multiplied and divided by one plus this
 STEP = 0.1
 MAX_STEP = 1.0
+VARIANTS = ("standard", "parallel", "ladder")
 # smallest change of the request time that is shown; less rounds to 0.0 %
 MIN_CHANGE = 5e-4
 
@@ -62,6 +65,31 @@ class Sensitivity:
         return max(abs(response.request_lower), abs(response.request_higher))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Sensitivities(Answer, Sequence[Sensitivity]):
+    """What each figure does to a scenario's times: a sequence, largest change first."""
+
+    shown_by = "sensitivity.SensitivityReport"
+
+    figures: tuple[Sensitivity, ...]
+    """Those that are not zero."""
+    step: float
+    """0.1: each was multiplied and divided by 1.1."""
+    confidence: Confidence
+    """Of the scenario as it is, which it holds."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.figures[index]
+
+    def __len__(self) -> int:
+        return len(self.figures)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Residual wirings, in the order asked for."""
+        return tuple(self.figures[0].responses)
+
+
 @typed()
 def sensitivity(
     scenario: Scenario | None = None,
@@ -69,8 +97,9 @@ def sensitivity(
     *,
     profile: str | CalibrationProfile | None = None,
     step: float = STEP,
+    ignore_memory: bool = False,
     **fields: Unpack[ScenarioFields],
-) -> list[Sensitivity]:
+) -> Sensitivities:
     """Change every hardware figure a little, one at a time; a single vectorised pass.
 
     Parameters
@@ -78,21 +107,23 @@ def sensitivity(
     scenario
         What to change; or its arguments as keywords.
     variants
-        Residual wirings; by default those of `predict`.
-    profile
+        Residual wirings; by default `VARIANTS`.
+    profile, ignore_memory
         As in `predict`.
     step
         0.1 takes each figure times 1.1 and divided by 1.1.
 
     Returns
     -------
-    list of Sensitivity
-        Largest change first; figures that are zero are left out.
+    Sensitivities
+        A sequence of `Sensitivity`, largest change first; figures that are zero are left out.
 
     Raises
     ------
     UsageError
         The step is not between 0 and 1.
+    InfeasibleError
+        The scenario does not fit the memory.
 
     Examples
     --------
@@ -107,7 +138,9 @@ def sensitivity(
         raise UsageError(
             f"step {step:g} must be above 0 and at most {MAX_STEP:g}", hint="0.1 changes each figure by 10 %"
         )
-    names = canonical_names(default_variants(scenario) if variants is None else variants)
+    names = canonical_names(VARIANTS if variants is None else variants)
+    # refuses what does not fit the memory
+    confidence = predict(scenario, names, profile=profile, ignore_memory=ignore_memory).confidence
     used = resolve_profile(scenario, profile)
     hardware = Hardware.of(scenario, used)
     base = {name: float(attrgetter(name)(hardware)) for name in Hardware.figures()}
@@ -130,7 +163,8 @@ def sensitivity(
         )
         for number, name in enumerate(varied)
     ]
-    return sorted(sensitivities, key=lambda each: -max(map(each.widest, names)))
+    sensitivities.sort(key=lambda each: -max(map(each.widest, names)))
+    return Sensitivities(figures=tuple(sensitivities), step=step, confidence=confidence)
 
 
 def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], at: int, step: float) -> Response:

@@ -99,31 +99,21 @@ def breakeven(
 ) -> None:
     """Find the value of a field at which a variant's gain crosses a target."""
     from ladder_sim.analysis.breakeven import breakeven as search
-    from ladder_sim.display.labels import scenario_label
-    from ladder_sim.report.documents.analysis import breakeven_document
-    from ladder_sim.report.figures.analysis import breakeven_figure
-    from ladder_sim.report.tables.analysis import breakeven_report
-    from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
     output = Output.of(context, asked.knobs["plot"])
     name, equals, given = field.partition("=")
-    point = asked.point()
-    result = search(
-        None,
-        name,
-        given if equals else None,
-        variant=variant,
-        over=over,
-        gain=gain,
-        **asked.how("ignore_memory"),
-        **keywords_of(point),
-    )
-    output.give_parts(
-        lambda: breakeven_document(result),
-        lambda: breakeven_report(result),
-        lambda: breakeven_figure(result, scenario_label(scenario_at(point))),
-        result.notes,
+    output.give(
+        search(
+            None,
+            name,
+            given if equals else None,
+            variant=variant,
+            over=over,
+            gain=gain,
+            **asked.how("ignore_memory"),
+            **keywords_of(asked.point()),
+        )
     )
 
 
@@ -137,25 +127,18 @@ def compare(
 ) -> None:
     """Predict the same scenario on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
-    from ladder_sim.report.documents.analysis import comparison_document
-    from ladder_sim.report.figures.analysis import comparison_figure
-    from ladder_sim.report.tables.analysis import comparison_report
 
     asked = flags.Asked.of(context)
     output = Output.of(context, asked.knobs["plot"])
-    candidates = analysis.compare(
-        None,
-        names,
-        asked.variants or None,
-        usd_per_gpu_hour=price or (),
-        **asked.how("ignore_memory"),
-        **keywords_of(asked.point()),
-    )
-    output.give_parts(
-        lambda: comparison_document(candidates),
-        lambda: comparison_report(candidates),
-        lambda: comparison_figure(candidates),
-        analysis.comparison_notes(candidates),
+    output.give(
+        analysis.compare(
+            None,
+            names,
+            asked.variants or None,
+            usd_per_gpu_hour=price or (),
+            **asked.how("ignore_memory"),
+            **keywords_of(asked.point()),
+        )
     )
 
 
@@ -165,25 +148,10 @@ def sensitivity(
 ) -> None:
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
-    from ladder_sim.display.labels import scenario_label
-    from ladder_sim.display.notes import Notes
-    from ladder_sim.prediction import predict
-    from ladder_sim.report.documents.analysis import sensitivity_document
-    from ladder_sim.report.figures.analysis import tornado_figure
-    from ladder_sim.report.tables.analysis import sensitivity_report
     from ladder_sim.sweeps.grid import scenario_at
 
     asked = flags.Asked.of(context)
     output = Output.of(context, asked.knobs["plot"])
-    names, fraction = asked.variants or ["standard", "parallel", "ladder"], step / 100.0
     scenario = scenario_at(asked.point())
-    # refuses what does not fit the memory
-    confidence = predict(scenario, names, **asked.how("ignore_memory")).confidence
-    figures = analysis.sensitivity(scenario, names, profile=asked.profile, step=fraction)
-    drawn = list(figures[0].responses)[-1]
-    output.give_parts(
-        lambda: sensitivity_document(figures, fraction),
-        lambda: sensitivity_report(figures, fraction),
-        lambda: tornado_figure(figures, drawn, fraction, scenario_label(scenario)),
-        Notes(confidences={"": confidence}),
-    )
+    how = asked.how("ignore_memory")
+    output.give(analysis.sensitivity(scenario, asked.variants or None, step=step / 100.0, **how))

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ladder_sim.answer import Answer
-    from ladder_sim.display.document import Document
     from ladder_sim.display.notes import Notes
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
@@ -118,30 +117,6 @@ class Output:
         else:
             write(report.values().to_csv(), self.save)
             warn(report.notes)
-
-    def give_parts(
-        self,
-        document: "Callable[[], Document]",
-        report: "Callable[[], RenderableType]",
-        figure: "Callable[[], go.Figure]",
-        notes: "Notes | None" = None,
-    ) -> None:
-        """The same for an answer that does not print itself."""
-        draw(figure, self.plot)
-        if self.form == "text":
-            from rich.console import Group
-
-            from ladder_sim.report.report import paragraphs
-
-            show(Group(report(), *([paragraphs(notes)] if notes else [])), self.save)
-        elif self.form == "json":
-            answer = document()
-            content = {**answer.content, **(notes.fields() if notes else {})}
-            write(replace(answer, content=content).to_json(), self.save)
-        else:
-            write(document().to_csv(), self.save)
-            if notes:
-                warn(notes)
 
 
 def warn(notes: "Notes") -> None:

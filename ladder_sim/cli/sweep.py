@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Csv, check_plot, draw, warn
+from ladder_sim.cli.output import PANEL, Csv, Explain, Output, check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ASKED
 from ladder_sim.system.processes import ending_children
@@ -60,6 +60,7 @@ def sweep(
     yes: Annotated[bool, typer.Option("--yes", help="Run more than 50 million points.", rich_help_panel=_RUN)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per line.", rich_help_panel=PANEL)] = False,
     csv: Csv = False,
+    explain: Explain = False,
     save: Annotated[
         Path | None, typer.Option(help="Write to .csv, .jsonl or .parquet as it runs.", rich_help_panel=PANEL)
     ] = None,
@@ -72,10 +73,8 @@ def sweep(
 ) -> None:
     """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.display.notes import Notes
-    from ladder_sim.sweeps.confidences import confidences
+    from ladder_sim.sweeps.confidences import sweep_notes
     from ladder_sim.sweeps.grid import Grid, check_size, check_used
-    from ladder_sim.sweeps.price import PRICE_CAVEAT
     from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
 
@@ -88,6 +87,7 @@ def sweep(
     if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
     check_plot(plot)
+    output = Output(form="csv" if csv or json or save else "text", explain=explain)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
     names = asked.variants or None
     grid = Grid(ranges, names)
@@ -114,28 +114,18 @@ def sweep(
                 progress=progress,
             )
             feasible = int(table.feasible.sum())
-    notes = Notes(
-        confidences=confidences(ranges, names, **how),
-        about=(
-            *((PRICE_CAVEAT,) if price is not None else ()),
-            *((LEFT_OUT,) if intervals is None and not priced.intervals else ()),
-        ),
-    )
     if form:
-        warn(notes)
+        warn(sweep_notes(grid, priced))
+        if intervals is None and not priced.intervals:
+            print(f"warning: {LEFT_OUT}", file=sys.stderr)
     if save is not None:
         print(f"written: {save} ({grid.size:,} points, {feasible:,} feasible)", file=sys.stderr)
     if table is not None:
-        from rich.console import Group
-
-        from ladder_sim.report.console import show
         from ladder_sim.report.figures.sweep import sweep_figure
-        from ladder_sim.report.report import paragraphs
-        from ladder_sim.report.tables.sweep import sweep_report
 
         points = table
         if not form:
-            show(Group(sweep_report(points), paragraphs(notes)))
+            output.give(points)
         draw(lambda: sweep_figure(points, over=over), plot if feasible else None)
     if not feasible:
         raise InfeasibleError("no point of the sweep can run", hint="the column 'infeasible' says why")

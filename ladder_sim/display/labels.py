@@ -1,6 +1,6 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ladder_sim.specs.catalog import stack, stack_names
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
-from ladder_sim.units import format_count, format_quantity, short_name, step_for, unit_of
+from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
 _TITLES = {
@@ -97,6 +97,8 @@ _SETTINGS_OF = {
 }
 # models that runs were of, and what runs did not have: the others are counted
 _NAMED, _TOLD = 2, 5
+# arguments that change which GPUs run what
+_PLACES = {"cluster", "nodes", "gpus_per_node", "tp", "pp", "ep", "attention_dp", "dp", "sp"}
 # a logarithmic axis shows values that span more than this factor better
 _LOG_SPAN = 8.0
 
@@ -139,8 +141,17 @@ def field_text(name: str, value: Any, typed: str = "") -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def interval_text(interval: Interval, write: Callable[[float], str]) -> str:
-    """Return a value with the ends of its interval, or that these are not known.
+def interval_text(
+    interval: Interval,
+    write: Callable[[float], str] | None = None,
+    *,
+    scale: float = 1.0,
+    decimals: int | None = None,
+) -> str:
+    """Return a value with the ends of its interval, unless they are not known.
+
+    Without `write` numbers are divided by `scale` and have the decimals of the value; a value that nothing can put off
+    stands alone.
 
     Examples
     --------
@@ -148,7 +159,16 @@ def interval_text(interval: Interval, write: Callable[[float], str]) -> str:
     '1.5 (1.0-2.0)'
     >>> interval_text(Interval(value=1.5, low=0.2, high=12.0), "{:.1f}".format)
     '1.5 (not known)'
+    >>> interval_text(Interval(value=0.0193, low=0.01652, high=0.0226), scale=1e-3)
+    '19.3 (16.5-22.6)'
+    >>> interval_text(Interval(value=1.0, low=1.0, high=1.0))
+    '1'
     """
+    if write is None:
+        if interval.low == interval.value == interval.high:
+            return f"{interval.value / scale:g}"
+        places = decimals_of(interval.value / scale) if decimals is None else decimals
+        return interval_text(interval, lambda value: f"{value / scale:.{places}f}")
     return range_text(interval, write) if interval.known else f"{write(interval.value)} (not known)"
 
 
@@ -357,11 +377,28 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
 
     `wirings`: the variants that the answer is about; by default all.
     """
-    texts = dict.fromkeys(_evidence(each, wirings) for each in confidences)
-    return " ".join(texts)
+    never: dict[str, dict[tuple[str, str], None]] = {}
+    for each in confidences:
+        nearest, absent = _evidence(each, wirings)
+        never.setdefault(nearest, {}).update(absent)
+    served = any(each.scenario.workload.concurrency is not None for each in confidences)
+    return " ".join(f"{_lacking(absent, served=served)}{nearest}" for nearest, absent in never.items())
 
 
-def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
+def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
+    """Name what runs did not have, the values of a label together; of many the first."""
+    values: dict[str, list[str]] = {}
+    for label, text in never:
+        values.setdefault(label or text, []).extend([text] if label else [])
+    texts = [" ".join(filter(None, (label, ", ".join(each)))) for label, each in values.items()]
+    if not texts:
+        return ""
+    others = f" and {len(texts) - _TOLD} more" if len(texts) > _TOLD else ""
+    return f"Never measured{' under load' if served else ''}: {', '.join(texts[:_TOLD])}{others}. "
+
+
+def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[str, Mapping[tuple[str, str], None]]:
+    """Return the runs that are the most like a scenario, and what of it they did not have, as `_lacked` says it."""
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
     served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
     absent = _absent(confidence)
@@ -370,71 +407,86 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> str:
         errors = f"; left-out error TPOT {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
         # all servings were of standard
         absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
-    asked = [name for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    asked = [("", name) for name in absent.pop("wiring", []) if wirings is None or name in wirings]
     load = "servings" if served else "static batches"
-    kind = [] if confidence.compared.same_kind(scenario) else [f"{load} of {_kind(scenario)}"]
-    never = dict.fromkeys([*kind, *asked, *(_lacked(scenario, part, absent[part], served=served) for part in absent)])
-    named, left = list(never)[:_TOLD], len(never) - _TOLD
-    others = f" and {left} more" if left > 0 else ""
-    lacking = f"Never measured{' under load' if served else ''}: {', '.join(named)}{others}. " if never else ""
+    kind = f"{load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
+    unlike = [] if confidence.compared.same_kind(scenario) else [("", kind)]
+    lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
     models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
-    return f"{lacking}Nearest: {what} of {models} ({engine}, {cluster.gpu.name}){errors}."
+    nearest = f"Nearest: {what} of {models} ({engine}, {cluster.gpu.name}){errors}."
+    return nearest, dict.fromkeys([*unlike, *asked, *lacked])
 
 
-def _kind(scenario: Scenario) -> str:
-    return f"{scenario.model.kind_label} under {scenario.stack.unversioned}"
-
-
-def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> str:
-    """Return what runs lacked of a scenario's part, in a few words."""
+def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bool) -> tuple[str, str]:
+    """Return what runs lacked of a scenario's part, in a few words: a label, or none, and the value."""
     if part == "gpu":
-        return scenario.cluster.gpu.name
+        return "", scenario.cluster.gpu.name
     if part == "stack":
-        return f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
+        return "", f"{scenario.stack.name} with all-reduce {scenario.stack.allreduce}"
     if part in ("model_size", "model_family", "layers"):
-        return scenario.model.name
+        return "", scenario.model.name
+    if part == "links":
+        return "", _links_label(scenario)
     text = ", ".join(details)
-    whole = ("technique", "links", "precision")
-    return text if part in whole else f"{_part_label(part, served=served)} {text}"
+    return "" if part in ("technique", "precision") else _part_label(part, served=served), text
 
 
 def _percent(share: float) -> str:
     return f"{100.0 * share:.2g} %"
 
 
-def asked_text(scenario: Scenario, *, where: str = "", load: str = "") -> str:
+def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: Collection[str] = ()) -> str:
     """Return what an answer is about: model, precision, plan, GPUs, engine, load and tokens.
 
-    `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several.
+    `where` stands for plan and GPUs, `load` for the number of requests, where the answer is about several. Arguments of
+    a scenario that are `varied` are left out, and what follows from them.
 
     Examples
     --------
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
     'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
+    >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64), varied=("tp", "concurrency", "prompt"))
+    'llama-3.1-70b bf16, H100 SXM5 80GB, vllm; 512 new tokens'
     """
     workload = scenario.workload
     one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
     lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
-    return f"{placed_text(scenario, where=where)}; {load or one}{lockstep}, {workload.prompt} + {workload.gen}"
+    tokens = {"gen": f"prompt {workload.prompt}", "prompt": f"{workload.gen} new tokens"}
+    some = [text for name, text in tokens.items() if name in varied] or [f"{workload.prompt} + {workload.gen}"]
+    asked = [
+        "" if {"batch", "concurrency"}.intersection(varied) else f"{load or one}{lockstep}",
+        *(some if len(some) == 1 else []),
+    ]
+    parts = (placed_text(scenario, where=where, varied=varied), ", ".join(filter(None, asked)))
+    return "; ".join(filter(None, parts))
 
 
-def placed_text(scenario: Scenario, *, where: str = "") -> str:
+def placed_text(scenario: Scenario, *, where: str = "", varied: Collection[str] = ()) -> str:
     """Return the model, precision, plan, GPUs and engine, with the flag that changes one that was not named.
 
-    `where` stands for plan and GPUs.
+    `where` stands for plan and GPUs; arguments of a scenario that are `varied` are left out.
     """
     cluster = scenario.cluster
     number = f"{scenario.nodes} x {cluster.gpus_per_node}" if scenario.nodes > 1 else f"{cluster.gpus_per_node} x"
     whole = scenario.nodes * cluster.gpus_per_node
     if scenario.plan.gpus < whole:
         number = f"{scenario.plan.gpus} of {whole}"
-    gpus = f"{number} {cluster.gpu.name}{'' if scenario.p2p else ' without P2P'}"
+    links = "" if scenario.p2p or "p2p" in varied else " without P2P"
+    gpus = f"{scenario.plan} on {number} {cluster.gpu.name}{links}"
+    if not _PLACES.isdisjoint(varied):
+        gpus = "" if "cluster" in varied else f"{cluster.gpu.name}{links}"
     engine = f" ({scenario.chosen['stack']})" if "stack" in scenario.chosen else ""
-    engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
+    if "technique" not in varied:
+        engine += "".join(f" + {name}" for name in scenario.techniques.chosen)
     named = scenario.stack.name not in stack_names() or scenario.stack.allreduce != stack(scenario.stack.name).allreduce
-    allreduce = f", all-reduce {scenario.stack.allreduce}" if named else ""
-    where = where or f"{scenario.plan} on {gpus}"
-    return f"{scenario.model.name} {scenario.workload.dtype}, {where}, {scenario.stack.name}{engine}{allreduce}"
+    allreduce = f", all-reduce {scenario.stack.allreduce}" if named and "allreduce" not in varied else ""
+    names = {"model": scenario.model.name, "dtype": scenario.workload.dtype}
+    parts = [
+        " ".join(text for name, text in names.items() if name not in varied),
+        where or gpus,
+        "" if "stack" in varied else f"{scenario.stack.name}{engine}{allreduce}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def wiring_label(variant: str, *, sentence: bool = False) -> str:

@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ladder_sim.analysis.sensitivity import STEP
 from ladder_sim.errors import LadderSimError, UnknownNameError
 from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.documents.analysis import sensitivity_document
 from ladder_sim.report.figures.page import figure_page
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
@@ -82,7 +80,7 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "curve.csv": lambda queries, query: _csv_of(*queries.curve_grid(query)),
     "map.csv": lambda queries, query: _csv_of(*queries.map_grid(query)),
     "pareto.csv": lambda queries, query: queries.advice(query).to_csv(),
-    "sensitivity.csv": lambda queries, query: sensitivity_document(queries.sensitivity(query), STEP).to_csv(),
+    "sensitivity.csv": lambda queries, query: queries.sensitivity(query).to_csv(),
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),

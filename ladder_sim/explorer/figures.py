@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.analysis.sensitivity import STEP
 from ladder_sim.display.labels import scenario_label
 from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.queries import Queries
@@ -50,7 +49,7 @@ def _pareto(queries: Queries, query: str) -> "go.Figure":
 def _tornado(queries: Queries, query: str) -> "go.Figure":
     answer = queries.answer(query)
     subtitle = scenario_label(answer.scenario)
-    return tornado_figure(queries.sensitivity(query), answer.chosen.variant, STEP, subtitle, compact=True)
+    return tornado_figure(queries.sensitivity(query), answer.chosen.variant, subtitle, compact=True)
 
 
 def _comparison(queries: Queries, query: str) -> "go.Figure":

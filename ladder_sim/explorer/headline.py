@@ -7,7 +7,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from ladder_sim.analysis.advise import SERVING, TTFT_BOUND
-from ladder_sim.analysis.compare import Candidate, comparison_notes
+from ladder_sim.analysis.compare import Candidate, Comparison
 from ladder_sim.confidence import Confidence
 from ladder_sim.display.document import scenario_fields
 from ladder_sim.display.labels import (
@@ -145,7 +145,7 @@ def control_values(setup: Setup) -> ControlValues:
     return values | {RATE.key: {"value": rate, "text": f"{rate:g}"}}
 
 
-def comparison(candidates: Sequence[Candidate]) -> list[Component]:
+def comparison(candidates: Comparison) -> list[Component]:
     """Return a table of what differs between pinned scenarios and of every variant, then runs and warnings."""
     rows = [
         html.Tr([html.Th(name, scope="row"), *(html.Td(text) for text in texts)])
@@ -153,7 +153,7 @@ def comparison(candidates: Sequence[Candidate]) -> list[Component]:
     ]
     head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
     table = html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
-    notes = page_notes(comparison_notes(candidates))
+    notes = page_notes(candidates.notes)
     return [table, _runs(*notes.confidences.values()), warnings(notes.warnings)]
 
 

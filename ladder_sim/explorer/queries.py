@@ -6,8 +6,8 @@ from functools import cached_property, lru_cache, partial
 
 from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
-from ladder_sim.analysis.compare import Candidate
-from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
+from ladder_sim.analysis.compare import Candidate, Comparison
+from ladder_sim.analysis.sensitivity import Sensitivities, sensitivity
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UsageError
@@ -27,7 +27,8 @@ from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
-from ladder_sim.validation.compare import Comparison, ErrorStats, error_stats, unseen, validate
+from ladder_sim.validation.compare import Comparison as ComparedRun
+from ladder_sim.validation.compare import ErrorStats, error_stats, unseen, validate
 
 # results of each kind that are kept
 KEPT = 256
@@ -150,10 +151,11 @@ class Queries:
             **keywords_of({**point, "tp": degrees, load: BATCHES}),
         )
 
-    def sensitivity(self, query: str) -> list[Sensitivity]:
+    def sensitivity(self, query: str) -> Sensitivities:
         """Return the effect of each figure on the request time of the query's chosen variant."""
         answer = self.answer(query)
-        return sensitivity(answer.scenario, [answer.chosen.variant], profile=answer.profile or NO_PROFILE, step=STEP)
+        chosen, profile = [answer.chosen.variant], answer.profile or NO_PROFILE
+        return sensitivity(answer.scenario, chosen, profile=profile, ignore_memory=True)
 
     def load_query(self, query: str) -> str:
         """Return the query that requests under load depend on; raise UsageError if there is no rate."""
@@ -211,7 +213,7 @@ class Queries:
         table, typed = run(grid, how, serial), self.answer(query).scenario.settings
         return replace(table, units={name: typed.get(name, "") for name in table.varied})
 
-    def candidates(self, state: State) -> list[Candidate]:
+    def candidates(self, state: State) -> Comparison:
         """Return the pinned scenarios and the current one, with the variants that all of them show."""
         queries = {**dict(zip("AB", state.pins, strict=False)), "now": state.query(pins=False)}
         answers = {name: self.answer(self.state(query).query(pins=False)) for name, query in queries.items()}
@@ -220,15 +222,17 @@ class Queries:
             for name in answers["now"].predictions
             if all(name in answer.predictions for answer in answers.values())
         ]
-        return [
-            Candidate(
-                name=name,
-                scenario=answer.scenario,
-                predictions=Predictions({variant: answer.predictions[variant] for variant in shared}),
-                usd_per_gpu_hour=answer.state.price or state.price,
+        return Comparison(
+            tuple(
+                Candidate(
+                    name=name,
+                    scenario=answer.scenario,
+                    predictions=Predictions({variant: answer.predictions[variant] for variant in shared}),
+                    usd_per_gpu_hour=answer.state.price or state.price,
+                )
+                for name, answer in answers.items()
             )
-            for name, answer in answers.items()
-        ]
+        )
 
     def published_error(self, scenario: Scenario) -> ErrorStats | None:
         """Return the error of ladder's speedup over published runs of the stack that no fit has seen; None without."""
@@ -240,6 +244,6 @@ class Queries:
         )
 
     @cached_property
-    def _published_runs(self) -> list[Comparison]:
+    def _published_runs(self) -> list[ComparedRun]:
         runs = unseen(validate(level="protocol-b")["protocol-b"])
         return [run for run in runs if run.measurement.variant == "ladder"]

@@ -10,11 +10,11 @@ from rich.text import Text
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Outcome
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import asked_text, evidence_text, workload_label
+from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, interval_text, number_text, table_of
+from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.analysis import pareto_figure
 from ladder_sim.report.prediction import interval_of, limit_text
@@ -200,7 +200,7 @@ class AdviceReport(Report[Advice]):
         """The figure that options are ranked by, with its interval."""
         unit, size, read = _RANKED[self.answer.objective]
         predicted = self.answer.predictions_of(option.scenario)[option.variant]
-        value, _, ends = interval_text(read(predicted), size).partition(" ")
+        value, _, ends = interval_text(read(predicted), scale=size).partition(" ")
         return " ".join(filter(None, (value, unit if named else "", ends)))
 
     def _remarks(self, places: Sequence[Place]) -> Iterator[Remark]:

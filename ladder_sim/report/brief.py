@@ -69,19 +69,13 @@ class Brief:
         # a line says what has no room
         rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
         room -= _remark_height(console, rest)
-        kept: list[Remark] = []
-        for each in wanted:
-            height = _remark_height(console, each.first)
-            if height <= room:
-                kept.append(each.first)
-                room -= height
-        # honesty first
-        for each in sorted(wanted, key=lambda remark: remark.word != "evidence"):
-            longer = _remark_height(console, each) - _remark_height(console, each.first)
-            if each.first in kept and longer <= room:
-                kept[kept.index(each.first)] = each
+        kept: dict[int, Remark] = {}
+        for number, part in _by_need(wanted):
+            longer = _remark_height(console, part) - (_remark_height(console, kept[number]) if number in kept else 0)
+            if longer <= room:
+                kept[number] = part
                 room -= longer
-        return [*kept, rest]
+        return [*(kept[number] for number in sorted(kept)), rest]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
@@ -116,6 +110,16 @@ def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterato
     for line in Text(remark.text).wrap(console, max(width, 20)):
         yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
         word = ""
+
+
+def _by_need(remarks: Sequence[Remark]) -> Iterator[tuple[int, Remark]]:
+    """Yield remarks by number in the order in which they get room: a sentence of each first, and the evidence whole."""
+    evidence = [(number, each) for number, each in enumerate(remarks) if each.word == "evidence"]
+    others = [(number, each) for number, each in enumerate(remarks) if each.word != "evidence"]
+    yield from ((number, each.first) for number, each in [*evidence, *others[:1]])
+    yield from evidence
+    yield from ((number, each.first) for number, each in others[1:])
+    yield from others
 
 
 def _height(console: Console, text: str, width: int) -> int:

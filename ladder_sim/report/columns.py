@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.confidence.interval import Interval
+from ladder_sim.display.labels import interval_text
 from ladder_sim.report.console import GAP, WholeTable, table
-from ladder_sim.units import step_for, unit_of
+from ladder_sim.units import decimals_of, step_for, unit_of
 
 Row = TypeVar("Row")
 
@@ -59,7 +60,7 @@ class Column(Generic[Row]):
         if not isinstance(value, Interval):
             return number_text(value / scale) if isinstance(value, float) else str(value)
         if self.ends:
-            return interval_text(value, scale, self.decimals)
+            return interval_text(value, scale=scale, decimals=self.decimals)
         rough = value.log_width > ROUGH
         return f"~{_rounded(value.value / scale, 2)}" if rough else number_text(value.value / scale)
 
@@ -110,7 +111,7 @@ def number_text(value: float) -> str:
     >>> number_text(19.268), number_text(3214.2), number_text(0.01234)
     ('19.3', '3214', '0.0123')
     """
-    return f"{value:.{_decimals(value)}f}"
+    return f"{value:.{decimals_of(value)}f}"
 
 
 def cut(text: str, width: int) -> str:
@@ -122,30 +123,6 @@ def cut(text: str, width: int) -> str:
     'void g...'
     """
     return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def interval_text(interval: Interval, scale: float = 1.0, decimals: int | None = None) -> str:
-    """A value and the ends of its interval, all with the decimals of the value; 1 alone where nothing can be off.
-
-    Examples
-    --------
-    >>> interval_text(Interval(value=0.0193, low=0.01652, high=0.0226), 1e-3)
-    '19.3 (16.5-22.6)'
-    >>> interval_text(Interval(value=1.0, low=1.0, high=1.0)), interval_text(Interval(value=2.0, low=0.5, high=8.0))
-    ('1', '2.00 (not known)')
-    """
-    if interval.low == interval.value == interval.high:
-        return f"{interval.value / scale:g}"
-    decimals = _decimals(interval.value / scale) if decimals is None else decimals
-    value, low, high = (f"{each / scale:.{decimals}f}" for each in (interval.value, interval.low, interval.high))
-    return f"{value} ({low}-{high})" if interval.known else f"{value} (not known)"
-
-
-def _decimals(value: float) -> int:
-    if not value or not math.isfinite(value):
-        return 0
-    # of the number as it is rounded: 9.999 is 10.0
-    return max(0, 2 - math.floor(math.log10(float(f"{abs(value):.2e}"))))
 
 
 def _rounded(value: float, digits: int) -> str:

@@ -8,11 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import asked_text, evidence_text, hardware_label, stack_label
-from ladder_sim.display.labels import interval_text as interval_with_units
+from ladder_sim.display.labels import asked_text, evidence_text, hardware_label, interval_text, stack_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, interval_text, number_text, table_of
+from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.errors import error_columns, error_fields, percent, quantity_columns
 from ladder_sim.report.figures.validation import loads_figure
@@ -191,13 +190,13 @@ def _requests(result: Result) -> str:
 def _figure_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
     show = format_seconds if _is_time(name) else format_rate
     error, inside = f"{quantity.error:+.1%}", "in" if quantity.inside else "out"
-    return _title(name), show(quantity.measured), interval_with_units(quantity.predicted, show), error, inside
+    return _title(name), show(quantity.measured), interval_text(quantity.predicted, show), error, inside
 
 
 def _shown_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
     scale, unit = step_for(quantity.measured, "s") if _is_time(name) else (1.0, "")
     title = f"{_title(name)} [{unit}]" if unit else _title(name)
-    values = number_text(quantity.measured / scale), interval_text(quantity.predicted, scale)
+    values = number_text(quantity.measured / scale), interval_text(quantity.predicted, scale=scale)
     return title, *values, percent(quantity.error, sign="+"), "yes" if quantity.inside else "no"
 
 

@@ -13,12 +13,20 @@ from ladder_sim.best_standard import STANDARD, in_fp8
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import LEGEND, asked_text, evidence_text, gain_text, kind_label, wiring_label
+from ladder_sim.display.labels import (
+    LEGEND,
+    asked_text,
+    evidence_text,
+    gain_text,
+    interval_text,
+    kind_label,
+    wiring_label,
+)
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant
 from ladder_sim.report.brief import WIDTH, Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, interval_text, table_of
+from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.report import Report
@@ -175,7 +183,7 @@ def _verdict(predictions: Predictions) -> str:
     if fastest is None:
         first = next(iter(predictions.values()))
         row = _Row.of(first.variant, confidence, first.variant, first.speedup)
-        token = f", {interval_text(row.tpot_s, 1e-3)} ms a token" if row.tpot_s else ""
+        token = f", {interval_text(row.tpot_s, scale=1e-3)} ms a token" if row.tpot_s else ""
         return (
             f"{wiring_label(first.variant, sentence=True)} makes {interval_text(row.tokens_per_s)} tok/s{token} here."
         )

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ladder_sim.confidence import Confidence, Interval
-from ladder_sim.display.labels import evidence_text
+from ladder_sim.display.labels import evidence_text, interval_text
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import own_variant
-from ladder_sim.report.columns import ROUGH, interval_text
+from ladder_sim.report.columns import ROUGH
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
 from ladder_sim.serving.confidence import steps_note
 from ladder_sim.serving.engine.speculation import Speculation
@@ -84,7 +84,7 @@ def time_text(interval: Interval, scale: float) -> str:
     """
     rough = interval.value > 0.0 and not (interval.known and interval.log_width <= ROUGH)
     places = max(0, 1 - math.floor(math.log10(interval.value / scale))) if rough else None
-    return interval_text(interval, scale, places)
+    return interval_text(interval, scale=scale, decimals=places)
 
 
 def seconds_text(interval: Interval) -> str:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import hardware_label, placed_text, stack_label, wiring_label
+from ladder_sim.display.labels import hardware_label, interval_text, placed_text, stack_label, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.brief import WIDTH, Brief, Remark
-from ladder_sim.report.columns import ROUGH, Column, fields_of, interval_text, number_text, table_of
+from ladder_sim.report.columns import ROUGH, Column, fields_of, number_text, table_of
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (

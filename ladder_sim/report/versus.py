@@ -12,12 +12,12 @@ from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
+from ladder_sim.display.labels import asked_text, evidence_text, interval_text, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, interval_text, table_of
+from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.documents.quality import adaptation_fields
 from ladder_sim.report.figures.versus import versus_figure

@@ -1,28 +1,30 @@
 """How sure the predictions of a sweep are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ladder_sim.confidence import Confidence
 from ladder_sim.display.labels import field_label, field_text
+from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import predict
 from ladder_sim.sweeps.axes import Axis
+from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.grid import Grid, scenario_at
+from ladder_sim.sweeps.price import PRICE_CAVEAT
 
 # values of an axis that are looked at one by one; of more, and of numbers in ranges, the ends
 _FEW = 16
 
 
-def confidences(
-    axes: Mapping[str, Any],
-    variants: Sequence[str] | None = None,
-    *,
-    profile: str | None = None,
-    ignore_memory: bool = False,
-) -> dict[str, Confidence]:
+def sweep_notes(grid: Grid, how: How) -> Notes:
+    """What the reader of a sweep should know."""
+    about = () if how.usd_per_gpu_hour is None else (PRICE_CAVEAT,)
+    return Notes(confidences=confidences(grid, how), about=about)
+
+
+def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
     """Of each value of each axis with the last values of the others, or else the first; what cannot run is left out."""
-    grid = Grid(axes, variants)
     bases = [{each.name: each.values[end] for each in grid.axes} for end in (-1, 0)]
     points = {
         f"{field_label(each.name)} {field_text(each.name, getattr(value, 'name', value), each.unit)}": [
@@ -37,7 +39,7 @@ def confidences(
             try:
                 scenario = scenario_at(point)
                 answers[name] = predict(
-                    scenario, grid.variants, profile=profile, ignore_memory=ignore_memory
+                    scenario, grid.variants, profile=how.profile, ignore_memory=how.ignore_memory
                 ).confidence
                 break
             except LadderSimError:

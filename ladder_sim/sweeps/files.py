@@ -7,11 +7,14 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from ladder_sim.errors import MissingPackageError
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -41,6 +44,23 @@ def encode(form: str, parts: Sequence[Rows]) -> bytes:
     if form == "parquet":
         return _arrow(parts)
     return "".join(_lines(form, rows) for rows in parts).encode()
+
+
+def csv_of(columns: Mapping[str, NDArray[Any]], results: Collection[str]) -> str:
+    """The CSV file of whole columns, of which `results` were computed."""
+    text = io.StringIO()
+    written = [
+        [_csv_text(value, _RESULT if name in results else _FIGURE) for value in values.tolist()]
+        for name, values in columns.items()
+    ]
+    csv.writer(text, lineterminator="\n").writerows(zip(*written, strict=True))
+    return header("csv", list(columns)).decode() + text.getvalue()
+
+
+def _csv_text(value: Any, form: str) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else form % value
 
 
 def _lines(form: str, rows: Rows) -> str:

@@ -138,7 +138,7 @@ def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = No
     """Predict every point of a grid and keep the results."""
     chunks = map(grid.chunk, range(grid.chunks))
     answers = executor(partial(evaluate, how=how), chunks)
-    return collect(_reporting(answers, grid, 0, progress), grid.varied, how.variants)
+    return collect(_reporting(answers, grid, 0, progress), grid, how)
 
 
 def stream(

@@ -2,19 +2,28 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.answer import Answer, frame_of
+from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.sweeps.axes import Axis
-from ladder_sim.sweeps.evaluate import PROBLEM, Rows
+from ladder_sim.sweeps.confidences import sweep_notes
+from ladder_sim.sweeps.evaluate import PROBLEM, How, Rows, result_columns
+from ladder_sim.sweeps.files import csv_of
+from ladder_sim.sweeps.grid import Grid
+from ladder_sim.system.files import write_file
 from ladder_sim.units import quoted
 
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SweepTable:
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SweepTable(Answer):
     """One row per point, in the grid's order; one column per field of the scenario, per axis and per variant's figure.
 
     Examples
@@ -25,6 +34,8 @@ class SweepTable:
     ([1, 2, 4], True)
     """
 
+    shown_by = "sweep.SweepReport"
+
     columns: dict[str, NDArray[Any]]
     """By name; SI units."""
     varied: tuple[str, ...]
@@ -33,6 +44,10 @@ class SweepTable:
     """That their values were typed in; empty: none, or several."""
     variants: tuple[str, ...]
     """Residual wirings, in columns such as "ladder.speedup"."""
+    grid: Grid
+    """The points that were asked for."""
+    how: How
+    """What they share, other than the axes."""
 
     def __len__(self) -> int:
         return len(self.columns[PROBLEM])
@@ -56,8 +71,24 @@ class SweepTable:
         """The rows that a mask keeps."""
         return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
 
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know about the predictions; it takes some of them."""
+        return sweep_notes(self.grid, self.how)
 
-def collect(parts: Iterable[Sequence[Rows]], varied: Iterable[Axis], variants: tuple[str, ...]) -> SweepTable:
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The lines that its command prints with ``--csv``; `path`: where they are written, too."""
+        text = csv_of(self.columns, result_columns(self.how))
+        if path is not None:
+            write_file(Path(path), text)
+        return text
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A pandas DataFrame, one row a point, with these columns; raises MissingDependencyError without pandas."""
+        return frame_of(self.columns)
+
+
+def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable:
     """One table from the rows of all chunks, in their order."""
     rows = [block for part in parts for block in part]
     lengths = [len(block) for block in rows]
@@ -67,8 +98,8 @@ def collect(parts: Iterable[Sequence[Rows]], varied: Iterable[Axis], variants: t
     varying = [block.columns for block in rows]
     columns |= {name: np.concatenate([block[name] for block in varying]) for name in varying[0]}
     columns[PROBLEM] = np.repeat(np.array([block.problem for block in rows], object), lengths)
-    units = {axis.name: axis.unit for axis in varied}
-    return SweepTable(columns=columns, varied=tuple(units), units=units, variants=variants)
+    units = {axis.name: axis.unit for axis in grid.varied}
+    return SweepTable(columns=columns, varied=tuple(units), units=units, variants=how.variants, grid=grid, how=how)
 
 
 def _column(values: list[Any]) -> NDArray[Any]:

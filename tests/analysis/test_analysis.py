@@ -9,7 +9,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.analysis import breakeven as breakevens
 from ladder_sim.analysis.advise import advise
 from ladder_sim.analysis.breakeven import breakeven
-from ladder_sim.analysis.compare import compare, comparison_notes
+from ladder_sim.analysis.compare import compare
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import InfeasibleError, PartitionError, UsageError
@@ -181,7 +181,7 @@ def test_compare_is_a_prediction_on_each() -> None:
     prices = [one.token_price("ladder") for one in found]
     rates = [one.predictions["ladder"].tokens_per_s.value for one in found]
     assert prices == pytest.approx([token_price(2.0, 8, rates[0]), token_price(3.0, 8, rates[1])])
-    assert PRICE_CAVEAT in comparison_notes(found).warnings
+    assert PRICE_CAVEAT in found.notes.warnings
     assert [one.scenario.stack.name for one in compare(None, ["vllm", "trtllm"], model="8b")] == ["vllm", "trtllm"]
 
 
@@ -211,19 +211,19 @@ def test_versions_of_a_stack_can_be_compared() -> None:
 
 
 def test_compare_says_that_stacks_share_kernels() -> None:
-    shared = comparison_notes(compare(None, ["vllm", "trtllm"], ["ladder"], model="8b")).warnings
+    shared = compare(None, ["vllm", "trtllm"], ["ladder"], model="8b").notes.warnings
     assert any("vllm and trtllm share GEMMs" in text and "each engine's own" in text for text in shared)
-    three = comparison_notes(compare(None, ["vllm", "trtllm", "sglang"], ["ladder"], model="8b")).warnings
+    three = compare(None, ["vllm", "trtllm", "sglang"], ["ladder"], model="8b").notes.warnings
     assert any(text.startswith("vllm, trtllm and sglang share GEMMs") for text in three)
-    fitted = comparison_notes(compare(None, ["gpt-fast", "vllm"], ["ladder"], model="8b")).warnings
+    fitted = compare(None, ["gpt-fast", "vllm"], ["ladder"], model="8b").notes.warnings
     assert not any(" share " in text for text in fitted)
-    alike = comparison_notes(compare(None, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm", model="8b")).warnings
+    alike = compare(None, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm", model="8b").notes.warnings
     assert any("vllm and trtllm share kernels" in text for text in alike)
 
 
 def test_compare_keeps_the_warnings_of_predict() -> None:
     candidates = compare(None, ["h100-sxm", "h100-pcie"], ["ladder"], model="8b", dtype="fp16", stack="vllm")
-    warnings = comparison_notes(candidates).warnings
+    warnings = candidates.notes.warnings
     for candidate in candidates:
         for text in candidate.predictions["ladder"].confidence.warnings:
             assert any(warning.endswith(text) for warning in warnings), text
@@ -235,9 +235,9 @@ def test_compare_keeps_the_warnings_of_predict() -> None:
 
 
 def test_stacks_are_not_ranked() -> None:
-    stacks = comparison_notes(compare(None, ["gpt-fast", "vllm"], ["ladder"], model="8b")).warnings
+    stacks = compare(None, ["gpt-fast", "vllm"], ["ladder"], model="8b").notes.warnings
     assert any("stacks are not ranked" in text for text in stacks)
-    clusters = comparison_notes(compare(None, ["h100-sxm", "h200-sxm"], ["ladder"], model="8b")).warnings
+    clusters = compare(None, ["h100-sxm", "h200-sxm"], ["ladder"], model="8b").notes.warnings
     assert PRICE_CAVEAT not in clusters
     assert not any("ranked" in text for text in clusters)
 

@@ -1,11 +1,11 @@
-"""What `versus` and `advise` print by default: few lines that say what JSON says, whatever is asked."""
+"""What answers of many predictions print by default: few lines that say what JSON says, whatever is asked."""
 
 import re
 from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario, advise, versus
+from ladder_sim import Scenario, advise, breakeven, compare, sensitivity, sweep, versus
 from ladder_sim.answer import Answer
 from ladder_sim.report.brief import LINES, WIDTH
 from tests.support.commands import run
@@ -25,6 +25,39 @@ ADVISE: dict[str, dict[str, Any]] = {
     "one plan": {"model": "8b", "gpus": 1, "concurrency": 4, "variants": "standard"},
     "retrained alone": {"model": "8b", "gpus": 2, "concurrency": 4, "variants": "ladder", "objective": "tpot"},
     "one token": {"model": "8b", "gpus": 2, "concurrency": 4, "gen": 1, "objective": "ttft"},
+}
+
+
+SWEEPS: dict[str, dict[str, Any]] = {
+    "served": {"axes": {"tp": [2, 4, 8], "concurrency": [16, 64, 256]}, "model": "70b", "stack": "vllm"},
+    "links in a unit": {"axes": {"intra.bandwidth": "50:900:x2GB/s"}, "variants": "ladder", "model": "8b"},
+    "some cannot run": {"axes": {"model": ["70b", "405b"], "batch": [1, 64]}, "usd_per_gpu_hour": 2.0},
+    "none can run": {"axes": {"batch": [1, 2]}, "model": "405b"},
+    "one point": {"axes": {}, "model": "8b", "tp": 1},
+    "one token": {"axes": {"gen": [1, 2]}, "variants": "standard", "model": "8b"},
+    "no intervals": {"axes": {"batch": "1:40:+1"}, "intervals": False, "model": "8b"},
+    "nobody can run it": {"axes": {"tp": [1, 2]}, "variants": "upper-bound", "model": "8b"},
+    "many fields": {"axes": {"stack": "vllm,trtllm", "dtype": "bf16,fp8", "prompt": "64,128", "gen": "8,9"}, "tp": 2},
+}
+BREAKEVENS: dict[str, dict[str, Any]] = {
+    "links": {"field": "inter.allreduce_floor", "given": "1:400us", "gain": "20%", "model": "405b", "nodes": 2},
+    "falls": {"field": "batch", "given": "1:256", "gain": 0.2, "model": "70b"},
+    "nothing crosses": {"field": "tp", "given": "1:8", "gain": 1.0, "model": "70b"},
+    "what was asked cannot run": {"field": "tp", "given": "8:16", "model": "405b", "tp": 7},
+    "one value can run": {"field": "batch", "model": "8b", "stack": "vllm", "concurrency": 4},
+    "loses": {"field": "batch", "given": "1:64", "gain": -0.1, "over": "parallel", "model": "8b"},
+}
+SENSITIVITIES: dict[str, dict[str, Any]] = {
+    "served": {"scenario": Scenario(**SERVED)},
+    "two nodes": {"scenario": Scenario(model="405b", nodes=2), "step": 0.5},
+    "one GPU": {"scenario": Scenario(model="8b", tp=1), "variants": "standard"},
+    "one token": {"scenario": Scenario(model="8b", gen=1), "variants": ["ladder", "upper-bound"]},
+}
+COMPARISONS: dict[str, dict[str, Any]] = {
+    "clusters": {"names": ["h100-sxm", "h200-sxm", "b200-sxm", "gb200-nvl72"], "tp": 8, **SERVED},
+    "engines": {"names": ["vllm", "sglang"], "usd_per_gpu_hour": [2.0], **SERVED},
+    "standard alone": {"names": ["h100-sxm", "a100-sxm-hdr"], "variants": "standard", "model": "8b", "gen": 1},
+    "one GPU": {"names": ["h100-sxm", "l40s-pcie"], "model": "8b", "tp": 1},
 }
 
 
@@ -97,3 +130,108 @@ def test_gpus_under_load_are_in_the_first_sentence() -> None:
     assert lines[0] == sentence
     assert "SLO tpot_p95=30.0ms" in " ".join(lines)
     assert any(line.startswith("standard") and line.split()[3] == "2" for line in lines)
+
+
+@pytest.mark.parametrize("case", SWEEPS)
+def test_a_sweep_fits_and_says_the_ends_of_what_is_gained(case: str) -> None:
+    given = dict(SWEEPS[case])
+    table = sweep(None, given.pop("axes"), given.pop("variants", None), **given)
+    lines_of(table)
+    rows = [row for row in table.to_dict()["rows"] if not row["infeasible"]]
+    assert len(table.to_frame()) == len(table) == len(table.to_dict()["rows"])
+    if not rows:
+        assert table.summary == "None of 2 points can run."
+        return
+    names = [name for name in table.variants if name != "standard"]
+    columns = [f"{name}.speedup" for name in names] or ["standard.tokens_per_s"]
+    said = [float(number) for number in re.findall(r"\d+\.?\d*", table.summary)]
+    ends = [[end(row[name] for row in rows) for end in (min, max)] for name in columns]
+    # as they are rounded
+    assert any(all(any(abs(number - end) < 0.006 * end for number in said) for end in each) for each in ends), (
+        table.summary
+    )
+
+
+def test_a_table_shows_the_points_that_differ_most() -> None:
+    """Of many points the first were shown, which differ least."""
+    table = sweep(None, {"batch": "1:64:+1"}, ["ladder"], model="8b")
+    lines = lines_of(table)
+    head = next(number for number, line in enumerate(lines) if line.startswith("batch"))
+    shown = [int(line.split()[0]) for line in lines[head + 1 : head + 9]]
+    gains = table["ladder.speedup"]
+    assert {int(table["batch"][end]) for end in (gains.argmin(), gains.argmax())} <= set(shown)
+    assert shown == sorted(shown)
+    # apart from each other, not next to each other
+    assert max(shown) - min(shown) > 48
+    assert "56 more points" in lines[-1] or "56 more points" in str(table)
+
+
+@pytest.mark.parametrize(
+    "flags", ["--tp 1:4 --batch 1,3", "--model 8b,405b --gen 1,2 --price 2", "--set gpu.kernel=2,3us"]
+)
+def test_a_sweep_in_python_is_that_of_the_command(flags: str) -> None:
+    words = flags.split()
+    given = {name.lstrip("-"): value for name, value in zip(words[::2], words[1::2], strict=True) if name != "--set"}
+    given |= dict(value.split("=") for name, value in zip(words[::2], words[1::2], strict=True) if name == "--set")
+    price = float(given.pop("price", 0.0)) or None
+    table = sweep(None, given, usd_per_gpu_hour=price)
+    assert table.to_csv() == run("sweep", *words, "--csv").out
+    assert f"{table}\n" == run("sweep", *words).out
+    assert f"{table.explain()}\n" == run("sweep", *words, "--explain").out
+
+
+@pytest.mark.parametrize("case", BREAKEVENS)
+def test_a_break_even_fits_and_says_where(case: str) -> None:
+    result = breakeven(**BREAKEVENS[case])
+    lines_of(result)
+    answer = result.to_dict()
+    if answer["crossings"]:
+        value = answer["crossings"][0]["value"]
+        assert f"{1e6 * value:.0f} us" in result.summary or f" {value:.0f}" in result.summary
+    else:
+        assert "tried" in result.summary
+        above = result.ends[0][1].value > result.target
+        assert ("less than" in result.summary or "not faster" in result.summary) != above
+    for start, stop in result.sure:
+        assert result.beside[start].low >= result.target * (1 - 1e-5)
+        assert result.beside[stop].low >= result.target * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("case", SENSITIVITIES)
+def test_sensitivities_fit_and_say_what_matters_most(case: str) -> None:
+    result = sensitivity(**SENSITIVITIES[case])
+    lines_of(result)
+    rows = result.to_dict()["rows"]
+    bought = [row for row in rows if not row["figure"].startswith(("stack.", "overlap."))]
+    top = next(row for row in bought if row["variant"] == result.variants[0])
+    assert f"{abs(100 * top['request_higher']):.1f} %" in result.summary
+    assert len(result) * len(result.variants) == len(rows)
+    assert "elasticity" in result.explain()
+
+
+@pytest.mark.parametrize("case", COMPARISONS)
+def test_a_comparison_fits_and_says_least_and_most(case: str) -> None:
+    given = dict(COMPARISONS[case])
+    result = compare(None, given.pop("names"), given.pop("variants", None), **given)
+    lines_of(result)
+    rows = result.to_dict()["rows"]
+    assert len(result) == len({row["name"] for row in rows})
+    if {row["variant"] for row in rows} == {"standard"}:
+        assert all(row["name"] in result.summary for row in rows)
+        return
+    gains = {
+        name: [f"{row['speedup']:.2f}x" for row in rows if row["variant"] == name] for name in ("parallel", "ladder")
+    }
+    assert any(min(each) in result.summary and max(each) in result.summary for each in gains.values())
+
+
+def test_printed_is_what_the_commands_print() -> None:
+    answers = {
+        "breakeven batch=1:8 --model 8b": breakeven(None, "batch", "1:8", model="8b"),
+        "sensitivity --model 8b": sensitivity(model="8b"),
+        "compare h100-sxm h200-sxm --model 8b": compare(None, ["h100-sxm", "h200-sxm"], model="8b"),
+    }
+    for command, answer in answers.items():
+        assert f"{answer}\n" == run(*command.split()).out
+        assert f"{answer.explain()}\n" == run(*command.split(), "--explain").out
+        assert answer.to_csv() == run(*command.split(), "--csv").out

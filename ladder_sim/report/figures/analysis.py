@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
-from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
+from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivities
 from ladder_sim.display.labels import axis_values, field_label, field_text, field_title, workload_label
 from ladder_sim.report.figures.style import (
     NOW_MARKER,
@@ -65,11 +65,12 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
 
 
 def tornado_figure(
-    sensitivities: Sequence[Sensitivity], variant: str, step: float, subtitle: str = "", *, compact: bool = False
+    sensitivities: Sensitivities, variant: str, subtitle: str = "", *, compact: bool = False
 ) -> "go.Figure":
     """Change of one variant's request time as each figure falls and rises; `compact` for a part of a page."""
     import plotly.graph_objects as go
 
+    step = sensitivities.step
     visible = [item for item in sensitivities if item.widest(variant) >= MIN_CHANGE]
     visible = sorted(visible, key=lambda item: -item.widest(variant))[:MAX_BARS]
     if compact:

@@ -1,0 +1,214 @@
+"""The answer of `breakeven`: where a variant gains what was asked for, and how sure that is."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.analysis.breakeven import BreakEven, Range
+from ladder_sim.confidence import Interval
+from ladder_sim.display.document import Document
+from ladder_sim.display.labels import asked_text, evidence_text, field_label, field_text, scenario_label, wiring_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import Column, fields_of, table_of
+from ladder_sim.report.console import WholeTable
+from ladder_sim.report.figures.analysis import breakeven_figure
+from ladder_sim.report.report import Report
+
+# rows of the default answer
+_SHOWN = 7
+# ranges in a sentence
+_NAMED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A value of the field."""
+
+    value: float
+    speedup: Interval
+    happens: list[str] = field(default_factory=list)
+    """What is there, the most important first."""
+
+
+class BreakEvenReport(Report[BreakEven]):
+    """How a speedup along a field looks."""
+
+    figures: ClassVar = {"speedup": lambda self: breakeven_figure(self.answer, scenario_label(self.answer.scenario))}
+
+    @property
+    def notes(self) -> Notes:
+        return self.answer.notes
+
+    def places(self) -> list[Place]:
+        """The values where something happens, the most important first."""
+        result = self.answer
+        (low, at_low), (high, at_high) = result.ends
+        from_start, to_end = result.whole_range
+        found: list[tuple[float, Interval, str]] = [
+            (low, at_low, "start of the range searched" if from_start else "smallest value tried that can run"),
+            (high, at_high, "end of the range searched" if to_end else "largest value tried that can run"),
+        ]
+        for crossing in result.crossings:
+            direction = "rises above" if crossing.direction == "rising" else "falls below"
+            found.append((crossing.value, crossing.speedup, f"{direction} the target, {result.target:.4g}"))
+        if result.now is not None:
+            found.append((result.now, result.beside[result.now], "this scenario"))
+        for start, stop in result.sure:
+            found += [(start, result.beside[start], "sure from here"), (stop, result.beside[stop], "sure up to here")]
+        places: dict[float, Place] = {}
+        for value, speedup, text in found:
+            places.setdefault(value, Place(value=value, speedup=speedup)).happens.append(text)
+        return list(places.values())
+
+    def table(self, places: Sequence[Place]) -> WholeTable:
+        """Places in their order."""
+        result = self.answer
+
+        def shown(value: float) -> str:
+            return field_text(result.field, value, result.unit)
+
+        columns: list[Column[Place]] = [
+            Column("", lambda place: shown(place.value), field_label(result.field)),
+            Column("", lambda place: place.speedup, "speedup", decimals=2),
+            Column("", lambda place: "; ".join(place.happens), "what is there"),
+        ]
+        return table_of(columns, sorted(places, key=lambda place: place.value), wrapped=("what is there",))
+
+    def _brief(self) -> Brief:
+        result, places = self.answer, self.places()
+        hidden = len(places) - _SHOWN
+        return Brief(
+            sentence=self._verdict(),
+            asked=asked_text(result.scenario, varied=(result.field,)),
+            table=self.table(places[:_SHOWN]),
+            remarks=list(self._remarks()),
+            cautions=self.notes.warnings,
+            more=f"{hidden} more values" if hidden > 0 else "",
+        )
+
+    def _verdict(self) -> str:
+        result = self.answer
+        name, gain = field_label(result.field), 100.0 * (result.target - 1.0)
+        does, no = (
+            (f"gains {gain:.4g} %", f"gains less than {gain:.4g} %")
+            if gain > 0.0
+            else (f"loses at most {-gain:.4g} %", f"loses more than {-gain:.4g} %")
+            if gain < 0.0
+            else ("is faster", "is not faster")
+        )
+        over = "" if result.over == "standard" else f" than {result.over}" if not gain else f" over {result.over}"
+        subject = wiring_label(result.variant, sentence=True)
+        if not result.crossings:
+            above = result.ends[0][1].value > result.target
+            count = int(np.count_nonzero(~np.isnan(result.speedups)))
+            every = f"all {count} values" if count > 1 else "the only value"
+            tried = f"{every} of {name} tried{' that can run' if count < len(result.values) else ''}"
+            return f"{subject} {does if above else no}{over} at {tried}{self._sure(above)}."
+        return f"{subject} {does}{over} {self._where()}{self._sure(True)}."
+
+    def _where(self) -> str:
+        """Where the speedup is above the target, given that it crosses it."""
+        result = self.answer
+        name = f"{'an' if field_label(result.field)[0] in 'aeiou' else 'a'} {field_label(result.field)}"
+        starts: list[float | None] = [None]
+        parts = []
+        for crossing in result.crossings:
+            text = field_text(result.field, crossing.value, result.unit)
+            if crossing.direction == "rising":
+                starts.append(crossing.value)
+            else:
+                start = starts.pop()
+                begin = "below" if start is None else f"from {field_text(result.field, start, result.unit)} to below"
+                parts.append((begin, text))
+        if result.crossings[-1].direction == "rising":
+            start = starts.pop()
+            assert start is not None
+            parts.append(("from", f"{field_text(result.field, start, result.unit)} on"))
+        (begin, text), *others = parts
+        more = "".join(f" and {' '.join(each)}" for each in others)
+        return f"at {name} {begin} {text}{more}"
+
+    def _sure(self, gains: bool) -> str:
+        """Where the whole interval is above the target."""
+        result = self.answer
+        if not result.sure:
+            return "; surely nowhere" if gains else ""
+        if result.sure == (Range(result.ends[0][0], result.ends[1][0]),):
+            return "; surely everywhere"
+        named = " and ".join(f"from {self._range(each)}" for each in result.sure[:_NAMED])
+        return f"; surely {named}{' and elsewhere' if len(result.sure) > _NAMED else ''}"
+
+    def _range(self, ends: Range) -> str:
+        """Two values, or one."""
+        result = self.answer
+        texts = dict.fromkeys(field_text(result.field, end, result.unit) for end in ends)
+        return " to ".join(texts)
+
+    def _remarks(self) -> Iterator[Remark]:
+        result = self.answer
+        shares: dict[str, list[str]] = {}
+        for name, confidence in result.confidences.items():
+            for variant in dict.fromkeys((result.over, result.variant)):
+                request = confidence.request(variant)
+                share = request.breakdown.exposed_comm_s / float(request.request_s)
+                shares.setdefault(name, []).append(f"{variant} {100.0 * share:.0f} %")
+        if shares:
+            # in the unit that was typed
+            at = {
+                f"{field_label(result.field)} {field_text(result.field, value)}": field_text(
+                    result.field, value, result.unit
+                )
+                for value in (result.values[0], result.values[-1])
+            }
+            texts = "; ".join(f"{', '.join(each)} at {at.get(name, name)}" for name, each in shares.items())
+            yield Remark("why", f"Time that waits for communication: {texts}.")
+            wirings = (result.over, result.variant)
+            yield Remark("evidence", evidence_text(*result.confidences.values(), wirings=wirings))
+
+    def details(self) -> RenderableType:
+        result = self.answer
+        figures = (result.values, result.speedups, result.lows, result.highs)
+        found = zip(*(each.tolist() for each in figures), strict=True)
+        scanned = [
+            Place(value=value, speedup=Interval(value=speedup, low=low, high=high))
+            for value, speedup, low, high in found
+            if not np.isnan(speedup)
+        ]
+        places = self.places()
+        whole: list[RenderableType] = [self.table(places), Text()] if len(places) > _SHOWN else []
+        columns: list[Column[Place]] = [
+            Column("", lambda place: field_text(result.field, place.value, result.unit), field_label(result.field)),
+            Column("", lambda place: place.speedup, "speedup", decimals=2),
+        ]
+        sure = Text(f"sure: the whole 90 % interval is at {result.target:.4g} or above")
+        return Group(*whole, table_of(columns, scanned, title="values tried that can run"), sure)
+
+    def values(self) -> Document:
+        """The crossings, and the scanned speedups as rows."""
+        result = self.answer
+        speedup: Column[Any] = Column("speedup", lambda crossing: crossing.speedup)
+        head = {
+            "field": result.field,
+            "variant": result.variant,
+            "over": result.over,
+            "target": result.target,
+            "crossings": [
+                {
+                    "value": crossing.value,
+                    "rising": crossing.direction == "rising",
+                    "direction": crossing.direction,
+                    **fields_of([speedup], crossing),
+                }
+                for crossing in result.crossings
+            ],
+            "sure": [each._asdict() for each in result.sure],
+        }
+        scan = {result.field: result.values, "speedup": result.speedups}
+        scan |= {"speedup_low": result.lows, "speedup_high": result.highs}
+        rows = zip(*(values.tolist() for values in scan.values()), strict=True)
+        return Document.of_rows(head, [dict(zip(scan, row, strict=True)) for row in rows])

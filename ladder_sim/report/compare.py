@@ -1,0 +1,186 @@
+"""The answer of `compare`: what each cluster or engine does, and what a variant gains there."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from rich.console import RenderableType
+
+from ladder_sim.analysis.compare import Candidate, Comparison
+from ladder_sim.confidence import Interval
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.report.brief import WIDTH, Brief, Remark
+from ladder_sim.report.columns import Column, number_text, table_of
+from ladder_sim.report.console import WholeTable
+from ladder_sim.report.figures.analysis import comparison_figure
+from ladder_sim.report.prediction import interval_of, prediction_fields
+from ladder_sim.report.report import Report
+
+# rows of the default answer
+_SHOWN = 6
+
+
+class ComparisonReport(Report[Comparison]):
+    """How clusters or engines side by side look."""
+
+    figures: ClassVar = {"rates": lambda self: comparison_figure(self.answer)}
+
+    @property
+    def notes(self) -> Notes:
+        return self.answer.notes
+
+    @property
+    def kind(self) -> str:
+        """What the candidates are."""
+        return "cluster" if len({each.scenario.cluster.name for each in self.answer}) > 1 else "engine"
+
+    @property
+    def base(self) -> str:
+        """The variant whose times are shown."""
+        variants = list(self.answer[0].predictions)
+        return "standard" if "standard" in variants else variants[0]
+
+    @property
+    def leading(self) -> str:
+        """The variant that gains most on most of them; empty: only standard was asked for."""
+        variants = [name for name in self.answer[0].predictions if name != "standard"]
+        variants = [name for name in variants if name != NO_COMMUNICATION] or variants
+
+        def gain(name: str) -> float:
+            gains: list[float] = sorted(each.predictions[name].request_speedup for each in self.answer)
+            return gains[len(gains) // 2]
+
+        return max(variants, key=gain, default="")
+
+    def table(self) -> WholeTable:
+        """A row for each."""
+        base, leading = self.base, self.leading
+
+        def figure(variant: str, name: str) -> Column[Candidate]:
+            read = {"speedup": "speedup", "tokens_per_s": f"{variant} tok/s"}
+            decimals = 2 if name == "speedup" else None
+            return Column("", lambda each: getattr(each.predictions[variant], name), read[name], decimals=decimals)
+
+        def tpot(each: Candidate) -> Interval | None:
+            found = each.predictions[base]
+            return None if found.tpot_s is None else interval_of(found, "rate", found.tpot_s)
+
+        plans = {str(each.scenario.plan) for each in self.answer}
+        columns: list[Column[Candidate]] = [
+            Column("", lambda each: each.name, self.kind),
+            *([Column("", lambda each: str(each.scenario.plan), "plan")] if len(plans) > 1 else []),
+            Column("", lambda each: each.scenario.plan.gpus, "GPUs"),
+            *([figure(leading, "speedup")] if leading else []),
+            *(figure(name, "tokens_per_s") for name in dict.fromkeys((base, leading or base))),
+            *([Column("", lambda each: each.token_price(base), f"{base} $/Mtoken")] if self._priced else []),
+            Column("tpot_s", tpot, "TPOT"),
+        ]
+        return table_of(columns, self.answer[:_SHOWN], left=1 + (len(plans) > 1), wrapped=(self.kind,), width=WIDTH)
+
+    @property
+    def _priced(self) -> bool:
+        return any(each.usd_per_gpu_hour is not None for each in self.answer)
+
+    def _brief(self) -> Brief:
+        first = self.answer[0].scenario
+        hidden = len(self.answer) - _SHOWN
+        plans = {str(each.scenario.plan) for each in self.answer}
+        # of engines the cluster is the same
+        asked = (
+            asked_text(first, where=plans.pop() if len(plans) == 1 else f"each {self.kind}'s own plan")
+            if self.kind == "cluster"
+            else asked_text(first, varied=("stack",))
+        )
+        return Brief(
+            sentence=self._verdict(),
+            asked=asked,
+            table=self.table(),
+            remarks=list(self._remarks()),
+            cautions=self.notes.warnings,
+            more=f"{hidden} more {self.kind}{'s' * (hidden > 1)}" if hidden > 0 else "",
+        )
+
+    def _verdict(self) -> str:
+        """Least and most gain, or rates where there is only standard."""
+        name = self.leading
+        if not name:
+            rates = ", ".join(
+                f"{each.name} {number_text(each.predictions[self.base].rate)}" for each in self.answer[:_SHOWN]
+            )
+            return f"Tokens per second of standard: {rates}."
+        least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
+        low, high = (each.predictions[name].speedup for each in (least, most))
+        tie = "; these overlap" if low.high >= high.low else ""
+        said = f"{_times(low)} on {least.name} to {_times(high)} on {most.name}"
+        return f"{wiring_label(name, sentence=True)}'s speedup is {said}{tie}."
+
+    def _remarks(self) -> Iterator[Remark]:
+        shares = {each.name: _exposed(each, self.base) for each in self.answer}
+        least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+        waits = f"{wiring_label(self.base, sentence=True)} waits for communication {_percent(shares[most])} of the time"
+        others = f", on {least} {_percent(shares[least])}" if _percent(shares[least]) != _percent(shares[most]) else ""
+        where = f"on {most}" if others else "on each"
+        yield Remark("why", f"{waits} {where}{others}.")
+        confidences = [each.predictions.confidence for each in self.answer]
+        wirings = [self.base, self.leading] if self.leading else [self.base]
+        yield Remark("evidence", evidence_text(*confidences, wirings=wirings))
+
+    def details(self) -> RenderableType:
+        """Every variant on each, and how much faster it is than on the first."""
+        first = self.answer[0]
+        rows = [(variant, each) for variant in first.predictions for each in self.answer]
+
+        def read(name: str) -> Any:
+            return lambda row: getattr(row[1].predictions[row[0]], name)
+
+        def over(row: tuple[str, Candidate]) -> float:
+            times: list[float] = [each.predictions[row[0]].request_s for each in (first, row[1])]
+            return times[0] / times[1]
+
+        columns: list[Column[tuple[str, Candidate]]] = [
+            Column("", lambda row: wiring_label(row[0]) if row[1] is first else "", "variant"),
+            Column("", lambda row: row[1].name, "on"),
+            Column("", lambda row: f"{row[1].scenario.plan}", "plan"),
+            Column("", lambda row: row[1].predictions.confidence.profile, "profile"),
+            Column("", read("speedup"), "speedup", decimals=2),
+            Column("tokens_per_s", read("tokens_per_s"), "tok/s"),
+            Column("", lambda row: f"{over(row):.2f}", f"over {first.name}"),
+            Column("ttft_s", read("ttft_s"), "TTFT"),
+            Column("tpot_s", read("tpot_s"), "TPOT"),
+            *([Column("", lambda row: row[1].token_price(row[0]), "$/Mtoken")] if self._priced else []),
+        ]
+        return table_of(columns, rows, left=4, wrapped=())
+
+    def values(self) -> Document:
+        """One row per candidate and variant."""
+        rows = [
+            {
+                "name": each.name,
+                **scenario_fields(each.scenario),
+                "variant": variant,
+                **prediction_fields(prediction),
+                "usd_per_Mtoken": each.token_price(variant),
+            }
+            for each in self.answer
+            for variant, prediction in each.predictions.items()
+        ]
+        head = {
+            "batching": self.answer[0].scenario.workload.batching,
+            "compared": [each.name for each in self.answer],
+        }
+        return Document.of_rows(head, rows)
+
+
+def _exposed(candidate: Candidate, variant: str) -> float:
+    prediction = candidate.predictions[variant]
+    return prediction.breakdown.exposed_comm_s / prediction.request_s
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"
+
+
+def _times(gain: Interval) -> str:
+    return f"{gain.value:.2f}x {gain.text.partition(' ')[2]}"
