@@ -75,22 +75,31 @@ def limit_text(fleet: Fleet) -> str:
 
 # of a variant's need, in JSON and CSV
 FLEET: Sequence[Column[Fleet]] = (
-    Column("plan", lambda fleet: fleet.plans),
-    Column("replicas", lambda fleet: fleet.need.replicas or None),
-    Column("prefill_replicas", lambda fleet: fleet.need.sizes.prefill),
-    Column("group_gpus", lambda fleet: fleet.group_gpus),
-    Column("gpus", lambda fleet: fleet.gpus),
-    Column("rate_limit", lambda fleet: fleet.rate_limit),
-    Column("breaks", lambda fleet: ", ".join(fleet.need.breaks)),
+    Column("plan", lambda fleet: fleet.plans, kind=str),
+    Column("replicas", lambda fleet: fleet.need.replicas or None, kind=int, null=True),
+    Column("prefill_replicas", lambda fleet: fleet.need.sizes.prefill, kind=int),
+    Column("group_gpus", lambda fleet: fleet.group_gpus, kind=int),
+    Column("gpus", lambda fleet: fleet.gpus, kind=Interval, null=True),
+    Column("rate_limit", lambda fleet: fleet.rate_limit, kind=Interval, null=True),
+    Column("breaks", lambda fleet: ", ".join(fleet.need.breaks), kind=str),
 )
-_TTFT: Column[Row] = Column("ttft_p95_s", lambda row: row.fleet.need.outcome.seconds("ttft", 95))
-_TPOT: Column[Row] = Column("tpot_p95_s", lambda row: row.fleet.need.outcome.seconds("tpot", 95))
-_PRICE: Column[Row] = Column("usd_per_Mtoken", lambda row: row.price, "$/Mtoken", lambda row: _price(row))
-_REASONS: Column[Row] = Column("reasons", lambda row: "; ".join(row.fleet.reasons))
+_TTFT: Column[Row] = Column("ttft_p95_s", lambda row: row.fleet.need.outcome.seconds("ttft", 95), null=True)
+_TPOT: Column[Row] = Column("tpot_p95_s", lambda row: row.fleet.need.outcome.seconds("tpot", 95), null=True)
+_PRICE: Column[Row] = Column(
+    "usd_per_Mtoken", lambda row: row.price, "$/Mtoken", lambda row: _price(row), kind=Interval, null=True
+)
+_REASONS: Column[Row] = Column("reasons", lambda row: "; ".join(row.fleet.reasons), kind=str)
 
 # over the first variant
-_SAVED: Column[Row] = Column("gpus_saved", lambda row: row.fleet.saved, "GPUs saved", lambda row: _saved(row.fleet))
-_GAIN: Column[Row] = Column("rate_gain", lambda row: row.fleet.gain, "rate per GPU", lambda row: _gain(row.fleet))
+_SAVED: Column[Row] = Column(
+    "gpus_saved", lambda row: row.fleet.saved, "GPUs saved", lambda row: _saved(row.fleet), kind=Interval, null=True
+)
+_GAIN: Column[Row] = Column(
+    "rate_gain", lambda row: row.fleet.gain, "rate per GPU", lambda row: _gain(row.fleet), kind=Interval, null=True
+)
+
+# in JSON and CSV, after those of the fleet; the price where GPUs have one
+VALUES: Sequence[Column[Row]] = (_SAVED, _GAIN, _PRICE, _TTFT, _TPOT, _REASONS)
 SHOWN: Sequence[Column[Row]] = (
     Column("", lambda row: wiring_label(row.name), "variant"),
     Column("", lambda row: row.fleet.plans, "plan"),
@@ -151,12 +160,12 @@ class CapacityReport(Report[Capacity]):
 
     def values(self) -> Document:
         need = self.answer
-        priced = [_PRICE] if need.usd_per_gpu_hour is not None else []
+        columns = [each for each in VALUES if each is not _PRICE or need.usd_per_gpu_hour is not None]
         rows = [
             {
                 "variant": row.name,
                 **fields_of(FLEET, row.fleet),
-                **fields_of([_SAVED, _GAIN, *priced, _TTFT, _TPOT, _REASONS], row),
+                **fields_of(columns, row),
             }
             for row in self._rows
         ]

@@ -11,7 +11,7 @@ from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.display.document import SCHEMA
 from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.quality.published import Measured
-from ladder_sim.report import advise, archive, errors, loads, prediction, servings, validation, versus
+from ladder_sim.report import advise, archive, capacity, errors, loads, prediction, servings, validation, versus
 from ladder_sim.report.documents.settings import value_schema
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import SHARES
@@ -203,13 +203,7 @@ def _under_load() -> dict[str, Schema]:
     spans = _maybe("gpu_hours", "break_even_tokens", "gain")
     tokens = {"tokens": number("tokens"), "tokens_published_of": nullable(TEXT)}
     cost = strict({"variant": named("variant"), **tokens, **spans})
-    return {"cost": cost, "under_load": mapped(strict(_fleet()), OPTION)}
-
-
-def _fleet() -> dict[str, Schema]:
-    """Of `fleet_fields`."""
-    sizes = {"replicas": nullable(COUNT), "prefill_replicas": COUNT, "group_gpus": COUNT}
-    return {"plan": TEXT, **sizes, **_maybe("gpus", "rate_limit"), "breaks": TEXT}
+    return {"cost": cost, "under_load": mapped(strict(columns_of(capacity.FLEET)), OPTION)}
 
 
 def _advise() -> dict[str, Schema]:
@@ -410,6 +404,6 @@ def _serve_row() -> Schema:
 
 
 def _capacity_row() -> Schema:
-    row = {"variant": named("variant"), **_fleet(), **_maybe("gpus_saved", "rate_gain")}
-    times = {name: nullable(number(name)) for name in ("ttft_p95_s", "tpot_p95_s")}
-    return {**strict({**row, **times, "reasons": TEXT}, _maybe(PRICE)), **together(*ends_of(PRICE))}
+    row = {"variant": named("variant"), **columns_of(capacity.FLEET), **columns_of(capacity.VALUES)}
+    price = {name: row.pop(name) for name in ends_of(PRICE)}
+    return {**strict(row, price), **together(*price)}
