@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def frame_of(data: Any) -> "pandas.DataFrame":
-    """Rows, or columns by name, as a pandas DataFrame; raises MissingDependencyError without pandas."""
+    """Return rows, or columns by name, as a pandas DataFrame; raise MissingDependencyError without pandas."""
     try:
         import pandas
     except ImportError:

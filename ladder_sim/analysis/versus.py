@@ -198,7 +198,7 @@ class Versus(Answer):
 
     @property
     def techniques(self) -> Mapping[str, Technique]:
-        """Those of the options, by name."""
+        """Techniques of the options, by name."""
         names = dict.fromkeys(name for each in self.options.values() for name in each.changes if not each.is_limit)
         return {name: change(name) for name in names}
 

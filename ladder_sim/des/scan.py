@@ -297,7 +297,7 @@ class _OpenCollective:
 
 
 class VectorQueue:
-    """The same of many configurations, in each of which another collective may be running."""
+    """Collectives of many configurations, in each of which another open one may be running."""
 
     def __init__(self, device: Device, times: TaskTimes) -> None:
         self._device, self._times = device, times

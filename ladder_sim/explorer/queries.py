@@ -69,7 +69,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Setup):
-    """The same with the predictions."""
+    """A checked query with its scenario and the predictions for it."""
 
     predictions: Predictions
     """Predictions by variant; standard is the first."""

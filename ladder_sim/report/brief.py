@@ -29,7 +29,7 @@ class Remark:
 
     @property
     def first(self) -> "Remark":
-        """Its first sentence."""
+        """Remark of which only the first sentence is left."""
         return Remark(self.word, _SENTENCES.split(self.text, maxsplit=1)[0])
 
 

@@ -124,7 +124,7 @@ CONFLICTS: Mapping[frozenset[str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """Those of a scenario, in the order of `TECHNIQUES`."""
+    """Techniques of a scenario, in the order of `TECHNIQUES`."""
 
     chosen: tuple[str, ...] = ()
     """Names, with their parameters."""

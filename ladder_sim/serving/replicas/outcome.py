@@ -130,7 +130,7 @@ class Outcome:
 
     @property
     def goodput(self) -> float | None:
-        """The same as requests per second; None: there is no SLO."""
+        """Requests per second that keep the bounds of the SLO; None without an SLO."""
         return self.good_share * len(self.answers) / self.duration_s if self.slo else None
 
     @property
