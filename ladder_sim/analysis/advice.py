@@ -28,9 +28,9 @@ class Option:
     tpot_s: float
     """Time per further token; TTFT if there is one token only."""
     tokens_per_s: float
-    """Of all requests together."""
+    """Throughput of all requests together, new tokens per second."""
     memory_bytes: float
-    """Of one GPU."""
+    """Memory of one GPU that the option takes."""
     usd_per_Mtoken: float | None
     """US dollars for a million new tokens; None: no price was given."""
 
@@ -61,7 +61,7 @@ class Unfit:
     problem: str
     """Why; empty: it needs more memory than a GPU has."""
     memory_bytes: float
-    """Of one GPU."""
+    """Memory of one GPU that the plan would take."""
 
     @property
     def missing_bytes(self) -> float:
@@ -156,18 +156,18 @@ class Advice(Answer):
         return Notes(confidences=confidences, about=self.cautions)
 
     def place(self, scenario: Scenario) -> str:
-        """A plan, and its load where several were searched."""
+        """Return a plan as text, with its load where several loads were searched."""
         load = f", {load_label(scenario.workload)}" if len(self.loads) > 1 else ""
         return f"{scenario.plan}{load}"
 
     def dominating(self, option: Option) -> Option | None:
-        """The option of the front that is no slower and serves no less per GPU; None of one of the front."""
+        """Return the option of the Pareto front that is no slower and serves no less per GPU; None if it is one."""
         if option in self.front:
             return None
         return self.front[bisect.bisect_right([each.tpot_s for each in self.front], option.tpot_s) - 1]
 
     def outcome(self, option: Option) -> Outcome:
-        """What became of an option."""
+        """Return what became of an option: it is on the front, dominated, or exceeds a bound."""
         if option.tpot_s > self.max_tpot_s:
             return "max_tpot"
         if option.ttft_s > self.max_ttft_s:
@@ -176,7 +176,7 @@ class Advice(Answer):
 
 
 def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Options that no other beats in both time per token and tokens per GPU, fastest first."""
+    """Return the options that no other beats in both time per token and tokens per GPU, fastest first."""
     front: list[Option] = []
     for option in sorted(options, key=lambda option: (option.tpot_s, -option.tokens_per_gpu)):
         if not front or option.tokens_per_gpu > front[-1].tokens_per_gpu:

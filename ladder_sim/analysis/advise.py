@@ -154,7 +154,7 @@ def advise(
 
 
 def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, list[int]]:
-    """What all plans share: a scenario with the nodes and the most requests, GPUs, and numbers of requests."""
+    """Return the scenario with the most nodes and requests, the GPUs, and the numbers of requests to try."""
     fixed = {name: value for name, value in point.items() if name not in _SEARCHED and value is not None}
     served = {name: point[name] for name in ("batch", "concurrency") if point.get(name) is not None}
     if len(served) > 1:
@@ -186,7 +186,7 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
 
 
 def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool) -> Iterator[str]:
-    """From the options, best first, and the numbers of requests that were tried."""
+    """Yield the cautions of the options, best first, and one on the numbers of requests that were tried."""
     best = options[0]
     static = best.scenario.workload.concurrency is None
     if static:
@@ -208,7 +208,7 @@ def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool)
 
 
 def _no_fit(closest: Unfit, gpus: int, enough: int | None) -> InfeasibleError:
-    """No plan can run: why not even the one that needs least memory, and what would."""
+    """Return the error that no plan can run: why not even the one that needs least memory, and what would."""
     scenario = closest.scenario
     head = f"no plan on at most {gpus} GPU{'s' if gpus > 1 else ''} can run"
     if closest.problem:
@@ -227,7 +227,7 @@ def _no_fit(closest: Unfit, gpus: int, enough: int | None) -> InfeasibleError:
 
 
 def _enough_gpus(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]], load: int) -> int | None:
-    """Twice as many GPUs, or four or eight times, for a plan that fits; None: there is none."""
+    """Return twice, four or eight times as many GPUs, the first on which a plan fits; None if none does."""
     for more in (2 * gpus, 4 * gpus, 8 * gpus):
         if more > MOST_TRIED:
             return None
@@ -242,7 +242,7 @@ def _enough_gpus(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]], 
 
 
 def _larger_gpus(scenario: Scenario) -> str:
-    """The cluster of the catalog, of such nodes and links, with the least memory in which a plan fits; maybe empty."""
+    """Return the catalog's cluster of like nodes with the least memory in which a plan fits; empty if none."""
     here = scenario.cluster
     for cluster in sorted((catalog.cluster(name) for name in catalog.cluster_names()), key=_memory):
         alike = cluster.gpus_per_node == here.gpus_per_node and cluster.intra.switch == here.intra.switch
@@ -253,7 +253,7 @@ def _larger_gpus(scenario: Scenario) -> str:
 
 
 def _memory(cluster: ClusterSpec) -> int:
-    """Of a GPU, in tens of GB: those of one nominal size differ a little."""
+    """Return a GPU's memory in tens of GB: memories of one nominal size differ a little."""
     return round(cluster.gpu.hbm_bytes / 1e10)
 
 

@@ -80,7 +80,7 @@ class BreakEven(Answer):
     now: float | None
     """Value of the field in the scenario that was asked about; None: that cannot run, or lies out of the range."""
     field: str
-    """With its unit."""
+    """Name of the field, with its unit."""
     variant: str
     """Whose gain it is."""
     over: str
@@ -88,7 +88,7 @@ class BreakEven(Answer):
     target: float
     """Speedup to search for."""
     unit: str
-    """That its range, or else its figure, was typed in; empty: none, or several."""
+    """Unit in which the range, or else the figure, was typed; empty for none, or several."""
     values: NDArray[np.float64]
     """Scanned, ascending."""
     speedups: NDArray[np.float64]
@@ -245,7 +245,7 @@ def breakeven(
 def _asked(
     point: Mapping[str, Any], field: str, values: Sequence[float], profile: str | None
 ) -> tuple[Scenario, float | None]:
-    """The scenario, and its own value of the field where that can run and lies among others that can."""
+    """Return the scenario, and its own value of the field if that and values around it can run; else None."""
     try:
         scenario = scenario_at(point)
     except InfeasibleError:
@@ -296,18 +296,18 @@ class _Speedup:
         self.problem = ""
 
     def confidences(self, values: Sequence[float]) -> dict[str, Confidence]:
-        """How sure the predictions at these values are."""
+        """Return the confidence of the predictions at these values, by variant."""
         return confidences(Grid({**self._fixed, self._field: values}, (*self._how.variants, self._how.over)), self._how)
 
     def at(self, values: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Speedups at these values, and the ends of their intervals; NaN where one of both variants cannot run."""
+        """Return the speedups at some values, and both ends of their intervals; NaN where one variant cannot run."""
         table = run(Grid({**self._fixed, self._field: values}, self._how.variants), self._how, serial)
         self.problem = next(filter(None, table["infeasible"]), "")
         name = f"{self._how.variants[0]}.speedup"
         return table[name], table[f"{name}_low"], table[f"{name}_high"]
 
     def value(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """Speedups alone."""
+        """Return the speedups without intervals."""
         return self.at(values)[0]
 
     def low(self, values: Sequence[float]) -> NDArray[np.float64]:
@@ -315,13 +315,13 @@ class _Speedup:
         return self.at(values)[1]
 
     def interval(self, value: float) -> Interval:
-        """The speedup at one value."""
+        """Return the speedup at one value, with its interval."""
         (speedup,), (low,), (high,) = self.at([value])
         return Interval(value=float(speedup), low=float(low), high=float(high))
 
 
 def _sure(speedup: _Speedup, target: float, lows: Sequence[tuple[float, float]], *, whole: bool) -> Iterator[Range]:
-    """Ranges in which the lower end of the interval reaches the target, given it at scanned values."""
+    """Yield the ranges in which the lower end of the interval reaches the target, given it at scanned values."""
     for reaches, run_of in groupby(enumerate(lows), lambda each: each[1][1] >= target):
         if not reaches:
             continue
@@ -346,7 +346,7 @@ def _close_in(
     *,
     whole: bool,
 ) -> float:
-    """The value inside a bracket at which a figure is `target`, or jumps over it."""
+    """Return the value inside a bracket at which a figure is `target`, or jumps over it."""
     left, right = bracket
 
     def excess(value: float) -> float:
@@ -368,7 +368,7 @@ def _close_in(
 
 
 def _scan_values(point: Mapping[str, Any], field: str, given: str | None) -> Axis:
-    """Values between the ends of a range: evenly spaced by factor, or by step from zero on."""
+    """Return the values between the ends of a range: evenly spaced by factor, or by step from zero on."""
     name, unit, low, high = _ends(point, field, given)
     spaced = (np.geomspace if low > 0 else np.linspace)(float(low), float(high), SCANNED)
     # rounding must not leave the range
@@ -379,7 +379,7 @@ def _scan_values(point: Mapping[str, Any], field: str, given: str | None) -> Axi
 
 
 def _ends(point: Mapping[str, Any], field: str, given: str | None) -> tuple[str, str, float, float]:
-    """The field's name, the unit that was typed, and the ends of the range."""
+    """Return the field's name, the unit that was typed, and both ends of the range."""
     name, kind = resolve(field)
     if kind not in (int, float):
         raise UsageError(f"{field} is not a number", hint="break-even needs a field with numbers, e.g. inter.bandwidth")

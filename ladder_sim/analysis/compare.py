@@ -25,12 +25,12 @@ class Candidate:
     scenario: Scenario
     """With this cluster or stack."""
     predictions: Predictions
-    """By variant."""
+    """Predictions by variant."""
     usd_per_gpu_hour: float | None
-    """None: no price was given."""
+    """Price of a GPU for an hour; None if no price was given."""
 
     def token_price(self, variant: str) -> float | None:
-        """US dollars for a million new tokens; None without a price."""
+        """Return the US dollars for a million new tokens; None without a price."""
         if self.usd_per_gpu_hour is None:
             return None
         return token_price(self.usd_per_gpu_hour, self.scenario.plan.gpus, self.predictions[variant].tokens_per_s.value)
@@ -131,7 +131,7 @@ def compare(
 
 
 def _cautions(candidates: Sequence[Candidate]) -> Iterator[str]:
-    """Which stacks share tables, what cannot be compared, and what prices are."""
+    """Yield warnings on stacks that share tables, on what cannot be compared, and on what prices are."""
     sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
         *others, last = (each.name for each in sharing)

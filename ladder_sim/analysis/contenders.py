@@ -57,7 +57,7 @@ def changes_to(
 
 
 def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
-    """Those asked for; by default each alone, and every two that can be combined."""
+    """Yield the sets of techniques asked for; by default each alone, and every two that can be combined."""
     if given is not None:
         yield from (Techniques.of(each) for each in ([given] if isinstance(given, str) else given))
         return
@@ -71,5 +71,5 @@ def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
 
 
 def change(name: str) -> Technique:
-    """What a change besides the wiring is: a technique, or an engine's own kernels."""
+    """Return a change other than the wiring: a technique, or an engine's own kernels."""
     return TECHNIQUES.get(family_of(name), _OWN_KERNELS)

@@ -27,7 +27,7 @@ _Replica = tuple[Scenario, Sequence[int]]
 
 
 def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
-    """The scenario of a plan, on the nodes that it needs, with so many requests."""
+    """Return the scenario of a plan with `load` requests, on the nodes that the plan needs."""
     workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
     return base.having(plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
 
@@ -38,7 +38,7 @@ class _Times:
 
     memory_bytes: Floats
     ttft_s: Mapping[str, Floats]
-    """By variant."""
+    """Times to first token by variant."""
     decode_s: Mapping[str, Floats]
     problem: str = ""
     """Why there are no times, if not for lack of memory."""
@@ -49,7 +49,7 @@ class _Times:
 
 
 def _times(replica: _Replica, variants: tuple[str, ...], profile: str | None) -> _Times:
-    """Memory first: what does not fit is not simulated."""
+    """Return the times of a replica's options by number of requests; what does not fit is not simulated."""
     scenario, requests = replica[0], np.array(replica[1])
     workload = scenario.workload
     memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)

@@ -35,7 +35,7 @@ class Response:
     request_elasticity: float
     """Relative change of the request's time per relative change of the figure."""
     speedup_elasticity: float
-    """The same for the speedup over standard."""
+    """Relative change of the speedup over standard per relative change of the figure."""
     request_lower: float
     """Change of the request's time with the lower figure."""
     request_higher: float
@@ -53,14 +53,14 @@ class Sensitivity:
     figure: str
     """As `Hardware.vary` calls it."""
     value: float
-    """Of the scenario."""
+    """Value of the figure in the scenario."""
     unit: str
-    """That it was typed in; empty: it was not."""
+    """Unit in which the figure was typed; empty if it was not typed."""
     responses: Mapping[str, Response]
-    """By variant."""
+    """Responses by variant."""
 
     def widest(self, variant: str) -> float:
-        """The larger of both changes of a variant's time."""
+        """Return the larger of both changes of a variant's time, as a fraction."""
         response = self.responses[variant]
         return max(abs(response.request_lower), abs(response.request_higher))
 
@@ -72,11 +72,11 @@ class Sensitivities(Answer, Sequence[Sensitivity]):
     shown_by = "sensitivity.SensitivityReport"
 
     figures: tuple[Sensitivity, ...]
-    """Those that are not zero."""
+    """Figures that are not zero."""
     step: float
     """0.1: each was multiplied and divided by 1.1."""
     confidence: Confidence
-    """Of the scenario as it is, which it holds."""
+    """Confidence of the scenario as it is, which the confidence holds."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.figures[index]
@@ -168,7 +168,7 @@ def sensitivity(
 
 
 def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], at: int, step: float) -> Response:
-    """From the times at 0 (as it is), at `at` (lower) and the next (higher)."""
+    """Return the response from the times at 0 (as it is), at `at` (lower) and at the next (higher)."""
     speedup = standard_s / request_s
     request, gain = (values[at : at + 2] / values[0] for values in (request_s, speedup))
     log_step = 2.0 * np.log1p(step)

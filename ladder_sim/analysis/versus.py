@@ -48,9 +48,9 @@ class Option:
     """A wiring with some techniques, or none."""
 
     prediction: Prediction = field(repr=False)
-    """Of the scenario with these techniques."""
+    """Prediction of the scenario with these techniques."""
     plain: Predictions = field(repr=False)
-    """Of all wirings without techniques."""
+    """Predictions of all wirings without techniques."""
     retrained: bool
     """The model's weights were trained with another wiring."""
     changes: tuple[str, ...]
@@ -111,7 +111,7 @@ class UnderLoad:
     """GPUs that the leading options need under load."""
 
     fleets: "Mapping[str, Fleet]"
-    """By the name of the option."""
+    """Fleets by the name of the option."""
     traffic: "Traffic"
     """Requests to serve."""
     slo: "SLO"
@@ -128,19 +128,19 @@ class Versus(Answer):
     scenario: Scenario
     """Without techniques."""
     options: Mapping[str, Option]
-    """By name: standard, then those that gain most."""
+    """Options by name: standard, then those that gain most."""
     left_out: Mapping[str, str]
     """Wirings and techniques that do not apply, with the reason."""
     predicted: Sequence[Option] = field(repr=False)
     """Every wiring with every set of techniques that fits it, limits with standard: those without techniques first."""
     plain: Predictions = field(repr=False)
-    """Of all wirings without techniques."""
+    """Predictions of all wirings without techniques."""
     profile: str | None = None
     """As given."""
     bound: float
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
     load: UnderLoad | None = None
-    """None: no load was given."""
+    """GPUs under load; None if no load was given."""
 
     @cached_property
     def own(self) -> list[Option]:
@@ -203,7 +203,7 @@ class Versus(Answer):
         return {name: change(name) for name in names}
 
     def ratio(self, option: Option, other: Option) -> Interval:
-        """How many times as fast one is as the other."""
+        """Return how many times as fast one option is as the other."""
         return option.confidence.over(
             option.prediction.variant, other.confidence, other.prediction.variant, self.plain.confidence
         )
@@ -213,7 +213,7 @@ class Versus(Answer):
         return is_faster(self.ratio(option, other))
 
     def tied(self, option: Option, others: Sequence[Option]) -> list[Option]:
-        """Those of some others that are not told apart from one."""
+        """Return the options, of some others, that are tied with one."""
         return [each for each in others if each is not option and not self.faster(option, each)]
 
     @cached_property
@@ -290,7 +290,7 @@ class Versus(Answer):
         return self.notes_of(self.options.values())
 
     def notes_of(self, options: Iterable[Option]) -> Notes:
-        """The notes about some options."""
+        """Return the notes about some options."""
         confidences = {" + ".join(option.changes) or "none": option.confidence for option in options}
         # a load uses settings that a static batch does not
         used = used_settings(_served(self.scenario)) if self.load else frozenset[str]()
@@ -407,12 +407,12 @@ def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
 
 
 def _exact(options: Sequence[Option]) -> list[Option]:
-    """Those that keep the answers of their weights."""
+    """Return the options that keep the answers of their weights."""
     return [each for each in options if not each.lossy]
 
 
 def _ranked(options: Sequence[Option]) -> list[Option]:
-    """Best first; of those within a percent of the best that with the fewest techniques."""
+    """Return options, best first; of those within a percent of the best, the one with the fewest techniques."""
     most = max((each.gain_alone for each in options), default=1.0)
 
     def rank(option: Option) -> tuple[float, ...]:
@@ -456,5 +456,5 @@ def under_load(
 
 
 def _served(scenario: Scenario) -> Scenario:
-    """The scenario with requests that come at any time."""
+    """Return the scenario with requests that come at any time."""
     return scenario.having(workload=replace(scenario.workload, batch=1, concurrency=scenario.plan.groups))

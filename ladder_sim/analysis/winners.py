@@ -49,7 +49,7 @@ class Winners:
     latencies_s: Sequence[float]
     """Ascending."""
     requests: Sequence[int]
-    """Of a batch, or in flight; ascending."""
+    """Numbers of requests of a batch, or in flight, ascending."""
     groups: Mapping[str, Group]
     """Techniques without retraining; wirings that need it, each with the techniques that suit it best."""
     plans: NDArray[Any]
@@ -114,7 +114,7 @@ def _best_plans(
     fits: NDArray[np.bool_],
     profile: str | None,
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Of the points that fit: the fastest plan of standard, and how many times as fast it is as the scenario's."""
+    """Return standard's fastest plan at points that fit, and how many times as fast it is as the scenario's."""
     workload, points = scenario.workload, {name: values[fits] for name, values in columns.items()}
     plans, least_s = np.full(len(own_s), "", object), own_s.copy()
     for load in np.unique(points[workload.load_field]).tolist():
@@ -140,7 +140,7 @@ def _latency_field(scenario: Scenario) -> str:
 
 
 def _rivals(result: Versus) -> dict[str, dict[str, list[Option]]]:
-    """By group and name, what may win: each set of techniques; each family of wirings, with any techniques.
+    """Return what may win, by group and name: each set of techniques, each family of wirings with techniques.
 
     Relatives of ladder, and hybrids, which lie between a wiring and standard, would only be told apart from nothing.
     """
@@ -157,7 +157,7 @@ def _rivals(result: Versus) -> dict[str, dict[str, list[Option]]]:
 
 
 def _first_two(best: Mapping[str, Option], times: Mapping[str, float]) -> tuple[str, Option | None]:
-    """The best, or of those within a percent the first; and the next that is not the same with more techniques."""
+    """Return the best option, or the first within a percent, and the next one that is not it with more techniques."""
     least = min(times[each.name] for each in best.values())
     first = next(name for name, each in best.items() if times[each.name] < SEEN * least)
     changes = set(best[first].changes)
@@ -173,7 +173,7 @@ def _first_two(best: Mapping[str, Option], times: Mapping[str, float]) -> tuple[
 def _seconds(
     result: Versus, columns: Mapping[str, NDArray[np.float64]], profile: str | None
 ) -> Mapping[str, NDArray[np.float64]]:
-    """Of every option at all points."""
+    """Return the seconds of every option at all points."""
     seconds: dict[str, NDArray[np.float64]] = {}
     for scenario in {each.changes: each.scenario for each in result.predicted}.values():
         options = {each.prediction.variant: each for each in result.predicted if each.scenario is scenario}
@@ -183,7 +183,7 @@ def _seconds(
 
 
 def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scenario:
-    """The scenario at another point."""
+    """Return the scenario with a link's latency of `seconds` and `requests` at a time."""
     cluster, (tier, _, figure) = scenario.cluster, latency.partition(".")
     at_a_time: dict[str, Any] = {scenario.workload.load_field: requests}
     link = replace(getattr(cluster, tier), **{figure: seconds})

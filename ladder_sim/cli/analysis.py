@@ -77,7 +77,7 @@ def advise(
 
 
 def _seconds(text: str | None, flag: str) -> float:
-    """A limit; infinite if none is given."""
+    """Return a limit in seconds; infinite if none is given."""
     return inf if text is None else parse_quantity(text, "s", name=flag, likely=("ms", "s"))
 
 

@@ -94,7 +94,7 @@ def _catalog(what: str) -> "tuple[Document, RenderableType]":
 
 
 def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tuple[Document, RenderableType]":
-    """Figures that `--set` changes, with the defaults of a scenario, and parameters of commands without a flag."""
+    """Return the figures that `--set` changes, with a scenario's defaults, and commands' parameters without a flag."""
     from rich.console import Group
     from rich.text import Text
 
@@ -116,7 +116,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
 
 
 def _quality(wiring: str | None) -> "tuple[Document, RenderableType]":
-    """Published quality of models with a wiring, of every wiring by default."""
+    """Return the published quality of models with a wiring, of every wiring by default."""
     from ladder_sim.quality.published import published, quality_of, without_figures
     from ladder_sim.report.documents.quality import quality_document
     from ladder_sim.report.tables.quality import quality_report
@@ -158,7 +158,7 @@ def _show(name: str, toml: bool) -> None:
 
 
 def _replaced(spec: Any) -> dict[str, str]:
-    """What fits and measurements replace of a cluster or stack, by figure, and the scenario that they do it in."""
+    """Return what fits and measurements replace of a cluster or stack, by figure, and the scenario of each."""
     from ladder_sim.display.labels import field_text
     from ladder_sim.prediction import resolve_profile
     from ladder_sim.sweeps.axes import used_value
@@ -197,7 +197,7 @@ def _find(name: str) -> Any:
 
 
 def _flat(spec: Any, section: str) -> Iterator[tuple[str, str]]:
-    """Fields by section, with units, and their values."""
+    """Yield the fields by section, with units, and their values."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
         if dataclasses.is_dataclass(value):

@@ -173,4 +173,4 @@ def _global_flags(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors.")] = False,
 ) -> None:
-    """Flags before the command; `main` acts on --debug, wherever it stands, and moves it here."""
+    """Declare the flags before the command; `main` acts on --debug, wherever it stands, and moves it here."""

@@ -31,7 +31,7 @@ class Extra(NamedTuple):
     """An optional part of the installation."""
 
     commands: tuple[str, ...]
-    """That need it, some of them only with an option."""
+    """Commands that need the part, some of them only with an option."""
     packages: tuple[str, ...]
 
 
@@ -98,9 +98,9 @@ class Report:
     packages: Mapping[str, str | None]
     """Version of every base and optional package; None: not installed."""
     cpu_cores: int
-    """That this process may use."""
+    """Number of CPU cores that this process may use."""
     memory_bytes: float | None
-    """Of the machine; None: the system does not say."""
+    """Memory of the machine; None if the system does not say."""
     gpus: tuple[str, ...]
     """As nvidia-smi, or else torch, names them."""
     torch: Mapping[str, object]
@@ -153,7 +153,7 @@ def examine(commands: Iterable[str]) -> Report:
 
 
 def _leaves(command: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the commands in a group."""
+    """Yield the names of the commands in a group."""
     for name, inner in command.commands.items():
         if hasattr(inner, "commands"):
             yield from _leaves(inner, f"{prefix}{name} ")
@@ -198,7 +198,7 @@ def _problems(
 
 
 def version(package: str) -> str | None:
-    """Version of an installed package, without importing it; None if it is not there."""
+    """Return the version of an installed package, without importing it; None if it is not there."""
     try:
         if importlib.util.find_spec(package) is None:
             return None
@@ -209,7 +209,7 @@ def version(package: str) -> str | None:
 
 
 def _profiles() -> dict[str, str | Exception]:
-    """Shipped profiles: the GPU cluster that each was measured on, or why it cannot be read."""
+    """Return the shipped profiles: the GPU cluster that each was measured on, or why it cannot be read."""
     try:
         from ladder_sim.costs.profile_file import load_profile, shipped_profiles
     except ImportError:
@@ -233,7 +233,7 @@ def _nvidia_smi() -> tuple[str, ...]:
 
 
 def _torch() -> dict[str, object]:
-    """What torch says of its devices; empty: it does not start."""
+    """Return what torch says of its devices; empty if torch does not start."""
     printed = _output([sys.executable, "-c", _TORCH_PROBE], _TORCH_SECONDS)
     try:
         answer = json_format.loads((printed or "").strip().splitlines()[-1])
@@ -289,7 +289,7 @@ def _show(report: Report) -> None:
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Names of commands in a line; those of a group name it once."""
+    """Return the names of commands in a line, which names a group once."""
     parents = groupby(names, key=lambda name: name.rpartition(" ")[0])
     return "; ".join(
         f"{parent} {', '.join(name.split()[-1] for name in members)}".strip() for parent, members in parents

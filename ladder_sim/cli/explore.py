@@ -60,7 +60,7 @@ def explore(
 
 
 def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], allowlist: "Allowlist") -> str:
-    """The query that the page starts with."""
+    """Return the query that the page starts with."""
     from ladder_sim.explorer.state import State, model_name
     from ladder_sim.specs import catalog
 

@@ -23,7 +23,7 @@ _Spec = TypeVar("_Spec")
 
 
 def completion(argument: Argument) -> Callable[[str], list[str]] | None:
-    """What completes the last name typed for an argument in the shell; None: it takes no names."""
+    """Return what completes the last name typed for an argument in the shell; None if it takes no names."""
     if argument.kind in (int, bool):
         return None
 
@@ -35,7 +35,7 @@ def completion(argument: Argument) -> Callable[[str], list[str]] | None:
 
 
 def _flag(name: str) -> Any:
-    """The flag of an argument; left out, it is None, and the argument has its default."""
+    """Return the flag of an argument; left out, it is None, and the argument has its default."""
     argument = ARGUMENTS[name]
     shown = argument.default is not None and not argument.repeats and argument.kind is not bool
     text = f"{argument.help.removesuffix('.')}; default: {argument.default}." if shown else argument.help
@@ -43,7 +43,7 @@ def _flag(name: str) -> Any:
 
 
 def ranged(name: str) -> Any:
-    """The flag of an argument that takes several values."""
+    """Return the flag of an argument that takes several values."""
     argument = ARGUMENTS[name]
     return typer.Option(
         f"--{name.replace('_', '-')}",
@@ -95,7 +95,7 @@ def scenario(
     prompt: Annotated[int | None, _flag("prompt")] = None,
     gen: Annotated[int | None, _flag("gen")] = None,
 ) -> None:
-    """Flags of a scenario, in the order of their help."""
+    """Declare the flags of a scenario, in the order of their help."""
 
 
 def searched(
@@ -106,7 +106,7 @@ def searched(
     dp: Annotated[str | None, ranged("dp")] = None,
     concurrency: Annotated[str | None, ranged("concurrency")] = None,
 ) -> None:
-    """Flags of a plan and its requests where several values are tried."""
+    """Declare the flags of a plan and its requests where several values are tried."""
 
 
 @cache
@@ -228,7 +228,7 @@ def of_context(spec: type[_Spec], context: typer.Context) -> _Spec:
 
 
 def split_names(given: Sequence[str] | None) -> list[str]:
-    """Names of an option that may be repeated and takes commas.
+    """Return the names of an option that may be repeated and takes commas.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from ladder_sim.specs.reading import read_value
 
 
 def _jitter(text: str) -> float | str:
-    """A standard deviation, or the word for the profile's."""
+    """Return a standard deviation, or the word that stands for the profile's."""
     if text == "measured":
         return text
     try:

@@ -116,7 +116,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _gone(arguments: Sequence[str]) -> str:
-    """The command in a command line, or the flag of one, that has gone; empty if none has."""
+    """Return the removed command or flag that a command line holds; empty if it holds none."""
     words = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments))
     commands = (" ".join(words[:count]) for count in range(1, 4))
     flags = (" ".join([*words[:2], word.partition("=")[0]]) for word in words[2:])
@@ -124,7 +124,7 @@ def _gone(arguments: Sequence[str]) -> str:
 
 
 def _way_out(error: Any) -> str:
-    """The form of a number that was written otherwise, or the flag of a name without one; empty if neither."""
+    """Return the right form of a number, or the flag of a name without one, that an error asks for; or nothing."""
     from ladder_sim.specs.arguments import ARGUMENTS
 
     option = getattr(error, "param", None)

@@ -23,7 +23,7 @@ PANEL = "Output"
 
 
 def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
-    """The output's format: a flag, else the extension of `save`, else text."""
+    """Return the output's format: a flag, else the extension of `save`, else text."""
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="leave one out, or use --save for a second file")
     if json or csv:
@@ -75,7 +75,7 @@ Explain = Annotated[bool, typer.Option("--explain", help="What is behind the ans
 
 
 def form(explain: Explain = False, json: Json = False, csv: Csv = False) -> None:
-    """Flags that say the form of an answer."""
+    """Declare the flags that choose the form of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

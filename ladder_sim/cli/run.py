@@ -125,7 +125,7 @@ def require_torch() -> None:
 
 
 def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelSpec, StackSpec, dict[str, Any]]:
-    """The model, the stack and the config.json that says what runs, settings included."""
+    """Return the model, the stack and the config.json that says what runs, settings included."""
     for key in changes:
         section, _, name = key.partition(".")
         if section not in ("model", "stack"):
@@ -146,7 +146,7 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
 
 
 def _engine_options(stack: StackSpec) -> dict[str, object]:
-    """Options of the runtime that do as a stack does; launches follow it as far as the device can."""
+    """Return the runtime's options that act as a stack does; launches follow it as far as the device can."""
     launches = {
         "cuda_graphs": stack.cuda_graphs != "off",
         "prefill_cuda_graphs": stack.cuda_graphs == "all",
@@ -190,7 +190,7 @@ def _report(result: Mapping[str, Any]) -> Any:
 
 
 def _launches(done: Mapping[str, Any]) -> str:
-    """What was recorded and compiled, and why not more."""
+    """Return what was recorded and compiled, and why not more, as text."""
     parts = {name: done[name] for name in ("decode", "prefill", "blocks", "kernels")}
     if set(parts.values()) == {"eager"}:
         text = "all eager"

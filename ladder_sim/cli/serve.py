@@ -60,7 +60,7 @@ def _asked(context: typer.Context, *without: str, ranged: bool = False) -> flags
 
 
 def _load(context: typer.Context, asked: flags.Asked) -> dict[str, Any]:
-    """Keywords of `ladder_sim.serve` and `capacity`."""
+    """Return the keywords of `ladder_sim.serve` and `capacity`."""
     knobs = ("burstiness", "prefix", "seed", "router", "speculate", "prefill_tp")
     return {
         **asked.arguments,

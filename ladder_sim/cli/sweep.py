@@ -141,7 +141,7 @@ def _print(pieces: Iterable[tuple[bytes, int]]) -> int:
 
 
 def _executor(points: int, chunks: int, workers: int | None, dask: str | None) -> "Executor":
-    """Where the sweep runs: a few points are done here before a worker has started."""
+    """Return the executor of a sweep: a few points are done here before a worker has started."""
     from ladder_sim.sweeps.executors import Dask, Processes, serial
 
     if dask is not None:

@@ -78,7 +78,7 @@ class Part:
     to: Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)] = None
 
     def of(self, files: list[Path]) -> "Trace":
-        """The run, or what starts in the given time."""
+        """Return the run, or what starts in the given time."""
         from ladder_sim.traces.trace import Trace
         from ladder_sim.units import parse_quantity
 
@@ -144,7 +144,7 @@ class WhatIf:
 
 
 def _factor(text: str) -> tuple[str, float]:
-    """What --scale scales, and by what."""
+    """Return what --scale scales, and the factor."""
     what, _, factor = text.rpartition("=")
     try:
         return what, float(factor)
@@ -318,7 +318,7 @@ def diff(
 
 
 def _limit(max_error: float | None) -> float:
-    """The error that a replay may have, from --max-error."""
+    """Return the error that a replay may have, from --max-error, as a fraction."""
     from ladder_sim.traces.replay import MAX_ERROR
 
     return MAX_ERROR if max_error is None else max_error / 100.0

@@ -37,7 +37,7 @@ class Row:
     memory_bytes: float
     """Memory of one GPU."""
     option: Option | None = None
-    """None: the plan cannot run."""
+    """Option that the row shows; None if the plan cannot run."""
     rate: Interval | None = None
     """Tokens per second with their interval; None: it was not computed."""
     outcome: Outcome | Literal["memory", "infeasible"]
@@ -87,7 +87,7 @@ class Place:
     option: Option
     """With the first wiring."""
     prediction: Prediction
-    """The same, with intervals."""
+    """Prediction with the first wiring, with intervals."""
     other: Prediction | None
     """With the second; None: there is only one."""
 
@@ -125,7 +125,7 @@ class AdviceReport(Report[Advice]):
         return first, next((name for name in advice.best_by_variant if name != first), "")
 
     def places(self, most: int) -> list[Place]:
-        """The best plans for the first variant, each with its best number of requests; the second's best among them."""
+        """Return the best plans for the first variant at their best load, the second variant's best among them."""
         advice, (first, other) = self.answer, self.variants
         best: dict[Plan, Option] = {}
         for option in advice.options:
@@ -143,7 +143,7 @@ class AdviceReport(Report[Advice]):
         return places
 
     def plans(self, places: Sequence[Place], title: str = "") -> WholeTable:
-        """A row for each place."""
+        """Return a table with a row for each place."""
         advice, (_, other) = self.answer, self.variants
         first_token = advice.objective == "ttft"
         columns: list[Column[Place]] = [
@@ -197,7 +197,7 @@ class AdviceReport(Report[Advice]):
         return f"{said}; retrained as {best.variant}, {advice.place(best.scenario)}: {self._text(best)}."
 
     def _text(self, option: Option, *, named: bool = True) -> str:
-        """The figure that options are ranked by, with its interval."""
+        """Return the figure that options are ranked by, with its interval, as text."""
         unit, size, read = _RANKED[self.answer.objective]
         predicted = self.answer.predictions_of(option.scenario)[option.variant]
         value, _, ends = interval_text(read(predicted), scale=size).partition(" ")
@@ -226,7 +226,7 @@ class AdviceReport(Report[Advice]):
             yield Remark("left out", f"{_counted(int(count), 'option')}: {reason}; closest: {closest}.")
 
     def _next(self, best: Option) -> str:
-        """How far the next plan of the same variant is behind."""
+        """Return how far the next plan of the first variant is behind, as a sentence."""
         advice = self.answer
         others = (each for each in advice.options if each.variant == best.variant and each.plan != best.plan)
         if (after := next(others, None)) is None:
@@ -244,11 +244,11 @@ class AdviceReport(Report[Advice]):
         )
 
     def best(self) -> WholeTable:
-        """The best option of each variant."""
+        """Return a table of the best option of each variant."""
         return self._options("best of each variant", list(self.answer.best_by_variant.values()))
 
     def front(self) -> WholeTable:
-        """The best trade-offs."""
+        """Return a table of the best trade-offs."""
         return self._options("Pareto front of TPOT and tok/s per GPU", self.answer.front)
 
     def _options(self, title: str, options: Sequence[Option]) -> WholeTable:
@@ -258,7 +258,7 @@ class AdviceReport(Report[Advice]):
         return table_of(columns, [self._row(each) for each in options], left=2, wrapped=(), title=title)
 
     def losers(self) -> WholeTable:
-        """What is not on the front, by reason, and what came closest."""
+        """Return a table of options that are not on the front, by reason, and of what came closest."""
         columns = ("not on the front", "closest", "options")
         rows = [*_not_run(self.answer), *_over_bounds(self.answer), *_dominated(self.answer)]
         return table(columns, rows, left=2, wrapped=columns[:2], title="why not the others")
@@ -276,7 +276,7 @@ class AdviceReport(Report[Advice]):
         )
 
     def values(self) -> Document:
-        """One row per option, best first, then those that exceed a bound, then plans that cannot run."""
+        """Return one row per option, best first, then those that exceed a bound, then plans that cannot run."""
         advice = self.answer
         rows = [self._row(option) for option in (*advice.options, *advice.beyond)]
         for each in advice.unfit:
@@ -332,7 +332,7 @@ def _priced(advice: Advice) -> bool:
 
 
 def _requests(advice: Advice) -> str:
-    """Heading of the number of requests; empty: one was searched."""
+    """Return the heading of the number of requests; empty if only one number was searched."""
     return "" if len(advice.loads) == 1 else "batch" if _static(advice) else "in flight"
 
 
@@ -389,5 +389,5 @@ def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
 
 
 def _apart(ratio: float) -> str:
-    """A difference in percent."""
+    """Return a ratio as a difference in percent."""
     return "the same" if abs(ratio - 1) < _SAME else f"{100.0 * (ratio - 1):+.0f} %"

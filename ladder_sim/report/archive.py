@@ -48,7 +48,7 @@ VALUES: Sequence[Column[Row]] = (
 
 
 def _columns(name: str) -> list[Column[Row]]:
-    """Columns of a figure in a table."""
+    """Return the columns of a figure in a table."""
     return [
         Column(name, _figure_of("predicted", name), FIGURES[name]),
         Column(name, _figure_of("measured", name), "measured"),
@@ -111,7 +111,7 @@ def _asked(archive: Archive) -> str:
 
 
 def _errors(archive: Archive, *, now: bool = False) -> str:
-    """Mean errors of all figures that have one, as text."""
+    """Return the mean errors of all figures that have one, as text."""
     errors = {name: archive.errors(name, now=now) for name in ("tpot_s", "ttft_s", "speedup")}
     return ", ".join(f"{percent(fmean(each))} in {FIGURES[name]}" for name, each in errors.items() if each)
 

@@ -45,7 +45,7 @@ class BreakEvenReport(Report[BreakEven]):
         return self.answer.notes
 
     def places(self) -> list[Place]:
-        """The values where something happens, the most important first."""
+        """Return the values where something happens, the most important first."""
         result = self.answer
         (low, at_low), (high, at_high) = result.ends
         from_start, to_end = result.whole_range
@@ -66,7 +66,7 @@ class BreakEvenReport(Report[BreakEven]):
         return list(places.values())
 
     def table(self, places: Sequence[Place]) -> WholeTable:
-        """Places in their order."""
+        """Return a table of the places, in their order."""
         result = self.answer
 
         def shown(value: float) -> str:
@@ -112,7 +112,7 @@ class BreakEvenReport(Report[BreakEven]):
         return f"{subject} {does}{over} {self._where()}{self._sure(True)}."
 
     def _where(self) -> str:
-        """Where the speedup is above the target, given that it crosses it."""
+        """Return where the speedup is above the target, given that it crosses it, in words."""
         result = self.answer
         name = f"{'an' if field_label(result.field)[0] in 'aeiou' else 'a'} {field_label(result.field)}"
         starts: list[float | None] = [None]
@@ -134,7 +134,7 @@ class BreakEvenReport(Report[BreakEven]):
         return f"at {name} {begin} {text}{more}"
 
     def _sure(self, gains: bool) -> str:
-        """Where the whole interval is above the target."""
+        """Return where the whole interval is above the target, in words."""
         result = self.answer
         if not result.sure:
             return "; surely nowhere" if gains else ""
@@ -144,7 +144,7 @@ class BreakEvenReport(Report[BreakEven]):
         return f"; surely {named}{' and elsewhere' if len(result.sure) > _NAMED else ''}"
 
     def _range(self, ends: Range) -> str:
-        """Two values, or one."""
+        """Return both ends of a range as text, or one value."""
         result = self.answer
         texts = dict.fromkeys(field_text(result.field, end, result.unit) for end in ends)
         return " to ".join(texts)
@@ -189,7 +189,7 @@ class BreakEvenReport(Report[BreakEven]):
         return Group(*whole, table_of(columns, scanned, title="values tried that can run"), sure)
 
     def values(self) -> Document:
-        """The crossings, and the scanned speedups as rows."""
+        """Return the crossings, and the scanned speedups as rows."""
         result = self.answer
         speedup: Column[Any] = Column("speedup", lambda crossing: crossing.speedup)
         head = {

@@ -53,7 +53,7 @@ class Brief:
     """What --explain has besides them, e.g. "12 more plans"."""
 
     def shown(self, console: Console) -> list[Remark]:
-        """The remarks that have room on `LINES`; the last says how many have none."""
+        """Return the remarks that have room on `LINES`; the last says how many have none."""
         head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
         options = console.options.update_width(WIDTH)
         room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
@@ -103,7 +103,7 @@ class Rest:
 
 
 def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
-    """A remark next to its word."""
+    """Yield the lines of a remark next to its word."""
     word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
     # a page has colours of its own
     style = "bold" if console.record else _STYLES.get(word, "dim")

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def gpus_text(number: Interval) -> str:
-    """A number of GPUs with its interval; infinite: no number is enough.
+    """Return a number of GPUs with its interval, as text; an infinite number means that none is enough.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def gpus_text(number: Interval) -> str:
 
 
 def limit_text(fleet: Fleet) -> str:
-    """What breaks first above the rate of one replica."""
+    """Return what breaks first above the rate of one replica."""
     breaks = ", ".join(map(bound_label, fleet.need.breaks))
     return breaks if fleet.need.replicas else f"{breaks} on an idle replica"
 
@@ -187,7 +187,7 @@ def _sizes(sizes: Sizes) -> str | None:
 
 
 def _time(row: Row, column: Column[Row], error: str) -> Interval | None:
-    """With the replicas that meet the SLO, if any do and a request has it; `error`: the field of its widths."""
+    """Return a time with the replicas that meet the SLO; None without any. `error` is the field of its widths."""
     seconds, widths = column.get(row), row.fleet.widths
     return None if widths is None or math.isnan(seconds) else Interval.around(seconds, getattr(widths, error))
 
@@ -212,25 +212,25 @@ def _gain(fleet: Fleet) -> str | None:
 
 
 def _rank(fleet: Fleet) -> tuple[bool, float, float]:
-    """The fewest GPUs; of as many, the most requests of each; last what nobody can run."""
+    """Return a sort key: the fewest GPUs, then the most requests of each; last what nobody can run."""
     rate = fleet.rate_limit.value / fleet.group_gpus
     return fleet.need.variant == NO_COMMUNICATION, fleet.gpus.value, -rate
 
 
 def _best(need: Capacity) -> str | None:
-    """The wiring that needs the fewest GPUs, of those next to the first that can be run."""
+    """Return the wiring, other than the first, that can be run and needs the fewest GPUs; None without others."""
     others = [name for name in list(need)[1:] if name != NO_COMMUNICATION]
     return min(others, key=lambda name: _rank(need[name]), default=None)
 
 
 def _compared(need: Capacity) -> list[str]:
-    """The first variant, and the best of the others."""
+    """Return the first variant, and the best of the others."""
     best = _best(need)
     return [next(iter(need)), *([best] if best else [])]
 
 
 def _verdict(need: Capacity) -> str:
-    """GPUs of the first variant and of the best other."""
+    """Return the GPUs of the first variant and of the best other, as a sentence."""
     names, load = _compared(need), f"{need.load.rate:g} requests/s"
     withs = {name: with_label(need.scenario, name) for name in names}
     able = [name for name in names if need[name].need.replicas]
@@ -245,7 +245,7 @@ def _verdict(need: Capacity) -> str:
 
 
 def _at_most(gpus: Interval) -> str:
-    """How many, and how many it may take."""
+    """Return a number of GPUs as text, with the number that it may take at most."""
     said = f"{gpus.value:.0f} GPU{'s' * (gpus.value != 1)}"
     if gpus.low < gpus.value:
         return f"{said} ({gpus.low:.0f}-{gpus.high:.0f})"
@@ -273,7 +273,7 @@ def _remarks(need: Capacity) -> Iterator[Remark]:
 
 
 def _reason(need: Capacity) -> str:
-    """What the best other wiring carries, and why that saves GPUs or not; or what the only one carries.
+    """Return what the best other wiring carries, and why that saves GPUs or not; or what the only one carries.
 
     Empty where no number of GPUs is enough: a caution says why.
     """
@@ -292,7 +292,7 @@ def _reason(need: Capacity) -> str:
 
 
 def _shortfall(need: Capacity, name: str) -> str:
-    """What the GPUs carry at the low end of the rate of one replica, if that is less than the load."""
+    """Return what the GPUs carry at the low end of the rate of one replica, if that is less than the load."""
     fleet, label = need[name], wiring_label(name)
     least = fleet.rate_limit.low * fleet.need.sizes.groups
     if least >= need.load.rate:
@@ -304,7 +304,7 @@ def _shortfall(need: Capacity, name: str) -> str:
 
 
 def _plans(need: Capacity) -> Iterator[str]:
-    """Plans that are not the best, a line for each reason."""
+    """Yield the plans that are not the best, a line for each reason."""
     plans: dict[str, dict[str, None]] = {}
     for name, each in need.items():
         for tried in each.tried:

@@ -24,7 +24,7 @@ class Column(Generic[Row]):
     name: str
     """In JSON and CSV, the SI unit as its suffix: "tpot_s"; empty: it is in tables only."""
     get: Callable[[Row], Any]
-    """Its value; an `Interval` takes three entries: the value, ``_low`` and ``_high``."""
+    """Function that returns a row's value; an `Interval` takes three entries: the value, ``_low`` and ``_high``."""
     kind: Any = field(default=None, kw_only=True)
     """Type of its values in JSON, e.g. `int`, `str`, a Literal or `Interval`; None: what its name says: an argument of
     `Scenario` as there, else a number that is not negative."""
@@ -42,7 +42,7 @@ class Column(Generic[Row]):
     """In tables; None: three digits."""
 
     def cells(self, rows: Sequence[Row]) -> tuple[str, list[str]]:
-        """Its heading with the unit, and the text of each row: numbers in one unit, that of the largest."""
+        """Return the heading with the unit, and the text of each row: numbers in the unit of the largest."""
         values = [(self.shown or self.get)(row) for row in rows]
         sizes = [abs(_value(each)) for each in values if not _is_text(each)]
         scale, unit = (1.0, "")
@@ -66,7 +66,7 @@ class Column(Generic[Row]):
 
 
 def fields_of(columns: Iterable[Column[Row]], row: Row) -> dict[str, Any]:
-    """A row as in JSON and CSV; an end that is infinite or unknown is no number."""
+    """Return the fields of a row in JSON and CSV; an end that is infinite or unknown is no number."""
     fields: dict[str, Any] = {}
     for column in columns:
         if not column.name:
@@ -90,7 +90,7 @@ def table_of(
     width: int = 0,
     spare: Sequence[str] = (),
 ) -> WholeTable:
-    """The rows as a table, by the columns that have a heading; the first `left` columns are text.
+    """Return the rows as a table, by the columns with a heading; the first `left` columns are text.
 
     Those with headings in `wrapped` take several lines where there is no room, as in `console.table`. With a width,
     columns that have no room are left out: those with headings in `spare`, the first of them first, then the last ones.
@@ -104,7 +104,7 @@ def table_of(
 
 
 def number_text(value: float) -> str:
-    """A number with three digits, or all of its whole part.
+    """Return a number as text, with three digits or with all of its whole part.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def number_text(value: float) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """A name that fits a column: C++ templates and paths run to hundreds of characters.
+    """Return a name that fits a column: C++ templates and paths run to hundreds of characters.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """With so many significant digits."""
+    """Return a number with this many significant digits."""
     if not value:
         return "0"
     places = digits - 1 - math.floor(math.log10(float(f"{abs(value):.{digits - 1}e}")))

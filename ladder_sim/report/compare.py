@@ -55,7 +55,7 @@ class ComparisonReport(Report[Comparison]):
         return max(variants, key=gain, default="")
 
     def table(self) -> WholeTable:
-        """A row for each."""
+        """Return a table with a row for each candidate."""
         base, leading = self.base, self.leading
 
         def figure(variant: str, name: str) -> Column[Candidate]:
@@ -103,7 +103,7 @@ class ComparisonReport(Report[Comparison]):
         )
 
     def _verdict(self) -> str:
-        """Least and most gain, or rates where there is only standard."""
+        """Return the least and the largest gain, or rates where there is only standard, as a sentence."""
         name = self.leading
         if not name:
             rates = ", ".join(
@@ -112,9 +112,9 @@ class ComparisonReport(Report[Comparison]):
             return f"Tokens per second of standard: {rates}."
         least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
         low, high = (each.predictions[name].speedup for each in (least, most))
-        tie = "; these overlap" if low.high >= high.low else ""
+        tie = ", overlapping" if low.high >= high.low else ""
         said = f"{_times(low)} on {least.name} to {_times(high)} on {most.name}"
-        return f"{wiring_label(name, sentence=True)}'s speedup is {said}{tie}."
+        return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."
 
     def _remarks(self) -> Iterator[Remark]:
         shares = {each.name: _exposed(each, self.base) for each in self.answer}
@@ -128,7 +128,7 @@ class ComparisonReport(Report[Comparison]):
         yield Remark("evidence", evidence_text(*confidences, wirings=wirings))
 
     def details(self) -> RenderableType:
-        """Every variant on each, and how much faster it is than on the first."""
+        """Return a table of every variant on each candidate, and how much faster it is than on the first."""
         first = self.answer[0]
         rows = [(variant, each) for variant in first.predictions for each in self.answer]
 
@@ -154,7 +154,7 @@ class ComparisonReport(Report[Comparison]):
         return table_of(columns, rows, left=4, wrapped=())
 
     def values(self) -> Document:
-        """One row per candidate and variant."""
+        """Return one row per candidate and variant."""
         rows = [
             {
                 "name": each.name,

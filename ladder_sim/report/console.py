@@ -25,12 +25,12 @@ _HTML = '<pre style="white-space: pre; overflow-x: auto">{code}</pre>'
 
 
 def to_text(renderable: RenderableType) -> str:
-    """Plain text without colour, for files."""
+    """Return the plain text without colour, for files."""
     return _render(renderable, PLAIN_WIDTH, color=False)
 
 
 def to_html(renderable: RenderableType) -> str:
-    """A block of text for a page of any colours."""
+    """Return a block of text as HTML, for a page of any colours."""
     console = _console(PLAIN_WIDTH, record=True, file=io.StringIO())
     console.print(_Printable(renderable), crop=False)
     return console.export_html(inline_styles=True, code_format=_HTML)
@@ -53,7 +53,7 @@ def table(
     wrapped: Collection[str] | None = None,
     title: str = "",
 ) -> "WholeTable":
-    """A plain table: the first `left` columns of text, the rest of numbers.
+    """Return a plain table: the first `left` columns of text, the rest of numbers.
 
     Where there is no room, the columns `wrapped` take several lines; by default those of text but for the first. Where
     there is still none, columns follow in tables below; the first `keys` columns are in each.
@@ -89,7 +89,7 @@ class WholeTable:
             yield self._grid(part, _shared(options.max_width, [widths[each] for each in part]), not number)
 
     def _widths(self, index: int) -> tuple[int, int]:
-        """Characters without which a column cannot be read, and for every cell on one line."""
+        """Return the fewest characters with which a column can be read, and those with every cell on one line."""
         column = self.columns[index]
         cells = [column, *(row[index] for row in self.rows)]
         widest = max(map(cell_len, cells))
@@ -111,13 +111,13 @@ class WholeTable:
 
 
 def _total(widths: Iterable[int]) -> int:
-    """Width of a table of columns."""
+    """Return the width of a table of columns."""
     widths = list(widths)
     return sum(widths) + GAP * (len(widths) - 1)
 
 
 def _shared(room: int, widths: Sequence[tuple[int, int]]) -> list[int]:
-    """Width of each column between its least and its most: what room is left is shared by what they lack."""
+    """Return the width of each column between its least and its most; columns share the room that is left."""
     shared = [least for least, _ in widths]
     spare = room - _total(shared)
     if spare < 0:

@@ -32,7 +32,7 @@ ERRORS: Sequence[Column[ErrorStats]] = (
 
 
 def percent(share: float, digits: int = 1, sign: str = "") -> str:
-    """A fraction in percent, with as many decimals.
+    """Return a fraction as text in percent, with `digits` decimals.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def percent(share: float, digits: int = 1, sign: str = "") -> str:
 
 
 def quantity_columns(name: str, get: Callable[[Row], Quantity | None]) -> list[Column[Row]]:
-    """Columns of a quantity that a row may lack, each name after a prefix."""
+    """Return the columns of a quantity that a row may lack, each name after a prefix."""
 
     def part_of(part: Column[Quantity]) -> Callable[[Row], Any]:
         return lambda row: None if (quantity := get(row)) is None else part.get(quantity)
@@ -55,7 +55,7 @@ def quantity_columns(name: str, get: Callable[[Row], Quantity | None]) -> list[C
 
 
 def error_columns(get: Callable[[Row], ErrorStats | None], mean: str = "mean error") -> list[Column[Row]]:
-    """Columns of a table of errors that a row may lack; `mean` is the heading of the mean error."""
+    """Return the columns of a table of errors that a row may lack; `mean` is the heading of the mean error."""
 
     def text(show: Callable[[ErrorStats], str]) -> Callable[[Row], str]:
         return lambda row: "-" if (errors := get(row)) is None else show(errors)
@@ -69,12 +69,12 @@ def error_columns(get: Callable[[Row], ErrorStats | None], mean: str = "mean err
 
 
 def error_fields(errors: ErrorStats | None) -> dict[str, Any] | None:
-    """Errors as in JSON, fractions; None without any."""
+    """Return the errors as in JSON, fractions; None without any."""
     return fields_of(ERRORS, errors) if errors else None
 
 
 def nearest_document(runs: Sequence[Likeness]) -> Document:
-    """One row per measured run, in this order: what it was, what it does not share with a scenario, and its error."""
+    """Return one row per measured run, in this order: what it was, where it differs from a scenario, its error."""
     rows = [
         {
             **scenario_fields(each.run.scenario),

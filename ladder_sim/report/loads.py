@@ -81,7 +81,7 @@ class LoadsReport(Report[LoadValidation]):
         )
 
     def _table(self) -> WholeTable | None:
-        """The figures that matter most: measured and predicted of one load, errors of several."""
+        """Return a table of the main figures: measured and predicted ones of one load, errors of several loads."""
         timed = self._timed
         errors = summarize_loads(timed)
         names = sorted(errors, key=lambda name: _WANTED.index(name) if name in _WANTED else len(_WANTED))
@@ -92,7 +92,7 @@ class LoadsReport(Report[LoadValidation]):
         return table_of(SHOWN, [(name, errors[name]) for name in names]) if names else None
 
     def details(self) -> RenderableType:
-        """Every figure of few loads, errors by figure of many, and what is not predicted, with the reason."""
+        """Return every figure of few loads, errors by figure of many, and what is not predicted, with the reason."""
         timed = self._timed
         parts: list[RenderableType] = []
         for each in timed[:_SHOWN_LOADS]:
@@ -112,7 +112,7 @@ class LoadsReport(Report[LoadValidation]):
         return Group(*parts)
 
     def values(self) -> Document:
-        """A row for each figure of each load, and errors by figure; seconds, errors and shares as fractions."""
+        """Return a row for each figure of each load, seconds or fractions, and errors by figure."""
         loads = self.answer
         rows: list[dict[str, Any]] = []
         for number, each in enumerate(loads, 1):
@@ -132,7 +132,7 @@ class LoadsReport(Report[LoadValidation]):
 
 
 def _sentence(errors: Mapping[str, ErrorStats], count: int) -> str:
-    """How far off the mean TPOT and TTFT are, or what was measured instead."""
+    """Return how far off the mean TPOT and TTFT are, or what was measured instead, as a sentence."""
     names = [name for name in _WANTED[:2] if name in errors] or list(errors)[:1]
     if not names:
         return f"None of the {count} loads could be predicted."
@@ -151,7 +151,7 @@ def _sentence(errors: Mapping[str, ErrorStats], count: int) -> str:
 
 
 def _spoken(name: str) -> str:
-    """A figure in a sentence: "mean TPOT"."""
+    """Return a figure as it stands in a sentence: "mean TPOT"."""
     metric, _, statistic = _title(name).partition(" ")
     return f"{statistic} {metric}" if statistic == "mean" else _title(name)
 
@@ -161,7 +161,7 @@ def _apart(error: float) -> str:
 
 
 def _asked(name: str, timed: Sequence[LoadComparison]) -> str:
-    """The first load, and how many more there are."""
+    """Return a description of the first load, and how many more there are."""
     first = next(((each.result, each.scenario) for each in timed if each.scenario), None)
     if first is None:
         return name
@@ -173,7 +173,7 @@ def _asked(name: str, timed: Sequence[LoadComparison]) -> str:
 
 
 def load_title(result: Result, scenario: Scenario) -> str:
-    """What was measured, where and by what."""
+    """Return what was measured, where and by what."""
     where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
     return f"{where}; {result.tool}, {_requests(result)}"
 
@@ -205,6 +205,6 @@ def _is_time(name: str) -> bool:
 
 
 def _title(name: str) -> str:
-    """A figure as a heading: "TTFT p99", "tok/s"."""
+    """Return a figure as a heading: "TTFT p99", "tok/s"."""
     metric, _, statistic = name.removesuffix("_s").partition("_")
     return _RATES.get(name, f"{metric.upper()} {statistic}")

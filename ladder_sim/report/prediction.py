@@ -39,7 +39,7 @@ _SHOWN_SHARE = 5e-4
 
 
 def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
-    """A figure with the relative interval of "rate" or "ttft"."""
+    """Return a figure with the interval of the prediction's errors in "rate" or "ttft"."""
     return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
 
 
@@ -72,7 +72,7 @@ class _Row(NamedTuple):
 
     @classmethod
     def of(cls, name: str, confidence: Confidence, variant: str, speedup: Interval) -> Self:
-        """One of the predictions that a confidence is of."""
+        """Return a row of one of the predictions that a confidence is of."""
         request, widths = confidence.request(variant), confidence.widths[variant]
         workload = confidence.scenario.workload
         request_s, ttft_s, steps = float(request.request_s), float(request.ttft_s), workload.gen - 1
@@ -99,7 +99,7 @@ SHOWN: Sequence[Column[_Row]] = (
 
 
 def prediction_fields(prediction: Prediction) -> dict[str, Any]:
-    """One variant's figures as in JSON and CSV; with requests in flight and with jitter, what only these have."""
+    """Return one variant's fields of JSON and CSV; with requests in flight and jitter, those of them, too."""
     more = (prediction.load, prediction.unevenness)
     return fields_of(VALUES, prediction) | {
         name: value for each in more if each for name, value in asdict(each).items()
@@ -163,13 +163,13 @@ class PredictionReport(Report[Predictions]):
 
 
 def _fastest(predictions: Mapping[str, Prediction]) -> Prediction | None:
-    """The wiring that gains most, of those that can be run."""
+    """Return the wiring that gains most, of those that can be run; None if standard is the only one."""
     rewired = [each for name, each in predictions.items() if name not in (STANDARD, NO_COMMUNICATION)]
     return max(rewired, key=lambda each: each.request_speedup, default=None)
 
 
 def _rows(predictions: Predictions) -> Iterator[_Row]:
-    """The variants, and under standard the plan on which it is fastest, if that is another one."""
+    """Yield the variants, and under standard the plan on which it is fastest, if that is another one."""
     confidence, best = predictions.confidence, predictions.best_standard
     for name, prediction in predictions.items():
         yield _Row.of(wiring_label(name), confidence, name, prediction.speedup)
@@ -178,7 +178,7 @@ def _rows(predictions: Predictions) -> Iterator[_Row]:
 
 
 def _verdict(predictions: Predictions) -> str:
-    """What the best wiring gains, with its interval and its price, in a sentence."""
+    """Return a sentence on what the best wiring gains, with its interval and its price."""
     fastest, confidence, best = _fastest(predictions), predictions.confidence, predictions.best_standard
     if fastest is None:
         first = next(iter(predictions.values()))
@@ -198,7 +198,7 @@ def _verdict(predictions: Predictions) -> str:
 
 
 def _instead(predictions: Predictions) -> Iterator[str]:
-    """Weights in fp8, where they make standard faster."""
+    """Yield what weights in fp8 gain, where they make standard faster."""
     if STANDARD not in predictions or (found := in_fp8(predictions.confidence)) is None:
         return
     asked, there = predictions.confidence.scenario, found.scenario
@@ -208,7 +208,7 @@ def _instead(predictions: Predictions) -> Iterator[str]:
 
 
 def _reason(predictions: Predictions) -> str:
-    """What limits the first variant, and what is left to limit the best."""
+    """Return a sentence on what limits the first variant, and what is left to limit the best."""
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
@@ -223,7 +223,7 @@ def _reason(predictions: Predictions) -> str:
 
 
 def limit_text(prediction: Prediction) -> str:
-    """What limits a prediction most."""
+    """Return what limits a prediction most, in words."""
     limit = prediction.limited_by
     return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
 
@@ -233,7 +233,7 @@ def _percent(share: float) -> str:
 
 
 def _load_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """What the times are made of, with requests in flight."""
+    """Return a table of what the times are made of, with requests in flight."""
     rows = []
     for name, prediction in predictions.items():
         load = prediction.load
@@ -290,7 +290,7 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
 
 
 def _collectives_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """Which collectives can run next to kernels, and which the next kernel waits for."""
+    """Return which collectives can run next to kernels, and which the next kernel waits for."""
     rows = [
         (name, *(", ".join(_names(prediction.collectives, hidden=hidden)) or "-" for hidden in (True, False)))
         for name, prediction in predictions.items()
@@ -300,7 +300,7 @@ def _collectives_table(predictions: Mapping[str, Prediction]) -> list[Renderable
 
 
 def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
-    """Those that can be hidden, or that cannot; with their number where others of the same name differ."""
+    """Return the names of collectives that can be hidden, or cannot, numbered where namesakes differ."""
     all_of: dict[str, int] = defaultdict(int)
     chosen: dict[str, int] = defaultdict(int)
     for each in collectives:
@@ -311,7 +311,7 @@ def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
 
 
 def _sources(predictions: Mapping[str, Prediction]) -> Group:
-    """Where the first variant's times come from, by source and op kind."""
+    """Return where the first variant's times come from, by source and op kind."""
     prediction = next(iter(predictions.values()))
     shares: dict[str, list[tuple[float, str]]] = {}
     for (source, kind), seconds in prediction.breakdown.sources_s.items():

@@ -43,17 +43,17 @@ class Report(ABC, Generic[A]):
 
     @abstractmethod
     def details(self) -> RenderableType:
-        """What ``--explain`` adds."""
+        """Return what ``--explain`` adds."""
 
     @abstractmethod
     def values(self) -> Document:
-        """Its JSON and CSV, without the notes."""
+        """Return the answer's JSON and CSV, without the notes."""
 
     figures: ClassVar[Mapping[str, Callable[[Any], "go.Figure"]]] = {}
-    """By kind, the default first."""
+    """Functions that draw the answer, by kind, the default first."""
 
     def document(self) -> Document:
-        """Its JSON and CSV."""
+        """Return the answer's JSON and CSV, notes included."""
         values = self.values()
         return replace(values, content={**values.content, **self.notes.fields()})
 
@@ -65,7 +65,7 @@ class Report(ABC, Generic[A]):
         return self.figures[chosen](self)
 
     def renderable(self, *, explain: bool = False) -> RenderableType:
-        """Its lines, and with `explain` all that is behind them."""
+        """Return the answer's lines, and with `explain` all that is behind them."""
         if not explain:
             return self.brief
         notes = self.notes
@@ -73,16 +73,16 @@ class Report(ABC, Generic[A]):
         return Group(self.brief, Text(), Rest(self.brief), self.details(), *end)
 
     def text(self, *, explain: bool = False) -> str:
-        """The same without colour."""
+        """Return the answer as text without colour, with its explanation if `explain`."""
         return to_text(self.renderable(explain=explain)).rstrip("\n")
 
     def html(self) -> str:
-        """Its lines, and folded what is behind them."""
+        """Return the answer's lines as HTML, and folded what is behind them."""
         more = to_html(self.renderable(explain=True))
         return f"{to_html(self.brief)}<details><summary>Explain</summary>{more}</details>"
 
 
 def paragraphs(notes: Notes) -> RenderableType:
-    """The runs behind an answer, and its warnings, a paragraph each."""
+    """Return the runs behind an answer, and its warnings, a paragraph each."""
     checked = validated_lines(*notes.confidences.values()) if notes.confidences else []
     return Group(*map(Text, [*checked, *(f"warning: {text}" for text in notes.warnings)]))

@@ -22,13 +22,13 @@ _REPLACED = ("batch", "prompt", "gen", "concurrency")
 
 
 def load_label(requests: Traffic | Trace | Sequence[Request]) -> str:
-    """Which requests arrive, in a phrase."""
+    """Return which requests arrive, in a phrase."""
     lengths = tokens_label(requests)
     return f"{requests.arrivals}, prompt {lengths}" if isinstance(requests, Traffic) else lengths
 
 
 def tokens_label(requests: Traffic | Trace | Sequence[Request]) -> str:
-    """How long they are, or where they are from."""
+    """Return how long requests are, or where they are from, in words."""
     if isinstance(requests, Trace):
         units = requests.units
         return f"trace {requests.path.name}" + (f" ({units})" if units else "")
@@ -39,7 +39,7 @@ def tokens_label(requests: Traffic | Trace | Sequence[Request]) -> str:
 
 
 def manner_label(service: Service) -> str:
-    """Who schedules, replicas for prompts, and drafted tokens, if that is not as usual."""
+    """Return who schedules, replicas for prompts, and drafted tokens, where any is unusual, in words."""
     parts = [f"scheduled by {service.engine} itself"] if service.engine else []
     if service.prefill:
         parts.append(f"prompts on {service.prefill.plan}")
@@ -47,7 +47,7 @@ def manner_label(service: Service) -> str:
 
 
 def drafted_label(speculation: Speculation | None) -> str:
-    """Drafted tokens, if there are any."""
+    """Return the drafted tokens in words, if there are any."""
     if speculation is None:
         return ""
     rates = "/".join(f"{rate:.2g}" for rate in speculation.acceptance)
@@ -55,7 +55,7 @@ def drafted_label(speculation: Speculation | None) -> str:
 
 
 def slo_label(slo: SLO) -> str:
-    """The bounds of an SLO, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
+    """Return the bounds of an SLO as text, e.g. "TTFT p95 500 ms, TPOT p95 30 ms"."""
     bounds = []
     for each in slo.bounds:
         size, unit = step_for(each.seconds, "s")
@@ -64,18 +64,18 @@ def slo_label(slo: SLO) -> str:
 
 
 def bound_label(name: str) -> str:
-    """What breaks in a search, in words: "TTFT p95" for "ttft_p95"."""
+    """Return what breaks in a search, in words: "TTFT p95" for "ttft_p95"."""
     metric, _, percentile = name.partition("_")
     return "queue" if name == ENDLESS else f"{metric.upper()} {percentile}"
 
 
 def with_label(scenario: Scenario, variant: str) -> str:
-    """With which weights a variant is served, after "with"."""
+    """Return the weights with which a variant is served, as text that follows "with"."""
     return "your weights" if variant == own_variant(scenario.model) else variant
 
 
 def time_text(interval: Interval, scale: float) -> str:
-    """A time and its interval; of one that is wide two digits are known, no more.
+    """Return a time and its interval as text; a wide interval leaves at most two known digits.
 
     Examples
     --------
@@ -88,20 +88,20 @@ def time_text(interval: Interval, scale: float) -> str:
 
 
 def seconds_text(interval: Interval) -> str:
-    """A time with its unit and interval: "156 ms (92-270)"."""
+    """Return a time with its unit and interval as text: "156 ms (92-270)"."""
     size, unit = step_for(interval.value, "s")
     value, _, ends = time_text(interval, size).partition(" ")
     return f"{value} {unit} {ends}".rstrip()
 
 
 def times_text(gain: Interval) -> str:
-    """A ratio in a sentence: "1.26x (1.08-1.46)"."""
+    """Return a ratio as it stands in a sentence: "1.26x (1.08-1.46)"."""
     value, _, ends = gain.text.partition(" ")
     return f"{value}x {ends}"
 
 
 def load_fields(answer: Served | Capacity) -> dict[str, Any]:
-    """What was served, and where, as in JSON."""
+    """Return what was served, and where, as fields of JSON."""
     requests = answer.load
     if isinstance(requests, Sequence):
         load: dict[str, Any] = {"requests": len(requests)}
@@ -119,7 +119,7 @@ def load_fields(answer: Served | Capacity) -> dict[str, Any]:
 
 
 def notes_of(answer: Served | Capacity, confidences: Mapping[str, Confidence]) -> Notes:
-    """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
+    """Return an answer's notes, without compared runs if the steps are a running engine's own."""
     about = (*answer.cautions, *filter(None, [answer.interval_note]))
     if answer.steps is None:
         return Notes(confidences=confidences, about=about)
@@ -130,7 +130,7 @@ def notes_of(answer: Served | Capacity, confidences: Mapping[str, Confidence]) -
 
 
 def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
-    """The warnings of the default answer: what intervals are over, and where steps are from, is said elsewhere."""
+    """Return the warnings of the default answer, which says elsewhere what intervals cover and where steps are from."""
     elsewhere = {answer.interval_note}
     if answer.steps:
         elsewhere.add(steps_note(answer.steps, answer.scenario, _rewired(answer)))
@@ -138,7 +138,7 @@ def cautions_of(answer: Served | Capacity, notes: Notes) -> list[str]:
 
 
 def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) -> str:
-    """The nearest runs, or the server whose steps are used."""
+    """Return the nearest runs, or the server whose steps are used, as text."""
     if answer.steps is None:
         return evidence_text(*confidences, wirings=list(answer))
     note = steps_note(answer.steps, answer.scenario, _rewired(answer))
@@ -146,7 +146,7 @@ def evidence_of(answer: Served | Capacity, confidences: Sequence[Confidence]) ->
 
 
 def cost_text(prices: Mapping[str, str]) -> str:
-    """Prices in US dollars by variant, in a sentence."""
+    """Return the prices in US dollars by variant, in a sentence."""
     return f"A million new tokens cost {', '.join(f'${each} with {name}' for name, each in prices.items())}."
 
 

@@ -55,7 +55,7 @@ class RewiredReport(Report[Rewired]):
         )
 
     def _columns(self) -> Sequence[Column[_Row]]:
-        """In a table."""
+        """Return the columns of the table of wirings."""
         own = self.answer.own
         columns: list[Column[_Row]] = [
             Column("", lambda row: f"{row[0]}, replayed" if row[0] == own else wiring_label(row[0]), "variant"),
@@ -117,7 +117,7 @@ class RewiredReport(Report[Rewired]):
         return SHOWN_GAIN <= best - 1.0 <= abs(self.answer.replayed.error) * best
 
     def _asked(self) -> str:
-        """The step, what was found in it, and its replay."""
+        """Return a sentence on the step, what was found in it, and its replay."""
         rewired, covered, replayed = self.answer, self.answer.cover, self.answer.replayed
         passes = f"{covered.passes} passes of up to " if covered.passes > 1 else ""
         found = f"{passes}{covered.layers} layers, {covered.covered} of {covered.reduces} all-reduces found"
@@ -157,7 +157,7 @@ class RewiredReport(Report[Rewired]):
         return remarks
 
     def _overlap(self) -> str:
-        """What happens to kernels that overlap in other wirings."""
+        """Return a sentence on kernels that overlap in other wirings."""
         rewired = self.answer
         if rewired.step.origin is not None:
             slowed = "slow each other as predicted" if rewired.contended else "are not slowed down"
@@ -170,7 +170,7 @@ class RewiredReport(Report[Rewired]):
         return "Kernels keep recorded times, and overlap slows them: --contention says by how much."
 
     def details(self) -> RenderableType:
-        """All wirings, the replay of the step, weights of its passes, and what the trace lacks."""
+        """Return all wirings, the replay of the step, weights of its passes, and what the trace lacks."""
         rewired, replayed = self.answer, self.answer.replayed
         recorded, again = format_seconds(replayed.recorded_s), format_seconds(replayed.replayed_s)
         lines = [f"{replayed.name}: recorded and replayed {recorded} and {again}, error {replayed.error:+.2%}"]
@@ -211,7 +211,7 @@ class RewiredReport(Report[Rewired]):
 
 
 def _reason(name: str, time: VariantTime) -> str:
-    """How much of its communication a wiring hides."""
+    """Return how much of its communication a wiring hides."""
     comm = time.comm
     label = wiring_label(name, sentence=True)
     if not comm.comm_s:

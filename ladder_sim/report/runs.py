@@ -42,7 +42,7 @@ class RunReport(Report[RunCheck]):
         )
 
     def _table(self, variants: Collection[str], quantities: Sequence[str]) -> WholeTable:
-        """Predicted and measured quantities of wirings, in the order in which they ran."""
+        """Return the predicted and measured quantities of wirings, in the order in which they ran."""
         check = self.answer
         columns = ["variant"]
         for name in quantities:
@@ -64,7 +64,7 @@ class RunReport(Report[RunCheck]):
 
 
 def _sentence(check: RunCheck) -> str:
-    """How far off the wirings are that the profile has not timed."""
+    """Return how far off the wirings are that the profile has not timed."""
     errors = {name: error for name in _SHOWN if (error := check.mean_error(name)) is not None}
     if not check.rows:
         return "No wiring ran, so that no prediction can be compared."

@@ -64,10 +64,10 @@ class SensitivityReport(Report[Sensitivities]):
         return [each for each in self.visible if not each.figure.startswith(_OWN)]
 
     def table(self, figures: Sequence[Sensitivity]) -> WholeTable:
-        """What a little more of each figure changes."""
+        """Return a table of what a little more of each figure changes."""
 
         def change(variant: str, figure: str) -> Column[Sensitivity]:
-            """Of a variant's "request" or "speedup"."""
+            """Return the column of a change of a variant's "request" or "speedup"."""
             title = {"request": "time"}.get(figure, figure)
 
             def read(each: Sensitivity) -> str:
@@ -118,7 +118,7 @@ class SensitivityReport(Report[Sensitivities]):
         return f"{field_title(top.figure)} matters most: {self._percent} more {said}."
 
     def _why(self) -> Iterator[Remark]:
-        """Which figure of the hardware changes the gain most."""
+        """Yield remarks on which figure of the hardware changes the gain most."""
         name = self.shown[-1]
         if name == "standard" or not self.bought:
             return
@@ -132,7 +132,7 @@ class SensitivityReport(Report[Sensitivities]):
         yield Remark("why", f"{said}: {self._percent} more changes it by {_change(change)}.")
 
     def details(self) -> RenderableType:
-        """Elasticities of every variant's time and speedup, heaviest first."""
+        """Return the elasticities of every variant's time and speedup, heaviest first."""
         variants = self.answer.variants
         gains = [name for name in variants if name != "standard"]
         columns = ("figure", "value", *(f"{name} time" for name in variants), *(f"{name} speedup" for name in gains))
@@ -151,7 +151,7 @@ class SensitivityReport(Report[Sensitivities]):
         return Group(table(columns, rows, wrapped=columns[2:], title=title), Text(less))
 
     def values(self) -> Document:
-        """One row per figure and variant."""
+        """Return one row per figure and variant."""
         rows = [
             {"figure": each.figure, "value": each.value, "variant": variant, **asdict(response)}
             for each in self.answer
@@ -161,13 +161,13 @@ class SensitivityReport(Report[Sensitivities]):
 
 
 def _settable_label(figure: str) -> str:
-    """A figure's name as ``--set`` takes it, where it does."""
+    """Return a figure's name as ``--set`` takes it, where it does."""
     name = next((name for name in (figure, f"cluster.{figure}") if find_setting(name)), "")
     return field_label(name) if name else f"{field_label(figure)} (not settable)"
 
 
 def _change(share: float) -> str:
-    """A relative change in percent; nothing has no sign.
+    """Return a relative change in percent as text; a change that rounds to 0 has no sign.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def _change(share: float) -> str:
 
 
 def _longer(share: float, time: str) -> str:
-    """What changes a time, as the end of a sentence."""
+    """Return what changes a time, as the end of a sentence."""
     size = _change(share).lstrip("+-")
     if size == "0.0 %":
         return f"leaves {time} as it is"

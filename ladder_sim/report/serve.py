@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
     label: str
     figures: Mapping[str, str]
-    """Those that a request has."""
+    """Figures that a request has, as text."""
 
 
 def _of(name: str) -> Callable[[Line], Any]:
@@ -75,7 +75,7 @@ _SPARE = ("TPOT p50 (90 %)", "TTFT p50 (90 %)")
 
 
 def _figure(name: str, heading: str = "", *, whole: bool = True) -> Column[Row]:
-    """One that an answer has for each variant; `whole`: with its ends in tables."""
+    """Return a column with a figure that an answer has for each variant; with ends in tables if `whole`."""
 
     def get(row: Row) -> Interval | None:
         return _known(row.served.figures[name])
@@ -166,7 +166,7 @@ class ServeReport(Report[Served]):
 
 
 def _columns(served: Served) -> list[Column[Row]]:
-    """In JSON and CSV: the figures that this answer has."""
+    """Return the columns of JSON and CSV: the figures that this answer has."""
     same = Interval(value=1.0, low=1.0, high=1.0)
 
     def figure(name: str) -> Column[Row]:
@@ -189,30 +189,30 @@ def _columns(served: Served) -> list[Column[Row]]:
 
 
 def _known(interval: Interval) -> Interval | None:
-    """None: no request has it."""
+    """Return the interval; None if no request has the figure."""
     return None if math.isnan(interval.value) else interval
 
 
 def _rank(variant: ServedVariant) -> float:
-    """The wirings that gain most come first, and last what nobody can run."""
+    """Return a sort key: wirings that gain most come first, and last what nobody can run."""
     gain = variant.gains["e2e_p95_s"].value
     return math.inf if variant.outcome.variant == NO_COMMUNICATION or math.isnan(gain) else -gain
 
 
 def _fastest(served: Served) -> str | None:
-    """The wiring that gains most over the first, of those that can be run."""
+    """Return the wiring that gains most over the first, of those that can be run; None without others."""
     others = [name for name in served if name not in (served.first, NO_COMMUNICATION)]
     return min(others, key=lambda name: _rank(served[name]), default=None)
 
 
 def _compared(served: Served) -> list[str]:
-    """The first variant, and the one that gains most over it."""
+    """Return the first variant, and the variant that gains most over it."""
     best = _fastest(served)
     return [served.first, *([best] if best else [])]
 
 
 def _lines(served: Served, names: set[str]) -> Iterator[Line]:
-    """Times of each variant, in ms, and below them what it gains."""
+    """Yield the times of each variant, in ms, and below them what it gains."""
     several = len(names) > 2
     for name, each in served.items():
         if name not in names:
@@ -225,7 +225,7 @@ def _lines(served: Served, names: set[str]) -> Iterator[Line]:
 
 
 def _asked(served: Served) -> str:
-    """What was served where: what the sentence does not say."""
+    """Return the part of what was served where that the sentence above does not say."""
     where = f"steps of {served.steps.engine}" if served.steps else placed_text(served.scenario)
     lengths = tokens_label(served.load) + (" tokens" if isinstance(served.load, Traffic) else "")
     count = len(served[served.first].outcome.answers)
@@ -235,7 +235,7 @@ def _asked(served: Served) -> str:
 
 
 def _verdict(served: Served) -> str:
-    """When the first token comes; or whether an SLO is kept, or the load carried."""
+    """Return when the first token comes, or whether an SLO is kept or the load carried, as a sentence."""
     names, load = _compared(served), served.load
     when = "With these requests"
     if isinstance(load, Traffic):
@@ -256,7 +256,7 @@ def _verdict(served: Served) -> str:
 
 
 def _state(served: ServedVariant) -> str:
-    """What becomes of the load with a variant, as the end of a sentence."""
+    """Return what becomes of the load with a variant, as the end of a sentence."""
     if not served.stable:
         return "does not keep up: its queue grows without end"
     if served.slo is None:
@@ -298,7 +298,7 @@ def _load(served: Served) -> str:
 
 
 def _reason(served: Served) -> str:
-    """What faster steps do to the load, and how many requests wait."""
+    """Return what faster steps do to the load, and how many requests wait."""
     names, load, first = _compared(served), served.load, served[served.first].outcome
     crowds = {name: number_text(served[name].outcome.in_flight) for name in names}
     waiting, count = first.queued[1], len(first.answers)
@@ -321,13 +321,13 @@ def _rough(served: Served) -> Iterator[str]:
 
 
 def _times(metric: str, rows: Sequence[Row]) -> RenderableType:
-    """A metric of every variant."""
+    """Return a table of a metric of every variant."""
     columns = [_figure(f"{metric}_{percentile}_s", percentile) for percentile in _PERCENTILES]
     return table_of([Column("", lambda row: row.name, metric.upper()), *columns], rows)
 
 
 def _gains(first: str, rows: Sequence[Row]) -> RenderableType:
-    """What variants gain over the first."""
+    """Return a table of what variants gain over the first."""
 
     def gain(name: str) -> Column[Row]:
         shown = name.removesuffix("_s")

@@ -94,12 +94,12 @@ class ServingsReport(Report[ServingValidation]):
         )
 
     def _far(self) -> tuple[list[ServingComparison], list[ServingComparison]]:
-        """Servings whose TPOT is far off, of all that have one."""
+        """Return the servings whose TPOT is far off, and all servings that have one."""
         timed = [each for each in self.answer if each.tpot]
         return [each for each in timed if each.tpot and abs(each.tpot.error) > FAR_OFF], timed
 
     def details(self) -> RenderableType:
-        """Errors by group, the rows that are far off, and those that are not predicted, with the reason."""
+        """Return the errors by group, the rows that are far off, and those that are not predicted, with the reason."""
         servings = self.answer
         title = "absolute errors, mean signed error, share of rows inside the 90 % interval, and its mean half-width"
         parts: list[RenderableType] = [Text(title), Text()]
@@ -128,7 +128,7 @@ class ServingsReport(Report[ServingValidation]):
         return Group(*parts)
 
     def values(self) -> Document:
-        """Every serving, and errors of all and by group; seconds, errors and shares as fractions."""
+        """Return every serving, and errors of all and by group; seconds, errors and shares as fractions."""
         servings = self.answer
         head = {
             "batching": "continuous",
@@ -157,7 +157,7 @@ def _sentence(errors: _Errors, count: int) -> str:
 
 
 def _error(comparison: ServingComparison) -> float:
-    """Error of TPOT; 0 without one."""
+    """Return the error of TPOT; 0 without one."""
     return comparison.tpot.error if comparison.tpot else 0.0
 
 
@@ -181,7 +181,7 @@ def _cells(errors: _Errors) -> tuple[str, ...]:
 
 
 def signed_cells(errors: ErrorStats | None) -> tuple[str, ...]:
-    """Mean, median, bias, share inside and half-width as text."""
+    """Return the mean, median, bias, share inside and half-width as text."""
     if errors is None:
         return ("-",) * 5
     return (

@@ -66,7 +66,7 @@ class SweepReport(Report[SweepTable]):
         return max(gains, key=gains.__getitem__, default="")
 
     def figure_of(self, row: int, variant: str, metric: str) -> Any:
-        """One figure of a point, with its interval where the sweep has one; None: it has none."""
+        """Return one figure of a point, with its interval where the sweep has one; None if the point has none."""
         sweep, name = self.answer, f"{variant}.{metric}"
         value = float(sweep[name][row])
         if np.isnan(value):
@@ -79,7 +79,7 @@ class SweepReport(Report[SweepTable]):
         return Interval(value=value, low=value * low, high=value * high)
 
     def chosen(self) -> list[int]:
-        """The points that differ most in what they gain and how fast they are, in the grid's order."""
+        """Return the points that differ most in what they gain and how fast they are, in the grid's order."""
         rows = self.able
         if len(rows) <= SHOWN:
             return list(map(int, rows))
@@ -97,13 +97,13 @@ class SweepReport(Report[SweepTable]):
         return [int(rows[at]) for at in sorted(set(picked))]
 
     def ends(self) -> tuple[int, int]:
-        """Places among `able` of the least and the largest gain, or rate of standard."""
+        """Return the places among `able` of the least and the largest gain, or rate of standard."""
         name = f"{self.leading}.speedup" if self.leading else f"{self.base}.tokens_per_s"
         values = self.answer[name][self.able]
         return int(np.argmin(values)), int(np.argmax(values))
 
     def table(self, rows: Sequence[int], *, whole: bool = False) -> WholeTable:
-        """What varies and what was computed; `whole`: everything, and why points have no figures."""
+        """Return a table of what varies and what was computed; if `whole`, with why points have no figures."""
         sweep, base = self.answer, self.base
 
         def figure(variant: str, metric: str, name: str, heading: str, decimals: int | None = None) -> Column[int]:
@@ -127,14 +127,14 @@ class SweepReport(Report[SweepTable]):
         return table_of(columns, rows, left=len(sweep.varied), wrapped=(PROBLEM,), width=0 if whole else WIDTH)
 
     def _field(self, name: str) -> Column[int]:
-        """What varies, in one unit."""
+        """Return the column of a field that varies, in one unit."""
         sweep = self.answer
         unit, values = axis_values(name, sweep[name], sweep.units[name])
         heading = f"{field_label(name)} [{unit}]" if unit else field_label(name)
         return Column("", lambda row: _plain_text(values[row]), heading)
 
     def place(self, row: int) -> str:
-        """A point by the fields that vary."""
+        """Return a point as text, by the fields that vary."""
         sweep = self.answer
         return ", ".join(
             f"{field_label(name)} {field_text(name, _plain(sweep[name][row]), sweep.units[name])}"
@@ -204,7 +204,7 @@ class SweepReport(Report[SweepTable]):
 
 
 def _distance(figures: NDArray[np.float64], at: int) -> NDArray[np.float64]:
-    """Of every point from one of them."""
+    """Return the distance of every point from one of them."""
     distance: NDArray[np.float64] = np.abs(figures - figures[:, at : at + 1]).sum(axis=0)
     return distance
 
@@ -217,7 +217,7 @@ def _text(figure: Any, metric: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy scalar as Python's own."""
+    """Return a numpy scalar as Python's own."""
     return value.item() if hasattr(value, "item") else value
 
 

@@ -40,17 +40,17 @@ MODULES: Sequence[Column[ModuleTotal]] = (
 
 
 def missing_lines(*graphs: TraceGraph) -> list[str]:
-    """What recordings do not hold, or what was left out of them, once each."""
+    """Return what recordings do not hold, or what was left out of them, once each."""
     return list(dict.fromkeys(note for graph in graphs for note in graph.notes))
 
 
 def trace_document(graph: TraceGraph, rows: Sequence[Mapping[str, Any]], **content: Any) -> Document:
-    """An answer about a run in plain values."""
+    """Return an answer about a run in plain values."""
     return Document(content={**content, "notes": list(graph.notes)}, rows=rows)
 
 
 def communication_fields(rank: RankSummary) -> dict[str, Any]:
-    """Communication and computation of a rank, as in JSON."""
+    """Return the communication and computation of a rank, as in JSON."""
     return {**asdict(rank), "hidden_s": rank.hidden_s}
 
 
@@ -75,7 +75,7 @@ class InfoReport(Report[TraceInfo]):
         )
 
     def _table(self, rows: int, *, brief: bool) -> WholeTable | None:
-        """The longest modules or ops."""
+        """Return a table of the longest modules or ops; None without any."""
         info = self.answer
         if info.modules and info.totals.modules:
             return table_of(MODULES, info.totals.modules[:rows])
@@ -84,7 +84,7 @@ class InfoReport(Report[TraceInfo]):
         return table_of(self._columns(width, narrow=brief and info.spread), totals, left=2) if totals else None
 
     def _columns(self, width: int, *, narrow: bool) -> Sequence[Column[OpTotal]]:
-        """Columns of ops by time; narrow: without count and mean, so that the spread has room."""
+        """Return the columns of ops by time; if `narrow`, without count and mean, to leave room for the spread."""
         whole_s = sum(total.seconds for total in self.answer.totals.totals)
         columns: list[Column[OpTotal]] = [
             Column("", lambda each: each.kind, "kind"),
@@ -103,7 +103,7 @@ class InfoReport(Report[TraceInfo]):
         return columns
 
     def _idle(self) -> str:
-        """The stream that is idle longest, and what it waits for."""
+        """Return a sentence on the stream that is idle longest, and what it waits for."""
         idle = max(self.answer.totals.idle, key=lambda row: row.idle_s)
         parts = {"the host": idle.host_s, "the device's own gaps": idle.kernel_s, "something else": idle.other_s}
         name = max(parts, key=lambda part: parts[part])
@@ -111,7 +111,7 @@ class InfoReport(Report[TraceInfo]):
         return f"{cut(idle.stream, _NAME)} of rank {idle.rank} waits {times}."
 
     def details(self) -> RenderableType:
-        """Steps, ops or modules by time, communication, idle time, the critical path, and what is not recorded."""
+        """Return tables of steps, ops or modules, communication, idle time, critical path and what is not recorded."""
         info, summary = self.answer, self.answer.totals
         parts: list[RenderableType] = [Text(f"steps: {', '.join(info.graph.steps) or 'none marked, none recognised'}")]
         if summary.totals:
@@ -160,7 +160,7 @@ class InfoReport(Report[TraceInfo]):
 
 
 def _where(summary: RunSummary) -> str:
-    """How much communication nothing hides, and what the critical path is made of."""
+    """Return how much communication nothing hides, and what the critical path is made of, as a sentence."""
     if not summary.seconds:
         return "The run holds no op that takes time."
     kind, seconds = next(iter(summary.critical_s.items()))
@@ -204,7 +204,7 @@ class ReplayReport(Report[TraceReplay]):
         )
 
     def _rows(self) -> list[tuple[StepError, StepError | None]]:
-        """Every step, and with the changes."""
+        """Return every step as recorded, and with the changes."""
         steps = self.answer.recorded.steps
         changed = self.answer.changed.steps if self.answer.changed else [None] * len(steps)
         return list(zip(steps, changed, strict=True))
@@ -242,7 +242,7 @@ class ReplayReport(Report[TraceReplay]):
         return f"Longest device wait that nothing in the trace explains, left out: {late}."
 
     def details(self) -> RenderableType:
-        """All steps, the longest waits that the replay leaves out, and what is not recorded."""
+        """Return all steps, the longest waits that the replay leaves out, and what is not recorded."""
         replay = self.answer.recorded
         waits = [
             [
@@ -290,7 +290,7 @@ class DiffReport(Report[TraceDiff]):
         )
 
     def _rows(self) -> list[tuple[str, float, float]]:
-        """Seconds of both runs: the whole, exposed communication, then the kinds of ops, longest first."""
+        """Return the seconds of both runs: the whole, exposed communication, then kinds of ops, longest first."""
         summaries = self.answer.summaries
         kinds: list[dict[str, float]] = [defaultdict(float), defaultdict(float)]
         for summary, times in zip(summaries, kinds, strict=True):

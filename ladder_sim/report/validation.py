@@ -99,7 +99,7 @@ class ValidationReport(Report[Validation]):
         )
 
     def _errors(self) -> list[_Figure]:
-        """Errors on unseen rows by figure and links."""
+        """Return the errors on unseen rows by figure and links."""
         rows = self.answer.unseen
         return [
             (name, p2p, errors)
@@ -109,7 +109,7 @@ class ValidationReport(Report[Validation]):
         ]
 
     def details(self) -> RenderableType:
-        """Every row at the strongest level, then the summaries of each level."""
+        """Return every row at the strongest level, then the summaries of each level."""
         compared = self.answer
         parts: list[RenderableType] = []
         for title, members in _by_setup(compared.rows).items():
@@ -126,7 +126,7 @@ class ValidationReport(Report[Validation]):
         return Group(*parts, Text(title), table(LEVEL_COLUMNS, level_cells(compared), wrapped=LEVEL_COLUMNS[2:]))
 
     def values(self) -> Document:
-        """Every run and the summaries by level; errors, shares and half-widths are fractions."""
+        """Return every run and the summaries by level; errors, shares and half-widths are fractions."""
         rows = {level: [fields_of(VALUES, row) for row in members] for level, members in self.answer.items()}
         content = {
             "batching": STATIC,
@@ -150,7 +150,7 @@ class ValidationReport(Report[Validation]):
 
 
 def _sentence(errors: Sequence[_Figure], rows: Sequence[Comparison]) -> str:
-    """How far off the first figure is, on links with P2P if there are any."""
+    """Return how far off the first figure is, on links with P2P if there are any, as a sentence."""
     if not errors:
         predicted = any(row.tokens_per_s for row in rows)
         return (
@@ -179,7 +179,7 @@ def _figure_label(figure: str, *, sentence: bool = False) -> str:
 
 
 def _misses(errors: Sequence[_Figure]) -> list[str]:
-    """The figure whose intervals hold the fewest rows, where that is less than they say."""
+    """Return a sentence on the figure whose intervals hold the fewest rows, if fewer than they say."""
     least = min(errors, key=lambda each: each[2].inside, default=None)
     if least is None or least[2].inside >= _INSIDE:
         return []
@@ -196,7 +196,7 @@ def _rows(count: int) -> str:
 
 
 def _evidence(compared: Validation) -> str:
-    """What the predictions are based on, and what of the rows that has seen."""
+    """Return what the predictions are based on, and which of the rows that has seen."""
     level = compared.level
     if level not in FITTED_PROFILES:
         seen = sum(row.seen for row in compared.rows)
@@ -212,7 +212,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _asked(compared: Validation) -> str:
-    """What was run."""
+    """Return a line on what was run."""
     runs = [row.configuration for row in compared.data.measurements]
     names = [_few({getattr(run, name): None for run in runs}) for name in ("model", "stack", "cluster")]
     spans = [f"{label} {_span(getattr(run, label.lower()) for run in runs)}" for label in ("TP", "batch")]
@@ -232,7 +232,7 @@ def _span(values: Iterable[int]) -> str:
 
 
 def level_cells(compared: Validation) -> list[tuple[str, ...]]:
-    """One row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
+    """Return one row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
     cells = []
     for level, rows in compared.items():
         unseen_rows = unseen(rows)
@@ -257,7 +257,7 @@ def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
 
 
 def _by_setup(rows: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """Rows under a title that says what they share."""
+    """Return the rows under a title that says what they share."""
     parts: dict[str, list[Comparison]] = {}
     for row in rows:
         parts.setdefault(_setup(row.measurement.configuration), []).append(row)
@@ -274,7 +274,7 @@ def _setup(configuration: Configuration) -> str:
 
 
 def row_cells(comparison: Comparison) -> tuple[str, ...]:
-    """One comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
+    """Return one comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
     row, rate, speedup = comparison.measurement, comparison.tokens_per_s, comparison.speedup
     return (
         row.variant,
@@ -297,7 +297,7 @@ def _verdict(quantity: Quantity | None) -> tuple[str, str]:
 
 
 def summary_cells(summary: GroupSummary) -> tuple[str, ...]:
-    """One summary as text, by `SUMMARY_COLUMNS`."""
+    """Return one summary as text, by `SUMMARY_COLUMNS`."""
     counts = str(summary.rows), str(summary.unseen)
     spreads = *_spread(summary.speedup), *_spread(summary.tokens_per_s)
     return summary.variant, _on(summary.p2p), summary.tps, *counts, *spreads

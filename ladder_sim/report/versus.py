@@ -147,7 +147,7 @@ class VersusReport(Report[Versus]):
         return self.answer.notes
 
     def rows(self) -> Iterator[Row]:
-        """Every option, best first: without retraining, with retraining, limits."""
+        """Yield every option, best first: without retraining, with retraining, limits."""
         result, load = self.answer, self.answer.load
         groups: Mapping[OptionGroup, Sequence[Option]] = {
             "without retraining": result.own,
@@ -161,7 +161,7 @@ class VersusReport(Report[Versus]):
                 yield Row(option=each, group=group, tied=each in tied, fleet=fleet)
 
     def gains(self) -> Mapping[str, WholeTable]:
-        """A table of every option for each group."""
+        """Return a table of every option for each group."""
         rows = list(self.rows())
         groups = dict.fromkeys(row.group for row in rows)
         return {group: _table(GAINS, [row for row in rows if row.group == group], group) for group in groups}
@@ -225,7 +225,7 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row], title: str = "")
 
 
 def _verdict(result: Versus) -> str:
-    """What gains most with the weights there are, and with others."""
+    """Return sentences on what gains most with the weights there are, and with retrained ones."""
     standard, own, retrained = result.options["standard"], result.best_own, result.best_retrained
     clear = result.faster(own, standard)
     if clear:
@@ -244,7 +244,7 @@ def _verdict(result: Versus) -> str:
 
 
 def _need(result: Versus) -> str:
-    """GPUs under load, with the weights there are and with others."""
+    """Return the GPUs under load, with the weights there are and with retrained ones, as a sentence."""
     load, own, retrained = result.load, result.best_own, result.best_retrained
     assert load is not None
     need = {name: _gpus_of(each) for name, each in load.fleets.items()}
@@ -315,7 +315,7 @@ def _wirings(result: Versus) -> WholeTable | None:
 
 
 def bound_text(result: Versus) -> str:
-    """What no exact option can exceed, in a sentence."""
+    """Return a sentence on the speedup that no exact option can exceed."""
     return f"without communication and norms requests would be {result.bound:.2f}x faster"
 
 

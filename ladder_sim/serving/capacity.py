@@ -43,7 +43,7 @@ class Capacity(Answer, Mapping[str, Fleet]):
     shown_by = "capacity.CapacityReport"
 
     variants: Mapping[str, Fleet]
-    """By canonical name."""
+    """Fleets by canonical name of the variant."""
     scenario: Scenario
     """Model, GPUs and engine; its plan and requests do not count."""
     load: Traffic
@@ -69,7 +69,7 @@ class Capacity(Answer, Mapping[str, Fleet]):
         return len(self.variants)
 
     def usd_per_Mtoken(self, name: str) -> Interval | None:  # noqa: N802
-        """US dollars for a million new tokens of a variant, at the rate that is served; None: GPUs have no price."""
+        """Return the US dollars for a million new tokens of a variant, at the rate served; None without a price."""
         if self.usd_per_gpu_hour is None:
             return None
         gpus, rate = self.variants[name].gpus, self.load.rate * self.load.gen.mean
@@ -203,14 +203,14 @@ def capacity(
 
 
 def _base(arguments: Mapping[str, Any]) -> Scenario:
-    """Everything but the plan, with a request for each GPU."""
+    """Return the scenario without a plan, with a request for each GPU."""
     base = Scenario(**arguments, tp=1, concurrency=1)
     gpus = base.nodes * base.cluster.gpus_per_node
     return base.having(workload=replace(base.workload, concurrency=gpus))
 
 
 def _plans(base: Scenario, degrees: Mapping[str, Any], *, measured: bool) -> Sequence[Plan]:
-    """Plans of one replica that are legal, with the degrees that were given."""
+    """Return the legal plans of one replica, with the degrees that were given."""
     given = {name: axis(name, values).values for name, values in degrees.items() if values is not None}
     if measured:
         # those of a running engine are of one plan

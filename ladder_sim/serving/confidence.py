@@ -27,7 +27,7 @@ MEASURED_STEPS_WIDTH = math.log(1.4)
 def confidence_of(
     scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | CalibrationProfile | None
 ) -> Confidence:
-    """That of the steady load closest to the first variant's: as many requests in flight, of the same mean lengths."""
+    """Return the confidence of the steady load most like the first variant's: requests in flight, mean lengths."""
     outcome = next(iter(outcomes.values()))
     each = outcome.in_flight / outcome.serving
     prompt, gen = (
@@ -72,7 +72,7 @@ def in_step_note(
 
 
 def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[str, Widths]:
-    """How far times of each variant's steps may be off; measured ones of other wirings by the simulated ratio too."""
+    """Return how far the times of each variant's steps may be off; a simulated ratio adds its own error."""
     if steps is None:
         return confidence.widths
     rates = {name: math.hypot(MEASURED_STEPS_WIDTH, widths.speedup) for name, widths in confidence.widths.items()}
@@ -80,7 +80,7 @@ def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[st
 
 
 def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str]) -> str:
-    """Where measured steps come from, as a sentence."""
+    """Return where measured steps come from, as a sentence."""
     note = f"times of steps are fitted to {steps.steps} steps of {steps.engine}, half of them within {steps.error:.1%}"
     if not rewired:
         return note
@@ -89,7 +89,7 @@ def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str])
 
 
 def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps | None, stack: StackSpec) -> str:
-    """What intervals are over, and what figures leave out, as a sentence."""
+    """Return a sentence on what intervals cover, and what figures leave out."""
     errors = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
     first = max(math.expm1(each.ttft) for each in widths.values())
     loads = f"{seeds} seeds and " if seeds > 1 else ""

@@ -45,18 +45,18 @@ class ServedVariant:
     """One variant under load, and how far its figures may be off."""
 
     outcome: Outcome
-    """Of the first seed, with times of steps as predicted."""
+    """Outcome of the first seed, with times of steps as predicted."""
     figures: Mapping[str, Interval]
-    """By name, as in `Outcome.fields`; with a price of GPUs, ``usd_per_Mtoken`` for new tokens. Each is an attribute of
-    this name, too."""
+    """Figures by name, as in `Outcome.fields`; with a price of GPUs, ``usd_per_Mtoken`` for new tokens. Each is an
+    attribute of this name, too."""
     gains: Mapping[str, Interval]
-    """The same over the first variant: above 1 is better; empty: it is the first."""
+    """Gains over the first variant by name of the figure: above 1 is better; empty for the first variant."""
     widths: Widths
-    """Of its times of steps."""
+    """Half-widths of the variant's times of steps."""
     stable: bool
     """With no seed the queue grows without end."""
     stable_slower: bool
-    """Nor with slower steps."""
+    """Whether the queue stays bounded when steps are as slow as the interval allows."""
     slo: SLO | None = field(repr=False)
     """To be kept."""
 
@@ -104,7 +104,7 @@ class Served(Answer, Mapping[str, ServedVariant]):
     shown_by = "serve.ServeReport"
 
     variants: Mapping[str, ServedVariant]
-    """By canonical name."""
+    """Variants by canonical name."""
     service: Service
     """The scenario, and how its replicas serve."""
     load: Traffic | Trace | Sequence[Request]
@@ -206,7 +206,7 @@ def under_load(
         return outcome
 
     def ends(name: str, width: float) -> list[dict[str, float]]:
-        """Figures of the first seed with slower and with faster steps."""
+        """Return the figures of the first seed with slower and with faster steps."""
         return [_figures(run(name, loads[0], slower=math.exp(sign * width))) for sign in (1, -1)]
 
     outcomes = {name: run(name, loads[0], record=record) for name in names}
@@ -252,13 +252,13 @@ def under_load(
 
 
 def _price(rate: Interval, gpus: int, usd_per_gpu_hour: float) -> Interval:
-    """US dollars for a million new tokens at a rate of them."""
+    """Return the US dollars for a million new tokens at a rate of tokens per second."""
     value, low, high = (token_price(usd_per_gpu_hour, gpus, each) for each in (rate.value, rate.high, rate.low))
     return Interval(value=value, low=low, high=high)
 
 
 def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:
-    """The same load with each seed."""
+    """Return the load with each seed."""
     if not isinstance(requests, Traffic):
         if seeds not in (None, 1):
             raise UsageError(f"seeds {seeds}: these requests are not random", hint="leave it out for a trace")
@@ -268,7 +268,7 @@ def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Requ
 
 
 def _figures(outcome: Outcome) -> dict[str, float]:
-    """Its fields that are numbers; of one that has no SLO, without goodput."""
+    """Return an outcome's fields that are numbers; without goodput if it has no SLO."""
     return {
         name: float(value)
         for name, value in outcome.fields().items()
@@ -277,7 +277,7 @@ def _figures(outcome: Outcome) -> dict[str, float]:
 
 
 def _later(figures: Mapping[str, float], width: float) -> dict[str, float]:
-    """The same with first tokens that come later, and with them whole answers."""
+    """Return the figures with first tokens that come later by the interval's `width`, and whole answers with them."""
     parts = {f"{metric}{name[4:]}": name for name in figures if name[:5] == "ttft_" for metric in ("ttft", "e2e")}
     return {**figures, **{name: figures[name] + math.expm1(width) * figures[part] for name, part in parts.items()}}
 
@@ -289,7 +289,7 @@ def _gains(base: Mapping[str, float], row: Mapping[str, float]) -> dict[str, flo
 
 
 def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
-    """Of each figure, from its values of all seeds, and of the first seed with slower and with faster steps."""
+    """Return the interval of each figure, from all seeds, and from slower and faster steps with the first seed."""
     names = [name for name in rows[0] if name != "stable"]
     return {
         name: interval_of([row[name] for row in rows], [end[name] for end in ends], share=name in SHARES)
@@ -298,7 +298,7 @@ def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, 
 
 
 def interval_of(values: Sequence[float], ends: Sequence[float], *, share: bool = False) -> Interval:
-    """From the values of all seeds, and of the first one with slower and with faster steps; of a `share` at most 1."""
+    """Return an interval from all seeds' values and those of slower and faster steps; a `share` ends at 1."""
     value = float(np.mean(values))
     if not min(*values, *ends) > 0.0:
         # no logarithm
@@ -312,7 +312,9 @@ def interval_of(values: Sequence[float], ends: Sequence[float], *, share: bool =
 
 
 def further_seed(seeds: int) -> float:
-    """Standard deviations of so many seeds, either way, in which one more is expected in nine of ten cases.
+    """Return the standard deviations in which one more seed is expected in nine of ten cases.
+
+    They count in either direction, from the mean of `seeds` seeds.
 
     Examples
     --------
@@ -323,7 +325,7 @@ def further_seed(seeds: int) -> float:
 
 
 def of_mean(seeds: int) -> float:
-    """Standard deviations of so many seeds, either way, that hold the mean of all in nine of ten cases."""
+    """Return the standard deviations of `seeds` seeds, either way, that hold the mean of all in nine of ten cases."""
     from scipy.special import stdtrit
 
     return float(stdtrit(seeds - 1, 0.95)) / math.sqrt(seeds)

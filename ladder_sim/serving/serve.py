@@ -143,7 +143,7 @@ def serve(
 
 
 def _placed(arguments: Mapping[str, Any]) -> Scenario:
-    """The scenario, with a request on each replica."""
+    """Return the scenario with a request on each replica."""
     replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
     return Scenario(**arguments, concurrency=replicas)
 
@@ -151,7 +151,7 @@ def _placed(arguments: Mapping[str, Any]) -> Scenario:
 def _prefill(
     arguments: Mapping[str, Any], placed: Scenario, replicas: int, tp: int | None, fields: Mapping[str, Any]
 ) -> Scenario | None:
-    """The scenario of replicas that run prompts only, if there are any."""
+    """Return the scenario of replicas that run prompts only; None if there are none."""
     if not replicas:
         if tp is not None:
             raise UsageError(
@@ -167,7 +167,7 @@ def _prefill(
 def _recorded(
     trace: str | Path | Sequence[Request], speed: float, fields: Mapping[str, Any]
 ) -> Trace | Sequence[Request]:
-    """The requests of a file, or those given."""
+    """Return the requests of a file, or those given."""
     for name, default in DRAWN.items():
         # acceptance of drafted tokens is drawn all the same
         if name == "seed" and fields.get("speculate"):

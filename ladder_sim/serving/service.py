@@ -63,7 +63,7 @@ class Service:
 
     @classmethod
     def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> Self:
-        """One that takes requests as long as these, which are read once."""
+        """Return a service that takes requests as long as these, which are read once."""
         count = longest = 0
         for request in requests:
             count, longest = count + 1, max(longest, request.prompt + request.gen)
@@ -78,11 +78,11 @@ class Service:
         return f"{replace(self.scenario.plan, dp=1)}{prompts}"
 
     def alike(self, number: int) -> Sizes:
-        """So many replicas of each kind."""
+        """Return the sizes with this number of replicas of each kind."""
         return Sizes(number, number if self.prefill else 0)
 
     def gpus(self, sizes: Sizes) -> int:
-        """Of so many replicas."""
+        """Return the number of GPUs of some replicas."""
         prefill = sizes.prefill * self.prefill.plan.replica_gpus if self.prefill else 0
         return sizes.serving * self.scenario.plan.replica_gpus + prefill
 
@@ -100,7 +100,7 @@ class Service:
         return scheduler_spec(self.scenario, self.context, **self.changed)
 
     def times(self, variant: str, longest: int = 0) -> MixTimes:
-        """Of the steps of a variant, also for requests that are longer than the longest known one."""
+        """Return the times of a variant's steps, also for requests longer than the longest known one."""
         # a power of two, so that files serve many loads
         context = max(4096, 1 << (max(self.context, longest) - 1).bit_length())
         if (variant, context) not in self._times:

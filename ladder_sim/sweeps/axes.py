@@ -27,7 +27,7 @@ class Axis:
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
     unit: str = ""
-    """That all of them were typed in; empty: none, or several."""
+    """Unit in which all values were typed; empty for none, or several."""
 
 
 def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
@@ -82,12 +82,12 @@ def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
 
 @cache
 def _types() -> dict[str, Any]:
-    """Of the values of arguments."""
+    """Return the types of the values of arguments."""
     return get_type_hints(ScenarioFields)
 
 
 def resolve(key: str) -> tuple[str, Any]:
-    """A field's name, with its unit if it is a setting, and its type or catalog."""
+    """Return a field's name, with its unit if it is a setting, and its type or catalog."""
     key = key.strip()
     name = key.replace("-", "_")
     if name in ARGUMENTS:
@@ -100,17 +100,17 @@ def resolve(key: str) -> tuple[str, Any]:
 
 
 def figure_of(name: str) -> str:
-    """The hardware figure (`Hardware.vary`) of a setting's name; empty if there is no such figure."""
+    """Return the hardware figure (`Hardware.vary`) of a setting's name; empty if there is no such figure."""
     figure = name.removeprefix("cluster.")
     return figure if name not in ARGUMENTS and figure in Hardware.figures() else ""
 
 
 def value_at(scenario: Scenario, name: str) -> Any:
-    """A scenario's value for a field or setting, named as by `resolve`."""
+    """Return a scenario's value for a field or setting, named as by `resolve`."""
     return scenario.fields()[name] if name in ARGUMENTS else scenario.setting(name)
 
 
 def used_value(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> Any:
-    """The same as predictions use it: a fit may replace what the specs state."""
+    """Return a scenario's value of a field as predictions use it: a fit may replace what the specs state."""
     figure = figure_of(name)
     return Hardware.of(scenario, profile).figure(figure) if figure else value_at(scenario, name)

@@ -18,13 +18,13 @@ _FEW = 16
 
 
 def sweep_notes(grid: Grid, how: How) -> Notes:
-    """What the reader of a sweep should know."""
+    """Return what the reader of a sweep should know."""
     about = () if how.usd_per_gpu_hour is None else (PRICE_CAVEAT,)
     return Notes(confidences=confidences(grid, how), about=about)
 
 
 def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
-    """Of each value of each axis with the last values of the others, or else the first; what cannot run is left out."""
+    """Return the confidence at each value of each axis, with the others' last or first values; only what runs."""
     bases = [{each.name: each.values[end] for each in grid.axes} for end in (-1, 0)]
     points = {
         f"{field_label(each.name)} {field_text(each.name, getattr(value, 'name', value), each.unit)}": [

@@ -61,7 +61,7 @@ class Rows:
     """Points of one block that have the same columns filled, or the same problem."""
 
     constants: Mapping[str, Any]
-    """The same in every row, apart from sizes that vary."""
+    """Values that every row has, apart from sizes that vary."""
     sizes: Columns
     """Batch, prompt and answer, where they vary."""
     figures: Columns
@@ -87,7 +87,7 @@ class Rows:
 
 
 def result_columns(how: How) -> list[str]:
-    """Names of the columns that a sweep computes, other than `PROBLEM`."""
+    """Return the names of the columns that a sweep computes, other than `PROBLEM`."""
     metrics = [name for metric in METRICS for name in (metric, *(ENDS.get(metric, ()) if how.intervals else ()))]
     metrics += [] if how.usd_per_gpu_hour is None else [PRICE]
     return [MEMORY, *(f"{variant}.{metric}" for variant in how.variants for metric in metrics)]
@@ -125,7 +125,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
 
 
 def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Iterator[slice]:
-    """Runs of points with the same columns filled: none for one reason, all, or all but the time per further token."""
+    """Yield runs of points with the same columns filled: none, all, or all but the time per further token."""
     single = [False] * len(problems) if gen is None else (gen == 1).tolist()
     start = 0
     for _, run in itertools.groupby(zip(problems, single, strict=True)):
@@ -226,7 +226,7 @@ class Places:
     compared: Sequence[Compared]
     """Runs that are the most like it."""
     validated: Sequence[Validated]
-    """By part of the scenario, whether the runs had it."""
+    """Whether the runs had each part of the scenario, by part."""
     which: NDArray[np.intp]
     """Place of each point."""
 
@@ -260,7 +260,7 @@ class Places:
         return [self.validated[place] for place in self.which]
 
     def basis(self, variants: Sequence[str], rows: NDArray[np.intp]) -> Basis:
-        """What runs say about errors of some points."""
+        """Return what runs say about errors of some points."""
         bases = [
             Basis.of(scenario, compared.runs, validated or {}, variants)
             for scenario, compared, validated in zip(self.scenarios, self.compared, self.validated, strict=True)
@@ -269,7 +269,7 @@ class Places:
 
 
 def _constants(block: SweepBlock) -> dict[str, Any]:
-    """The scenario's fields, and the settings among the axes."""
+    """Return the scenario's fields, and the settings among the axes."""
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:

@@ -34,7 +34,7 @@ class Executor(Protocol):
 
 
 def serial(function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]:
-    """In this process."""
+    """Yield the answers, computed in this process."""
     return map(function, tasks)
 
 
@@ -59,7 +59,7 @@ class Processes:
 
 
 def settle() -> None:
-    """In a spawned process: leave Ctrl-C to the parent, and end when it ends, however that happens."""
+    """Leave Ctrl-C to the parent in a spawned process, and end when the parent ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

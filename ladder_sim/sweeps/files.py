@@ -35,19 +35,19 @@ def require(form: str) -> None:
 
 
 def header(form: str, names: Sequence[str]) -> bytes:
-    """What precedes the first row."""
+    """Return what precedes the first row of a file."""
     return (",".join(names) + "\n").encode() if form == "csv" else b""
 
 
 def encode(form: str, parts: Sequence[Rows]) -> bytes:
-    """Rows as the file holds them; for Parquet, a self-contained Arrow stream."""
+    """Return the rows as the file holds them; for Parquet, a self-contained Arrow stream."""
     if form == "parquet":
         return _arrow(parts)
     return "".join(_lines(form, rows) for rows in parts).encode()
 
 
 def csv_of(columns: Mapping[str, NDArray[Any]], results: Collection[str]) -> str:
-    """The CSV file of whole columns, of which `results` were computed."""
+    """Return the CSV file of whole columns, of which `results` were computed."""
     text = io.StringIO()
     written = [
         [_csv_text(value, _RESULT if name in results else _FIGURE) for value in values.tolist()]
@@ -64,7 +64,7 @@ def _csv_text(value: Any, form: str) -> Any:
 
 
 def _lines(form: str, rows: Rows) -> str:
-    """One line per row, by a single format operation: ten times as fast as one per number."""
+    """Return one line per row, by a single format operation: ten times as fast as one per number."""
     missing = rows.missing
     varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
     if form == "csv":
@@ -81,7 +81,7 @@ def _lines(form: str, rows: Rows) -> str:
 
 
 def _cells(rows: Rows, written: Callable[[Any], str]) -> dict[str, str]:
-    """A row's cells by column: text where all rows have the same, else a format of the number."""
+    """Return a row's cells by column: text where all rows have the same, else a format of the number."""
     return {
         **{name: written(value).replace("%", "%%") for name, value in rows.constants.items()},
         # in the place of the scenario's own

@@ -46,7 +46,7 @@ class SweepBlock:
     point: Mapping[str, Any]
     """Their common values by axis."""
     scenario: Scenario | None
-    """Of one of them; None: they cannot run."""
+    """Scenario of one of the points; None if the points cannot run."""
     problem: str
     """Why they cannot run."""
     columns: Columns
@@ -120,7 +120,7 @@ class Grid:
         return len(blocks) * len(rows)
 
     def _ranges(self, number: int) -> tuple[range, range]:
-        """The blocks of a chunk, and the points of each."""
+        """Return the blocks of a chunk, and the points of each."""
         group, cut = divmod(number, self._cuts)
         start = group * self._per_chunk
         return (
@@ -129,7 +129,7 @@ class Grid:
         )
 
     def _at(self, axes: Sequence[Axis], index: Any) -> dict[str, Any]:
-        """Values of some axes at one of their combinations, or at an array of them; the last axis varies fastest."""
+        """Return the values of some axes at a combination, or at an array of them; the last axis varies fastest."""
         values = {}
         for each in reversed(axes):
             index, position = divmod(index, len(each.values))
@@ -137,7 +137,7 @@ class Grid:
         return {each.name: values[each.name] for each in axes}
 
     def _default_variants(self) -> tuple[str, ...]:
-        """The usual four, or the wiring in the config of the only model."""
+        """Return the usual four variants, or the wiring in the config of the only model."""
         models = next((each.values for each in self.structure if each.name == "model"), ())
         return default_variants(Scenario(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
 
@@ -155,7 +155,7 @@ class Grid:
 
 
 def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Variants by name, their last parameters maybe as ranges; what is a variant's name is no range.
+    """Return the variants by name, their last parameters maybe as ranges; a variant's name is no range.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[SweepBlock]:
-    """The points of some columns, as one block if all of them can run, or none."""
+    """Yield the points of some columns, as one block if all of them can run, or none."""
     sizes = {name: values for name, values in columns.items() if name in SIZES}
     scenarios, problems = [], []
     # rules for sizes are ranges: what holds for the smallest and the largest of each holds for all between
@@ -196,7 +196,7 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
 
 
 def scenario_at(point: Mapping[str, Any]) -> Scenario:
-    """The scenario of a point; with "tp" and without "nodes" its plan gets the nodes that it needs."""
+    """Return the scenario of a point; with "tp" and without "nodes" its plan gets the nodes that it needs."""
     fields = {name: value for name, value in point.items() if name in ARGUMENTS}
     settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
     if "tp" in fields and "nodes" not in fields:
@@ -229,7 +229,7 @@ def check_used(grid: Grid) -> None:
 
 
 def _unused(grid: Grid, name: str) -> str:
-    """Why no point uses a setting; empty if one does, or if there are too many to look at."""
+    """Return why no point uses a setting; empty if one does, or if there are too many to look at."""
     reason = ""
     values = {each.name: each.values for each in grid.structure} | {each.name: each.values[:1] for each in grid.sizes}
     points = itertools.product(*values.values())

@@ -14,7 +14,7 @@ PRICE_HINT = "US dollars per GPU and hour, e.g. 2.5"
 
 
 def token_price(usd_per_gpu_hour: float, gpus: float, tokens_per_s: Rate) -> Rate:
-    """US dollars for a million new tokens.
+    """Return the US dollars for a million new tokens.
 
     Examples
     --------

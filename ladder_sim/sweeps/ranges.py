@@ -18,7 +18,7 @@ _FORM = "START:STOP:xFACTOR or START:STOP:+STEP, then a unit, e.g. 50:800:x2Gb/s
 
 
 def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
-    """The values of a numeric range or list, each as text with its unit.
+    """Return the values of a numeric range or list, each as text with its unit.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
 
 
 def split(text: str, *, name: str) -> list[str]:
-    """The pieces between commas, none of them empty."""
+    """Return the pieces between commas, none of them empty."""
     pieces = [piece.strip() for piece in text.split(",")]
     if not all(pieces):
         raise UsageError(f"{name}: '{text}' has an empty value", hint="separate values by single commas")
@@ -70,7 +70,7 @@ def split(text: str, *, name: str) -> list[str]:
 
 
 def _shared_unit(pieces: list[str]) -> str:
-    """The unit of the last number, if no other number has a unit."""
+    """Return the unit of the last number, if no other number has a unit; empty otherwise."""
     number, steps = _PLAIN.fullmatch(pieces[-1]), _RANGE.fullmatch(pieces[-1])
     unit = number[2] if number else steps[5] if steps else None
     return unit or "" if all(re.fullmatch(_NUMBER, piece) for piece in pieces[:-1]) else ""

@@ -100,7 +100,7 @@ def how_of(
     *,
     intervals: bool | None = None,
 ) -> How:
-    """What all points of a grid share, other than its axes."""
+    """Return what all points of a grid share, other than its axes."""
     if usd_per_gpu_hour is not None:
         check_price(usd_per_gpu_hour)
     if profile not in (None, "", NO_PROFILE):
@@ -117,7 +117,7 @@ def how_of(
 
 
 def _draws(grid: Grid, profile: str | None) -> int:
-    """How often intervals of a point simulate it again, at most: for each draw of the fit of a stack."""
+    """Return how often intervals simulate a point again, at most: for each draw of the fit of a stack."""
     first = {each.name: each.values[0] for each in grid.axes}
     most = 0
     for stack in next((each.values for each in grid.structure if each.name == "stack"), (None,)):
@@ -144,7 +144,7 @@ def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = No
 def stream(
     grid: Grid, how: How, executor: Executor, *, form: str, progress: Progress | None = None
 ) -> Iterator[tuple[bytes, int]]:
-    """The file that `run_to_file` would write, piece by piece, each with how many of its points have figures."""
+    """Yield the file of `run_to_file` piece by piece, each with the number of its points that have figures."""
     yield header(form, _names(grid, how)), 0
     yield from _reporting(
         executor(partial(_encode_chunk, how=how, form=form), map(grid.chunk, range(grid.chunks))), grid, 0, progress
@@ -196,7 +196,7 @@ def run_to_file(
 
 
 def file_format(path: Path) -> str:
-    """The format that an extension means."""
+    """Return the format that an extension stands for."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"'{path}': unknown extension '{path.suffix}'", hint=f"use {', '.join(FORMATS)}")
     return FORMATS[path.suffix.lower()]

@@ -37,11 +37,11 @@ class SweepTable(Answer):
     shown_by = "sweep.SweepReport"
 
     columns: dict[str, NDArray[Any]]
-    """By name; SI units."""
+    """Columns by name, in SI units."""
     varied: tuple[str, ...]
     """Axes with several values, the slowest first."""
     units: Mapping[str, str]
-    """That their values were typed in; empty: none, or several."""
+    """Unit in which the values of each axis were typed; empty for none, or several."""
     variants: tuple[str, ...]
     """Residual wirings, in columns such as "ladder.speedup"."""
     grid: Grid
@@ -68,7 +68,7 @@ class SweepTable(Answer):
         return feasible
 
     def where(self, rows: NDArray[np.bool_]) -> "SweepTable":
-        """The rows that a mask keeps."""
+        """Return the rows that a mask keeps."""
         return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
 
     @property
@@ -77,19 +77,19 @@ class SweepTable(Answer):
         return sweep_notes(self.grid, self.how)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The lines that its command prints with ``--csv``; `path`: where they are written, too."""
+        """Return the lines that ``ladder-sim sweep --csv`` prints, and write them to `path` if given."""
         text = csv_of(self.columns, result_columns(self.how))
         if path is not None:
             write_file(Path(path), text)
         return text
 
     def to_frame(self) -> "pandas.DataFrame":
-        """A pandas DataFrame, one row a point, with these columns; raises MissingDependencyError without pandas."""
+        """Return a pandas DataFrame, one row a point, with the table's columns; raise an error without pandas."""
         return frame_of(self.columns)
 
 
 def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable:
-    """One table from the rows of all chunks, in their order."""
+    """Return one table from the rows of all chunks, in their order."""
     rows = [block for part in parts for block in part]
     lengths = [len(block) for block in rows]
     columns: dict[str, NDArray[Any]] = {
@@ -103,6 +103,6 @@ def collect(parts: Iterable[Sequence[Rows]], grid: Grid, how: How) -> SweepTable
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    """Numbers as numbers, names as Python strings: no copy of a name per row."""
+    """Return numbers as numbers, names as Python strings: no copy of a name per row."""
     numeric = all(isinstance(value, int | float) for value in values)
     return np.array(values) if numeric else np.array(values, object)

@@ -270,7 +270,7 @@ def unused(shown: Any) -> list[str]:
 def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     answer = page.ask("compared.children", "model=8b&stack=trtllm&price=2.5&pin=model%3D8b%26stack%3Dvllm")
     shown = texts(answer["compared"]["children"])
-    assert main(["compare", "vllm", "trtllm", "--model", "8b"]) == 0
+    assert main(["compare", "vllm", "trtllm", "--model", "8b", "--explain"]) == 0
     printed = capsys.readouterr().out
     assert "vllm and trtllm share GEMMs" in printed
     assert f"A and now {printed.partition('warning: vllm and trtllm ')[2].splitlines()[0]}" in shown

@@ -31,7 +31,7 @@ def adaptation_fields(cost: Adaptation) -> dict[str, Any]:
 
 
 def quality_document(rows: Sequence[Measured], unknown: Sequence[str]) -> Document:
-    """One row per figure; in CSV also one per wiring of which nothing is known, with its name alone."""
+    """Return one row per figure; in CSV also one per wiring of which nothing is known, with its name alone."""
     figures = [asdict(row) | {"difference": row.difference} for row in rows]
     nothing: dict[str, Any] = dict.fromkeys([*(field.name for field in fields(Measured)), "difference"])
     return Document(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def settings_document(scenario: Scenario) -> Document:
-    """Every setting in SI units and the words of JSON Schema, with the value that predictions of a scenario use."""
+    """Return every setting in SI units and words of JSON Schema, with the value that predictions use."""
     from ladder_sim.prediction import resolve_profile
     from ladder_sim.specs.settings import described
     from ladder_sim.sweeps.axes import used_value
@@ -32,7 +32,7 @@ def settings_document(scenario: Scenario) -> Document:
 
 
 def value_schema(kind: Any, limits: Limits | None) -> dict[str, Any]:
-    """What values of a type may be, in the words of JSON Schema."""
+    """Return the values that a setting of a type may have, in the words of JSON Schema."""
     choices = get_args(kind)
     if limits:
         return {

@@ -30,7 +30,7 @@ _LOWER_COLOUR, _HIGHER_COLOUR = "#E69F00", "#0072B2"
 
 
 def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
-    """The speedup along the field, and where it passes the target."""
+    """Draw the speedup along the field, and where it passes the target."""
     import plotly.graph_objects as go
 
     drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)
@@ -190,7 +190,7 @@ def pareto_figure(
 
 
 def _places(advice: Advice) -> list[str]:
-    """Names of the front's options; one that is close to the one before it has none."""
+    """Return the names of the front's options; one that is close to the one before it has none."""
     texts: list[str] = []
     named: Option | None = None
     for option in advice.front:
@@ -203,7 +203,7 @@ def _places(advice: Advice) -> list[str]:
 
 
 def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False) -> "go.Figure":
-    """Tokens per second of every variant on every candidate, with the 90 % intervals.
+    """Draw the tokens per second of every variant on every candidate, with the 90 % intervals.
 
     A `compact` one is a part of a page, where a table next to it has the speedups.
     """

@@ -15,7 +15,7 @@ _SYMBOLS = {"prefill": "circle", "decode": "diamond"}
 
 
 def crosscheck_page(result: Result) -> str:
-    """The page of a cross-check; it needs no network."""
+    """Return the page of a cross-check; it needs no network."""
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in rows_of(result)
@@ -35,7 +35,7 @@ def crosscheck_page(result: Result) -> str:
 
 
 def error_figure(result: Result) -> "go.Figure":
-    """Left: predicted over measured latency. Right: speedups, bars measured and markers predicted."""
+    """Draw predicted over measured latency on the left; on the right speedups, measured bars, predicted markers."""
     import plotly.graph_objects as go
 
     rows = result["rows"]

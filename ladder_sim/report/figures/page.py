@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def page(title: str, body: str, style: str = "") -> str:
-    """A whole document."""
+    """Return a whole HTML document."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>\n'
@@ -17,13 +17,13 @@ def page(title: str, body: str, style: str = "") -> str:
 
 
 def figure_html(figure: "go.Figure") -> str:
-    """A figure, as a part of a document; always under the same name, so that the same figure is the same file."""
+    """Return a figure as part of an HTML document, always under one name, so that equal figures make equal files."""
     html: str = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure", config={"displaylogo": False})
     return html
 
 
 def figure_page(figure: "go.Figure") -> str:
-    """A figure that fills the window."""
+    """Return an HTML document with a figure that fills the window."""
     # without the subtitle
     title = figure.layout.title.text.partition("<br>")[0]
     return page(title, figure_html(figure), "html,body{height:100%}")

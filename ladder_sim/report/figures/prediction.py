@@ -65,13 +65,13 @@ class _Bar(NamedTuple):
     """As far as it is drawn."""
     op: str
     source: str
-    """Of its time."""
+    """Source of the op's time."""
 
 
 def breakdown_figure(
     scenario: Scenario, predictions: Mapping[str, Prediction], *, compact: bool = False
 ) -> "go.Figure":
-    """What the critical path of every variant waits for, stacked; `compact` for a part of a page."""
+    """Draw what the critical path of every variant waits for, stacked; `compact` for a part of a page."""
     longest_s = max(prediction.request_s for prediction in predictions.values())
     limits = [
         limit
@@ -125,7 +125,7 @@ def breakdown_figure(
 def timeline_figure(
     scenario: Scenario, predictions: Mapping[str, Prediction], phase: str = "decode", *, compact: bool = False
 ) -> "go.Figure":
-    """Two layers in the middle of a forward pass: what each stream of a GPU does when, one pair of lanes per variant.
+    """Draw two layers in the middle of a forward pass: what each stream of a GPU does, two lanes a variant.
 
     Hatched is communication while nothing computes. A `compact` figure is a part of a page, which explains that itself.
     Raises UsageError if there is no decode step, because only one token is asked for.
@@ -190,7 +190,7 @@ def _lane(variant: str, stream: int) -> str:
 
 
 def _window(step: ForwardPass) -> Iterator[_Bar]:
-    """Ops of two layers of the longest run of equal ones, cut off where the layer after them begins to compute."""
+    """Yield the ops of two layers of the longest run of equal ones, up to the next layer's first computation."""
     timeline, schedule = step.timeline, step.simulated[0]
     ops = schedule.ops
     first = len(timeline.end_s) - len(ops)

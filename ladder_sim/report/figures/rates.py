@@ -17,7 +17,9 @@ Curves = Mapping[str, Mapping[float, Outcome]]
 
 
 def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> "go.Figure":
-    """Requests that keep their bounds, of those that come to one replica; dotted where the SLO is broken.
+    """Draw the requests that keep their bounds, of those that come to one replica.
+
+    The line is dotted where the SLO is broken.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> 
 
 
 def latency_figure(subtitle: str, curves: Curves, slo: SLO) -> "go.Figure":
-    """Percentiles of times along the rate of requests to one replica, a panel for each bound of the SLO.
+    """Draw percentiles of times along the rate of requests to one replica, a panel for each bound of the SLO.
 
     A thick line is the percentile that is promised, a thin one the median.
     """

@@ -36,7 +36,7 @@ _TIMES: Mapping[Metric, str] = {
 
 
 def load_figure(served: Served) -> "go.Figure":
-    """Times that requests see, and what a replica does meanwhile; raises UsageError where steps were not kept."""
+    """Draw times that requests see, and what a replica does meanwhile; raise UsageError where steps were not kept."""
     if not any(replica.steps for replica in served[served.first].outcome.replicas):
         raise UsageError("the steps that the figure shows were not kept", hint="serve with record=True keeps them")
     axes = [(title, "requests (%)") for title in _TIMES.values()]
@@ -63,7 +63,7 @@ def load_figure(served: Served) -> "go.Figure":
 
 
 def _subtitle(served: Served) -> str:
-    """What is served where, by names."""
+    """Return what is served where, by names."""
     scenario, requests = served.scenario, load_label(served.load)
     if served.steps:
         return f"steps of {served.steps.engine}{manner_label(served.service)}, {requests}"
@@ -72,7 +72,7 @@ def _subtitle(served: Served) -> str:
 
 
 def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.Figure":
-    """One below the other, each with the titles of its axes: as readable on a phone as on a desk."""
+    """Return panels below each other, each with its axes' titles: as readable on a phone as on a desk."""
     from plotly.subplots import make_subplots
 
     height = _PANEL_PX * len(axes)
@@ -108,7 +108,7 @@ def _line(
 
 
 def _promised(panels: "go.Figure", slo: SLO | None) -> None:
-    """A line at each bound on a time that is shown."""
+    """Draw a line at each bound on a time that is shown."""
     for bound in slo.bounds if slo else ():
         if bound.metric in _TIMES:
             row = list(_TIMES).index(bound.metric) + 1
@@ -122,7 +122,7 @@ def _promised(panels: "go.Figure", slo: SLO | None) -> None:
 
 
 def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of a replica: times, requests that run and wait, and share of the KV cache."""
+    """Return a replica's timeline: times, requests that run and wait, and share of the KV cache."""
     steps = outcome.recorded.steps
     columns = np.array([(each.start_s, each.running, each.waiting, each.kv_share) for each in steps])
     parts = np.array_split(columns, min(_BINS, len(columns)))
@@ -131,7 +131,7 @@ def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def capacity_figure(capacity: Capacity) -> "go.Figure":
-    """GPUs of each variant, and what each bound bounds against the rate."""
+    """Draw the GPUs of each variant, and the time that each bound limits against the rate."""
     import plotly.graph_objects as go
 
     bounds = capacity.slo.bounds

@@ -88,7 +88,7 @@ PNG_SCALE = 2
 
 
 def variant_colour(variant: str) -> str:
-    """The colour of a variant in every figure."""
+    """Return the colour of a variant in every figure."""
     name = variant.partition(":")[0]
     return VARIANT_COLOURS.get(name) or VARIANT_COLOURS[name.removeprefix("hybrid-")]
 
@@ -96,7 +96,7 @@ def variant_colour(variant: str) -> str:
 def figure(
     title: str, subtitle: str = "", *, data: Sequence[Mapping[str, Any]] = (), layout: Mapping[str, Any] | None = None
 ) -> "go.Figure":
-    """A figure with a title; plotly takes twice as long to add traces and layout later."""
+    """Return a figure with a title; plotly takes twice as long to add traces and layout later."""
     import plotly.graph_objects as go
 
     below = f"<br><span style='font-size:13px;color:#595959'>{subtitle}</span>" if subtitle else ""
@@ -104,7 +104,7 @@ def figure(
 
 
 def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> tuple[Any, dict[str, Any]]:
-    """Values of a field as they are drawn, in the unit that was typed, and the axis, by default under its label."""
+    """Return the values of a field in the unit that was typed, and their axis, by default under its label."""
     unit, drawn = axis_values(name, values, typed)
     axis: dict[str, Any] = {"title": {"text": with_unit(title or field_label(name), unit)}}
     if drawn.dtype.kind not in "if":
@@ -119,7 +119,7 @@ def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> t
 
 
 def error_bars(intervals: Sequence[Interval], per: Sequence[float] | None = None) -> dict[str, Any]:
-    """Of 90 % intervals, each divided by a number."""
+    """Return the error bars of 90 % intervals, each divided by a number."""
     parts = per or [1.0] * len(intervals)
     return {
         "type": "data",
@@ -137,7 +137,7 @@ _FINEST = 6
 
 
 def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with a margin on both sides."""
+    """Return a logarithmic axis with a margin on both sides."""
     low, high = min(values), max(values)
     margin = 0.08 * max(log10(high / low), 0.1)
     return {

@@ -35,7 +35,7 @@ _NOW_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"
 
 
 def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
-    """Lines along the field of a sweep, or a map of ladder's speedup over two; raises UsageError for other numbers."""
+    """Draw lines along a sweep's field, or a map of speedup over two; raise UsageError for more or fewer."""
     if len(table.varied) == 1:
         return speedup_lines(table)
     if len(table.varied) == 2:
@@ -50,7 +50,7 @@ def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
 def speedup_lines(
     table: SweepTable, *, compact: bool = False, now: tuple[float, Mapping[str, float]] | None = None
 ) -> "go.Figure":
-    """Every variant's speedup over standard along the field that varies.
+    """Draw every variant's speedup over standard along the field that varies.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def speedup_map(
     compact: bool = False,
     now: tuple[float, float] | None = None,
 ) -> "go.Figure":
-    """One variant's speedup over another as a heat map over the two fields that vary, with a line where it is 1.
+    """Draw one variant's speedup over another as a heat map of the two fields that vary, with a line where it is 1.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def speedup_map(
 
 
 def _contour(ratio: NDArray[np.float64]) -> "go.Contour":
-    """Where the speedup is 1."""
+    """Return the contour where the speedup is 1."""
     import plotly.graph_objects as go
 
     return go.Contour(
@@ -201,7 +201,7 @@ def _contour(ratio: NDArray[np.float64]) -> "go.Contour":
 
 
 def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> dict[str, Any]:
-    """An axis with one cell per value; of many ascending numbers round ones are named, which lie between cells."""
+    """Return an axis with one cell per value, or with round numbers between cells for many ascending values."""
     title = field_title(field) if compact else field_label(field)
     unit, numbers = axis_values(field, values, typed)
     axis: dict[str, Any] = {"tickmode": "array", "showgrid": False}
@@ -216,17 +216,17 @@ def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> d
 
 
 def _place(value: float, ascending: Any) -> float:
-    """Where a value lies among equal cells."""
+    """Return where a value lies among equal cells."""
     return float(np.interp(np.log(value), np.log(ascending), np.arange(len(ascending))))
 
 
 def _distinct(values: NDArray[Any]) -> list[Any]:
-    """Values in the order they come."""
+    """Return the distinct values in the order they come."""
     return list(dict.fromkeys(values.tolist()))
 
 
 def _held(table: SweepTable) -> str:
-    """What does not vary."""
+    """Return what does not vary in a sweep, as text."""
     names = ("model", "cluster", "nodes", "tp", "batch", "prompt", "gen", "dtype", "stack")
     parts = []
     for name in names:

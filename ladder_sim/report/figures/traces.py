@@ -41,7 +41,7 @@ MAX_STEPS = 12
 
 
 def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
-    """Timelines of one run, or of several below each other."""
+    """Draw the timelines of one run, or of several below each other."""
     import plotly.graph_objects as go
 
     bars: dict[str, list[tuple[str, float, float, str]]] = {kind: [] for kind in _COLOURS}

@@ -19,7 +19,7 @@ _Row = tuple[Comparison, Quantity]
 
 
 def error_figure(compared: Validation) -> "go.Figure":
-    """Speedups at the strongest level, predicted over measured, and how far apart; hollow: rows seen by the fit."""
+    """Draw speedups at the strongest level, predicted over measured, and differences; hollow: seen by the fit."""
     import plotly.graph_objects as go
 
     rows = sorted(((row, row.speedup) for row in compared.rows if row.speedup), key=_order)
@@ -66,7 +66,7 @@ def servings_figure(comparisons: ServingValidation) -> "go.Figure":
 
 
 def loads_figure(comparisons: LoadValidation) -> "go.Figure":
-    """Times of requests under load, predicted over measured."""
+    """Draw times of requests under load, predicted over measured."""
     points = [
         (figure.partition("_")[0].upper(), f"load {number}, {figure.removesuffix('_s')}", quantity)
         for number, each in enumerate(comparisons, 1)
@@ -78,7 +78,7 @@ def loads_figure(comparisons: LoadValidation) -> "go.Figure":
 
 
 def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> "go.Figure":
-    """Measured runs, predicted over measured: the first `shown` with their 90 % intervals, the others pale."""
+    """Draw measured runs, predicted over measured: the first `shown` with 90 % intervals, the others pale."""
     import plotly.graph_objects as go
 
     timed = runs[0].run.figure == "tpot"
@@ -113,7 +113,7 @@ def nearest_figure(runs: Sequence[Likeness], shown: int, subtitle: str = "") -> 
 
 
 def _parity_figure(title: str, subtitle: str, what: str, points: Sequence[tuple[str, str, Quantity]]) -> "go.Figure":
-    """Times, predicted over measured: each with its group and its name."""
+    """Draw times, predicted over measured: each with its group and its name."""
     import plotly.graph_objects as go
 
     drawn = figure(title, subtitle)
@@ -153,7 +153,7 @@ def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
 
 
 def _markers(name: str, variant: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    """What both traces of some rows share."""
+    """Return what both traces of some rows share."""
     symbol = "circle-open" if rows[0][0].seen else "circle"
     return {
         "mode": "markers",
@@ -192,7 +192,7 @@ def _errors(rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _place(row: _Row) -> tuple[str, str]:
-    """Where a row stands on the axis of errors: links and degree, then batch."""
+    """Return where a row stands on the axis of errors: links and degree, then batch."""
     configuration = row[0].measurement.configuration
     return f"TP {configuration.tp}<br>P2P {'on' if configuration.p2p else 'off'}", str(configuration.batch)
 

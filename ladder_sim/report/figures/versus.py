@@ -28,7 +28,7 @@ _LIMIT_COLOUR = "#A6A6A6"
 
 
 def versus_figure(result: Versus) -> "go.Figure":
-    """A bar for each option, from standard's 1: without retraining, with retraining, limits."""
+    """Draw a bar for each option, from standard's 1: without retraining, with retraining, limits."""
     import plotly.graph_objects as go
 
     groups = {"without retraining": result.own, "with retraining": result.retrained, "limits": result.limits}
@@ -60,7 +60,7 @@ def versus_figure(result: Versus) -> "go.Figure":
 
 
 def winners_figure(winners: Winners) -> "go.Figure":
-    """What gains most, by link latency and requests: a panel without and one with retraining."""
+    """Draw what gains most, by link latency and requests: a panel without and one with retraining."""
     from plotly.subplots import make_subplots
 
     scenario = winners.scenario
@@ -89,7 +89,7 @@ def winners_figure(winners: Winners) -> "go.Figure":
 def _panel(
     columns: Sequence[str], rows: Sequence[str], group: Group, hovers: Sequence[Sequence[str]]
 ) -> "Iterator[go.Heatmap | go.Scatter]":
-    """Cells in the winner's colour, a line across those whose next best is not told apart, and the gains."""
+    """Yield cells in the winner's colour, a line across those with a tied next best, and the gains."""
     import plotly.graph_objects as go
 
     names = list(dict.fromkeys(name for name in group.names.ravel() if name))
@@ -136,7 +136,7 @@ def _panel(
 
 
 def _over_plans(winners: Winners, group: Group) -> list[list[str]]:
-    """What gains most at each point, over standard on the scenario's plan, and on a faster one where there is one."""
+    """Return hover texts: what gains most at each point, over standard on its plan and on a faster plan, if any."""
     hovers = [
         f"{name}: {gain:.2f}" + (f", over standard at {plan} {gain / behind:.2f}" if plan else "")
         for name, gain, plan, behind in zip(

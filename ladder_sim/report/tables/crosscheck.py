@@ -15,14 +15,14 @@ Result = Mapping[str, Any]
 
 
 def crosscheck_report(result: Result) -> RenderableType:
-    """What ran, every row, and the verdict."""
+    """Return what ran, every row, and the verdict."""
     return Group(
         Text(title(result)), Text(), table(COLUMNS, rows_of(result), left=3, keys=3), Text(), Text(verdict(result))
     )
 
 
 def title(result: Result) -> str:
-    """What ran where."""
+    """Return what ran where."""
     run, machine = result["run"], result["environment"]
     load, cores, threads = machine["load"], machine["cpu_cores"], run["threads"]
     return (
@@ -35,7 +35,7 @@ def title(result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-    """Errors of the predictions, and which of them exceed their bounds."""
+    """Return the errors of the predictions, and which of them exceed their bounds."""
     judged = [row for row in result["rows"] if row["bound"] is not None]
     exceeding = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
     parts = []
@@ -49,7 +49,7 @@ def verdict(result: Result) -> str:
 
 
 def fitted_to(result: Result) -> str:
-    """What the profile behind the predictions was fitted to."""
+    """Return what the profile behind the predictions was fitted to."""
     fitted = result.get("fitted")
     if fitted is None:
         return "Rows without a bound are not judged."
@@ -66,7 +66,7 @@ def fitted_to(result: Result) -> str:
 
 
 def rows_of(result: Result) -> Iterator[tuple[str, ...]]:
-    """The table's cells, row by row."""
+    """Yield the cells of the table, row by row."""
     for row in result["rows"]:
         if row["quantity"] == "request":
             continue

@@ -25,7 +25,7 @@ _STEPS: Mapping[Phase, str] = {
 
 
 def explanation(predictions: Iterable[Prediction]) -> RenderableType:
-    """What times of requests in flight are made of, the ops of each kind of step, and the memory of one GPU."""
+    """Return what times of requests in flight are made of, the ops of each kind of step, and a GPU's memory."""
     first, *others = predictions
     return Group(
         *_explanation(first, None), *(part for prediction in others for part in _explanation(prediction, first))
@@ -52,7 +52,7 @@ def _explanation(prediction: Prediction, first: Prediction | None) -> list[Rende
 
 
 def _difference_text(first: str, longer_s: Mapping[str, float]) -> str:
-    """Which ops a wiring has more or less of than the first one: all that free links would leave between them."""
+    """Return the ops that a wiring has more or less of than the first: what free links would leave."""
     if not longer_s:
         return f"ops as {first}'s"
     ordered = sorted(longer_s.items(), key=lambda item: -abs(item[1]))
@@ -61,7 +61,7 @@ def _difference_text(first: str, longer_s: Mapping[str, float]) -> str:
 
 
 def _load_text(prediction: Prediction) -> str:
-    """What TPOT and TTFT of requests in flight are made of."""
+    """Return what TPOT and TTFT of requests in flight are made of."""
     load, workload = prediction.load, prediction.confidence.scenario.workload
     if load is None or prediction.tpot_s is None:
         return f"{prediction.variant}: TTFT waits for the prompts of all requests in flight"
@@ -82,7 +82,7 @@ def _load_text(prediction: Prediction) -> str:
 
 
 def _op_table(title: str, step: ForwardPass) -> WholeTable:
-    """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
+    """Return the equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
     rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
     layout = step.simulated[0].layout
     apart = {like for others in layout.next_to.values() for like in others}
@@ -114,7 +114,7 @@ def _op_table(title: str, step: ForwardPass) -> WholeTable:
 
 
 def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
-    """What each collective of a step waits for, what it can run next to, and what waits for it."""
+    """Return a table of what each collective of a step waits for, can run next to, and lets continue."""
     rows = [
         (
             each.name,
@@ -136,7 +136,7 @@ def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
 
 
 def _shape_text(op: Op) -> str:
-    """An op's size in a few characters."""
+    """Return an op's size in a few characters."""
     shape = op.shape
     if isinstance(shape, GemmShape):
         return f"{_count_text(shape.m)} x {shape.k} x {shape.n}, {shape.format}"
@@ -159,5 +159,5 @@ def _shape_text(op: Op) -> str:
 
 
 def _count_text(count: float) -> str:
-    """A number of tokens: in a mixed step it may be a mean."""
+    """Return a number of tokens as text: in a mixed step it may be a mean."""
     return f"{round(count, 1):.12g}"

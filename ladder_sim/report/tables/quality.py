@@ -23,7 +23,7 @@ _COLUMNS = ("model, parameters", "training", "metric", "value", "standard", "dif
 
 
 def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> RenderableType:
-    """The wirings of which nothing is known, and a table of each wiring and source, next to the standard model."""
+    """Return wirings without known quality, and a table of each wiring and source next to the standard model."""
     parts: list[RenderableType] = []
     if unknown:
         parts.append(Text(f"no published quality is known here of {', '.join(unknown)}", "bold"))
@@ -36,14 +36,14 @@ def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> Renderab
 
 
 def adaptation_sentence(cost: Adaptation) -> str:
-    """GPU-hours, the tokens they are for, and when the wiring has paid for them."""
+    """Return the GPU-hours, the tokens they are for, and when the wiring has paid for them."""
     of_paper = f", as published of {cost.published_tokens}" if cost.published_tokens else ""
     trained = f"adapting the model to {cost.serving.variant}, with {format_count(cost.tokens)} tokens{of_paper}"
     return f"{trained}: {price_text(cost)}"
 
 
 def price_text(cost: Adaptation) -> str:
-    """GPU-hours, and after how many served tokens they are paid back."""
+    """Return the GPU-hours, and after how many served tokens they are paid back."""
     hours = range_text(cost.gpu_hours, "{:,.0f}".format)
     return f"{hours} GPU-hours, {_paid_back(cost.break_even_tokens)}"
 
@@ -57,7 +57,7 @@ def _paid_back(tokens: Interval) -> str:
 
 
 def _cells(rows: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """A row for each figure; model and training stand only in the first row that has them."""
+    """Yield a row for each figure; model and training stand only in the first row that has them."""
     before = None
     for row in rows:
         model = f"{row.model}, {row.parameters_text}", f"{row.tokens_text} tokens, {row.recipe}"

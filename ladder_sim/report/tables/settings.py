@@ -20,7 +20,7 @@ MANY_CHOICES = 8
 
 
 def settings_rows(scenario: Scenario) -> list[tuple[str, str, str, str]]:
-    """Of every setting the name, the value that predictions of this scenario use, what it may be, and what it means."""
+    """Return each setting's name, the value that predictions of this scenario use, its range and its meaning."""
     profile = resolve_profile(scenario, None)
     return [
         (
@@ -34,7 +34,7 @@ def settings_rows(scenario: Scenario) -> list[tuple[str, str, str, str]]:
 
 
 def settings_report(scenario: Scenario) -> RenderableType:
-    """A row per setting."""
+    """Return a table with a row per setting."""
     return Group(
         table(COLUMNS, settings_rows(scenario), left=len(COLUMNS), wrapped=COLUMNS[2:]),
         Text(
@@ -45,13 +45,13 @@ def settings_report(scenario: Scenario) -> RenderableType:
 
 
 def options_text(setting: Setting) -> str:
-    """What engines call a setting; empty if none has it as an option."""
+    """Return what engines call a setting; empty if none has it as an option."""
     names = ", ".join(f"{engine} {name}" for engine, name in setting.options.items())
     return f" ({names})" if names else ""
 
 
 def value_text(field: str, value: Any) -> str:
-    """A value as ``--set`` takes it."""
+    """Return a value as ``--set`` takes it."""
     if value == "":
         return "-"
     return str(value).lower() if isinstance(value, bool) else field_text(field, value)

@@ -16,7 +16,7 @@ class Answer:
     first_s: float = 0.0
     """When its first token was there; 0: not yet."""
     last_s: float = 0.0
-    """The same of its last token."""
+    """When the request's last token was there; 0 before that."""
     token_s: float = 0.0
     """When its latest token was there, if the last step that decoded did not bring it."""
     preemptions: int = 0
@@ -28,13 +28,13 @@ class Answer:
     produced: int = 0
     """Tokens of its answer, there or on their way, when it had to start again or came from another replica."""
     blocks: list[int] = field(default_factory=list)
-    """Of the KV cache that it holds."""
+    """Blocks of the KV cache that the request holds."""
     admitted: int = 0
     """Requests that were admitted before it."""
     computed: int = 0
     """Tokens of its prompt in the KV cache, or on their way there."""
     base: int = 0
-    """Of one that decodes: the tokens that it reads at a tick, less the tick."""
+    """Tokens that a decoding request reads at a tick, less the tick."""
     grows: int = 0
     """Tick at which it needs another block."""
     ends: int = 0

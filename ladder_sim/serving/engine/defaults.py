@@ -32,7 +32,7 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
-    """How the stack of a scenario schedules on its GPUs; each of the steps in a pipeline has its part of the room.
+    """Return how the stack of a scenario schedules on its GPUs; a pipeline's steps each have a part of the room.
 
     `context` are the tokens of a typical request, for models whose layers keep only the last ones; other fields are
     `changed`.
@@ -72,7 +72,7 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
 
 
 def with_drafter(spec: SchedulerSpec, scenario: Scenario) -> SchedulerSpec:
-    """The same with what an engine decides about a drafter."""
+    """Return the scheduler's figures, completed by what an engine decides about a drafter."""
     speculation = spec.speculation
     if speculation is None:
         return spec
@@ -89,6 +89,6 @@ def with_drafter(spec: SchedulerSpec, scenario: Scenario) -> SchedulerSpec:
 
 
 def _layer_share(model: ModelSpec) -> float:
-    """A layer and the LM head, as a share of the weights that a pass of the model reads."""
+    """Return a layer and the LM head as a share of the weights that a pass of the model reads."""
     head = model.vocab * model.hidden
     return (model.kinds[-1].parameters + head) / (sum(kind.parameters for kind in model.kinds) + head)

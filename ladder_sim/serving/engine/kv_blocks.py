@@ -43,7 +43,7 @@ class KvBlocks:
         return -(-tokens // self.size)
 
     def cached(self, answer: Answer) -> list[int]:
-        """Blocks that hold the beginning of a request; its last token has to be computed in any case."""
+        """Return the blocks that hold the beginning of a request; its last token must be computed in any case."""
         blocks: list[int] = []
         if self._block_of:
             for name in self._names(answer, 0, (answer.prompt - 1) // self.size):
@@ -113,7 +113,7 @@ class KvBlocks:
                 block_of[name], names[block] = block, name
 
     def _names(self, answer: Answer, start: int, stop: int) -> Iterator[Hashable]:
-        """What blocks of a request are called: the same for the same tokens from the first of the prompt on."""
+        """Yield the names of a request's blocks: equal for equal tokens from the first of the prompt on."""
         request: Request = answer.request
         shared = min(stop, request.shared_tokens // self.size)
         if start < shared:

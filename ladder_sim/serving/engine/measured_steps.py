@@ -37,17 +37,17 @@ class MeasuredSteps:
     error: Annotated[float, Limits(0, 10)]
     """Half of them are within this share of the fit."""
     step_s: Seconds
-    """Of a step, whatever it runs."""
+    """Seconds of a step, whatever it runs."""
     prompt_token_s: Seconds
-    """Of each new token of a prompt."""
+    """Seconds of each new token of a prompt."""
     decode_token_s: Seconds
-    """Of each token that is decoded, drafted ones included."""
+    """Seconds of each token that is decoded, drafted ones included."""
     context_token_s: Seconds
-    """Of each token that requests that decode read."""
+    """Seconds of each token that decoding requests read."""
     between_s: Seconds
     """From the end of a step to the next one, where the log's times end with the model's."""
     frontend_s: Seconds
-    """Of a request until the scheduler has it: HTTP, and the tokens of its text."""
+    """Seconds of a request until the scheduler has it: HTTP, and the tokens of its text."""
     step_tokens: _Count
     """Most new tokens of a step."""
     step_requests: _Count
@@ -55,7 +55,7 @@ class MeasuredSteps:
     kv_tokens: _Count
     """Tokens that the KV cache holds."""
     block_tokens: _Count
-    """Of each of its blocks."""
+    """Tokens of each block of the KV cache."""
     context: _Count
     """Tokens of the longest request."""
     prefix_cache: bool
@@ -91,7 +91,7 @@ class MeasuredSteps:
         return StepLimits(self.step_requests, self.step_tokens, self.context)
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """As `ladder_sim.serving.StepTimes.of_mix`; the GPU's power limit is in what was measured."""
+        """Return the seconds of a step, as measured: the GPU's power limit is in what was measured."""
         return (
             self.step_s
             + self.between_s
@@ -101,7 +101,7 @@ class MeasuredSteps:
         )
 
     def slower(self, factor: float) -> Self:
-        """The same, with steps that take so many times as long."""
+        """Return the step times, each `factor` times as long."""
         return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in _TIMES})
 
 
@@ -110,7 +110,7 @@ class RewiredSteps:
     """Measured steps as another residual wiring would take them: by the ratio of simulated ones."""
 
     measured: MixTimes
-    """Of the engine, with the standard wiring."""
+    """Times of the engine's steps, with the standard wiring."""
     standard: MixTimes
     """Simulated, with that wiring."""
     other: MixTimes

@@ -22,7 +22,7 @@ def check_engine(engine: str, scenario: Scenario) -> None:
 
 
 def replica_of(engine: str | None) -> type[Replica]:
-    """What a replica is: simulated, or a real engine over a model that only takes time.
+    """Return the class of a replica: simulated, or a real engine over a model that only takes time.
 
     Raises
     ------

@@ -24,9 +24,9 @@ class StepRun(NamedTuple):
     running: int
     """Requests that are admitted when it ends."""
     waiting: int
-    """Those that are not."""
+    """Requests that wait when the step ends."""
     kv_share: float
-    """Of the KV cache, in use then."""
+    """Share of the KV cache that is in use when the step ends."""
 
 
 class Pace:
@@ -38,7 +38,7 @@ class Pace:
         self._duty = 0.0
 
     def seconds(self, mix: Mix) -> float:
-        """How long a step takes; it changes what the next one meets."""
+        """Return the seconds of a step; the call changes what the next step meets."""
         of_mix = self._times.of_mix
         seconds = of_mix(mix, self._duty)
         if mix.prompts:
@@ -52,7 +52,7 @@ class Pace:
         return seconds
 
     def _drafting_s(self, mix: Mix, step_s: float) -> float:
-        """How long the drafter takes after a step.
+        """Return the seconds that the drafter takes after a step.
 
         It runs over all rows of the step for the first token, and over one of each request for each of the others, as
         vLLM's does (v1/spec_decode/llm_base_proposer.py).
@@ -118,7 +118,7 @@ class Replica(ABC):
 
     @abstractmethod
     def cached(self, answer: Answer) -> int:
-        """Blocks of the KV cache that hold the beginning of a request."""
+        """Return the blocks of the KV cache that hold the beginning of a request."""
 
     @abstractmethod
     def _queue(self, answer: Answer) -> None:
@@ -144,7 +144,7 @@ class Replica(ABC):
         return self._arrival
 
     def _seconds(self, mix: Mix) -> float:
-        """How long a step takes that begins now or when those before it have ended."""
+        """Return the seconds of a step that begins now, or when those before it have ended."""
         seconds = self._pace.seconds(mix)
         self.busy_s += seconds
         self.kv_share_s += seconds * self.kv_share

@@ -86,15 +86,15 @@ class Step(NamedTuple):
     """A step to run."""
 
     mix: Mix
-    """Its requests."""
+    """Requests that the step runs."""
     first: list[Answer]
-    """Those whose prompt ends with it."""
+    """Requests whose prompt ends with the step."""
     last: list[Answer]
-    """Those whose answer ends with it."""
+    """Requests whose answer ends with the step."""
     decoding: int = 0
     """Requests that decode a token that is new to them: not rows of prompts, nor of answers that are complete."""
     joined: Sequence[Answer] = ()
-    """Those of them to which the last step that decoded brought nothing."""
+    """Requests, of those that decode, to which the last decoding step brought nothing."""
     left: Sequence[Answer] = ()
     """Requests to which that step brought a token, and this one brings none: they wait, or start again."""
 
@@ -207,7 +207,7 @@ class Scheduler:
         return chunks
 
     def _admit(self, room: int, *, goes_on: bool) -> "_Chunk | None":
-        """Admit the next request, if the KV cache has room for its prompt, and run as much of it as the step has.
+        """Admit the next request if the KV cache holds its prompt, and run as much of it as the step has room for.
 
         A single token has the rows of a request that decodes, so that a CUDA graph holds the step, unless a prompt that
         was admitted before `goes_on` in it. Without room for all of these rows the request waits.
@@ -249,7 +249,7 @@ class Scheduler:
         return _Chunk(answer, tokens, before, padding)
 
     def _lacks(self, answer: Answer, tokens: int) -> int:
-        """Blocks that a prompt lacks to run up to so many tokens."""
+        """Return the number of blocks that a prompt lacks to run up to a number of tokens."""
         return max(0, self.blocks.needed(tokens + self._lookahead) - len(answer.blocks))
 
     # requests that decode
@@ -306,11 +306,11 @@ class Scheduler:
         return True
 
     def _start(self, answer: Answer) -> int:
-        """The tick at which a request began to decode, and later by those that it waited for."""
+        """Return the tick at which a request began to decode, and later by those that it waited for."""
         return answer.prompt + self._rows - answer.base
 
     def _reads(self, answer: Answer) -> int:
-        """Tokens that a request reads at this tick, all that it decodes included."""
+        """Return the number of tokens that a request reads at this tick, all that it decodes included."""
         path = answer.path
         return answer.base + self._tick + (int(path.beyond[self._tick - self._start(answer)]) if path else 0)
 
@@ -372,7 +372,7 @@ class Scheduler:
     # steps
 
     def _step(self, chunks: list["_Chunk"], held: list[Answer], *, decodes: bool = False) -> Step | None:
-        """The step that runs chunks of prompts, and if it `decodes`, all that decode but those that are held."""
+        """Return the step that runs chunks of prompts and, if it `decodes`, all that decode but those `held`."""
         mix, last, decoding, joined = Mix(), list[Answer](), 0, list[Answer]()
         if decodes:
             decoding = len(self._decoding)
@@ -396,14 +396,14 @@ class Scheduler:
         return Step(mix, first, last, decoding, joined, left)
 
     def _join(self, held: list[Answer]) -> list[Answer]:
-        """Those that decode a token now, but did not at the tick before; those that are held are to join later."""
+        """Return the requests that decode a token now, but not at the tick before; those held join later."""
         joined = [answer for answer in self._joining if answer not in held]
         self._left += [answer for answer in held if answer not in self._joining]
         self._joining = dict.fromkeys(answer for answer in held if answer not in self._surplus)
         return joined
 
     def _decode_all(self, held: list[Answer]) -> Mix:
-        """What all that decode read, but those that are held: they read the same at the next tick."""
+        """Return what all that decode read, but for the requests `held`, which read the same at the next tick."""
         decoding, drafts = len(self._decoding), self._rows - 1
         context = self._base + decoding * self._tick
         if drafts and self._tick < len(self._beyond):
@@ -421,7 +421,7 @@ class Scheduler:
         return Mix(decoding, context, drafted=decoding * drafts)
 
     def _ended(self) -> list[Answer]:
-        """Answers that are complete with this tick."""
+        """Return the answers that are complete with this tick."""
         for answer in self._surplus:
             if answer in self._decoding:
                 self._end(answer)

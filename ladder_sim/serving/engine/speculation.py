@@ -17,7 +17,7 @@ class Path(NamedTuple):
     """How the answer of a request grows; arrays of a value before each step that it takes part in."""
 
     steps: int
-    """Those that bring tokens; a scheduler that does not wait for the last of them may add one."""
+    """Steps that bring tokens; a scheduler that does not wait for the last of them may add one."""
     beyond: NDArray[np.int64]
     """Tokens that it has by then, less those that it had with one a step."""
     known: NDArray[np.int64]
@@ -36,13 +36,13 @@ class Speculation:
     """A drafter that guesses the next tokens of a request, which the model verifies in one step."""
 
     acceptance: tuple[float, ...]
-    """Of each drafted token, the share of steps that accept it and all before it: the "per-position acceptance rate" of
-    vLLM's log (v1/spec_decode/metrics.py)."""
+    """Share of steps that accept a drafted token and all before it, for each token: the "per-position acceptance rate"
+    of vLLM's log (v1/spec_decode/metrics.py)."""
     cost: float | None = None
     """Time of one pass of the drafter as a share of the model's; 0: an n-gram lookup. None: one layer and the LM head,
     as an MTP module (arXiv 2412.19437, section 2.2) or an EAGLE head (arXiv 2401.15077, section 4) has them."""
     seed: int = 0
-    """Of the random numbers."""
+    """Seed of the random numbers."""
 
     def __post_init__(self) -> None:
         rates = (1.0, *self.acceptance, 0.0)
@@ -92,17 +92,19 @@ class Speculation:
         return self.drafts if self.cost else 0
 
     def spare(self, *, ahead: bool) -> int:
-        """Most tokens for which a step needs the KV cache beyond those of the whole answer."""
+        """Return the most tokens for which a step needs the KV cache beyond those of the whole answer."""
         return self.lookahead + self.drafts + (self.drafts + 1 if ahead else 0)
 
     def gains(self, number: int, count: int) -> list[int]:
-        """What a step brings request `number` after each token of its answer; the same in every simulation."""
+        """Return the tokens that a step brings request `number` after each of its tokens, equal in every simulation."""
         drawn = np.random.default_rng((self.seed, number)).random(count)
         accepted: list[int] = (drawn[:, None] < np.array(self.acceptance)).sum(axis=1).tolist()
         return [1 + tokens for tokens in accepted]
 
     def path(self, gains: list[int], produced: int, *, ahead: bool, padding: int = 0) -> Path:
-        """The steps of a request whose prompt is done, which brought a token after those `produced` before.
+        """Return the steps of a request whose prompt is done.
+
+        Its prompt brought one token after the `produced` ones before.
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ class Outcome:
     variant: str
     """Canonical name."""
     gpus: int
-    """Of all replicas."""
+    """Number of GPUs of all replicas."""
     answers: Sequence[Answer]
     """All requests, in order of arrival."""
     replicas: Sequence[Replica]
@@ -59,11 +59,11 @@ class Outcome:
         }
 
     def values_s(self, metric: Metric) -> Floats:
-        """A metric of each request that has it; of ITL, each time that occurs."""
+        """Return a metric of each request that has it, in seconds; of ITL, each time that occurs."""
         return self._seconds[metric][0]
 
     def seconds(self, metric: Metric, percentile: int = 0) -> float:
-        """A percentile of a metric, or its mean; NaN if no request has it."""
+        """Return a percentile of a metric, or its mean, in seconds; NaN if no request has it."""
         values, counts = self._seconds[metric]
         if not len(values):
             return float("nan")
@@ -144,7 +144,7 @@ class Outcome:
         return sum(answer.request.gen for answer in self.answers) / self.duration_s
 
     def fields(self) -> dict[str, Any]:
-        """Its figures as in JSON and CSV."""
+        """Return the outcome's figures as fields of JSON and CSV."""
         prompts = sum(answer.request.prompt for answer in self.answers)
         busy_s = sum(replica.busy_s for replica in self.replicas)
         return {

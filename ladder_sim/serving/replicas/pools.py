@@ -16,9 +16,9 @@ class Sizes(NamedTuple):
     """How many replicas each pool has."""
 
     serving: int
-    """That decode, and run prompts if no others do."""
+    """Number of replicas that decode, and run prompts if no others do."""
     prefill: int
-    """That run prompts only."""
+    """Number of replicas that run prompts only."""
 
     @property
     def groups(self) -> int:
@@ -36,13 +36,13 @@ class Pool:
     """Replicas that are alike."""
 
     times: MixTimes
-    """Of their steps."""
+    """Times of the replicas' steps."""
     spec: SchedulerSpec
     """How each schedules."""
     replicas: int = 1
     """How many there are."""
     gpus: int = 1
-    """Of all of them."""
+    """Number of GPUs of all replicas together."""
     replica: type[Replica] = SimulatedReplica
     """What each is."""
 
@@ -57,15 +57,15 @@ class Prefill:
     pool: Pool
     """The replicas."""
     latency_s: float
-    """Of a transfer."""
+    """Latency of a transfer of the KV cache."""
     bandwidth_Bps: float
-    """Of one GPU."""
+    """Bandwidth of one GPU for transfers."""
     gpu_bytes: Callable[[int], float]
     """What one GPU sends or receives of the KV cache of so many tokens, where that is more."""
 
     @classmethod
     def between(cls, pool: Pool, scenario: Scenario, decode: Scenario, gpus: int) -> Self:
-        """Replicas of `scenario` that run prompts for those of `decode`: inside a node if all their `gpus` fit one."""
+        """Return replicas of `scenario` that run prompts for those of `decode`, in one node if their `gpus` fit it."""
         cluster = scenario.cluster
         tier = cluster.intra if gpus <= cluster.gpus_per_node else cluster.inter
 
@@ -75,5 +75,5 @@ class Prefill:
         return cls(pool=pool, latency_s=tier.allreduce_floor_s, bandwidth_Bps=tier.bandwidth_Bps, gpu_bytes=gpu_bytes)
 
     def seconds(self, tokens: int) -> float:
-        """How long the KV cache of a prompt takes."""
+        """Return the seconds that sending the KV cache of a prompt takes."""
         return self.latency_s + self.gpu_bytes(tokens) / self.bandwidth_Bps

@@ -186,7 +186,7 @@ class _System:
         self._send_due()
 
     def queued(self) -> tuple[int, int]:
-        """As in `Outcome`."""
+        """Return the queued requests halfway and at the end, as `Outcome` has them."""
         return (self._queues[len(self._queues) // 2], self._queues[-1]) if self._queues else (0, 0)
 
     def _send(self, request: Request) -> None:

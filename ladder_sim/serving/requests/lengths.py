@@ -68,7 +68,7 @@ class Lengths:
         return self.first * math.exp(self.second**2 / 2.0)
 
     def draw(self, random: Generator, count: int) -> NDArray[np.int64]:
-        """So many lengths."""
+        """Return `count` lengths, drawn at random."""
         if self.kind == "uniform":
             return random.integers(round(self.first), round(self.second), count, endpoint=True)
         drawn = self.first * np.exp(self.second * random.standard_normal(count))

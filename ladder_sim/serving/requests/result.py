@@ -67,7 +67,7 @@ class Result:
         return float(np.mean([request.gen for request in self.requests]))
 
     def _order(self) -> str:
-        """Percentiles increase."""
+        """Say which percentiles do not increase; empty if all do."""
         for metric in METRICS:
             names = [f"{metric}_p{number}_s" for number in PERCENTILES if f"{metric}_p{number}_s" in self.figures]
             for low, high in itertools.pairwise(names):
@@ -76,7 +76,7 @@ class Result:
         return ""
 
     def _parts(self) -> str:
-        """A request takes its first token and all others."""
+        """Say what does not fit if a request takes its first token and all others; empty if all fits."""
         itl_s, tpot_s = (self.figures.get(f"{metric}_mean_s", 0.0) for metric in ("itl", "tpot"))
         if itl_s and tpot_s and not _agree(itl_s, tpot_s, _CHUNK):
             return f"{_shown('itl_mean_s', self.figures)} and {_shown('tpot_mean_s', self.figures)} are not both right"
@@ -99,7 +99,7 @@ class Result:
         return self.figures["ttft_mean_s"] + max(0.0, self._gen - 1.0) * self.figures["tpot_mean_s"]
 
     def _counts(self) -> str:
-        """Rates times the duration are what was answered."""
+        """Say which counts are not their rates times the duration; empty if all are."""
         rate, tokens = self.figures.get("requests_per_s", 0.0), self.figures.get("tokens_per_s", 0.0)
         if rate and self.duration_s and not _agree(rate * self.duration_s, self.answered, _AGREE):
             return (
@@ -114,7 +114,7 @@ class Result:
         return ""
 
     def _busy(self) -> str:
-        """Requests in flight are their rate times how long each takes (Little's law)."""
+        """Say what does not fit if requests in flight are rate times duration (Little's law); empty if all fits."""
         rate, each_s = self.figures.get("requests_per_s", 0.0), self.figures.get("e2e_mean_s", self._sum_s)
         busy = rate * each_s
         if not busy:

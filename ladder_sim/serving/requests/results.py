@@ -64,7 +64,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
 
 
 def _documents(text: str, name: str) -> list[tuple[str, JSON]]:
-    """The JSON objects of a file, each with where it stands."""
+    """Return the JSON objects of a file, each with where it stands."""
     try:
         content = _parsed(name, text)
         documents = [(name, content)]

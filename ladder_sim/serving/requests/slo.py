@@ -87,7 +87,7 @@ class SLO:
         return cls(bounds=tuple(bounds))
 
     def broken(self, values_s: Sequence[float]) -> tuple[str, ...]:
-        """Names of the bounds that are not kept, from what each bounds; NaN, which no request has, breaks none."""
+        """Return the names of the bounds that are exceeded; NaN, which no request has, exceeds none."""
         return tuple(
             bound.name for bound, value_s in zip(self.bounds, values_s, strict=True) if value_s > bound.seconds
         )
@@ -97,7 +97,7 @@ class SLO:
 
 
 def _limit(name: str, limit: object) -> str:
-    """A bound as typed; the name of one that is a number must say the unit."""
+    """Return a bound as typed; the name of a bound that is a number must say the unit."""
     if isinstance(limit, str):
         return limit
     if not isinstance(limit, Real) or not name.endswith("_s"):

@@ -146,7 +146,7 @@ class TraceFormat:
 
 
 def _time_field(names: Mapping[str, str]) -> tuple[str, str]:
-    """The field of times, and the unit that its name ends in; empty if it says none."""
+    """Return the field of times, and the unit that its name ends in; empty if it ends in none."""
     for known in _TIMES:
         for name, field in names.items():
             match = _SUFFIX.fullmatch(name)
@@ -162,7 +162,7 @@ def _means(suffix: str, unit: str) -> bool:
 
 
 def _unit(times: Sequence[Any], whole_unit: str) -> str:
-    """The unit of times, by what they are."""
+    """Return the unit of times, from their values."""
     values = [value for value in map(_float, times) if value is not None]
     if not values:
         return _DATE
@@ -179,7 +179,7 @@ def _unit(times: Sequence[Any], whole_unit: str) -> str:
 
 
 def _float(value: Any) -> float | None:
-    """A time that is a number; None for a date, or what is no time."""
+    """Return a time that is a number; None for a date, or what is no time."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):
@@ -188,7 +188,7 @@ def _float(value: Any) -> float | None:
 
 
 def _block(sizes: Sequence[tuple[Any, int]]) -> int:
-    """Tokens of a block, by prompts and their numbers of hashes: the size that most of them have."""
+    """Return the number of tokens of a block, which most prompts have by their numbers of hashes."""
     known = [(prompt, hashes) for prompt, hashes in sizes if type(prompt) is int and prompt > 0 and hashes > 0]
     if not known:
         return MOONCAKE_BLOCK
@@ -211,7 +211,7 @@ def _block(sizes: Sequence[tuple[Any, int]]) -> int:
 
 
 def _whole(value: Any, field: str) -> int:
-    """A number of tokens; tables write it as text."""
+    """Return a number of tokens; tables write it as text."""
     if isinstance(value, str):
         number = float(value)
         if not number.is_integer():

@@ -122,7 +122,7 @@ class Trace:
 
 
 def _rows(lines: Iterator[tuple[int, str]], name: str) -> _Rows:
-    """What lines say, and in which format."""
+    """Return the rows of a trace's lines, and their format."""
     first = next(lines, None)
     if first is None:
         raise UsageError(f"{name}: is empty", hint=f"give a trace: {_FORMATS}")
@@ -205,7 +205,7 @@ def _csv_fields(header: list[str], line: str) -> Mapping[str, Any]:
 
 
 def _sorted(rows: Iterator[tuple[str, Row]], name: str) -> Iterator[tuple[str, Row]]:
-    """Rows of a file that is not in order of arrival: 24 bytes of each request are kept."""
+    """Yield the rows of a file that is not in order of arrival: 24 bytes of each request are kept."""
     starts_s, lengths = array("d"), array("q")
     for where, (at_s, prompt, gen, _) in rows:
         if gen:
@@ -217,7 +217,7 @@ def _sorted(rows: Iterator[tuple[str, Row]], name: str) -> Iterator[tuple[str, R
 
 
 def _of_results(path: Path, name: str) -> Iterator[tuple[str, Row]]:
-    """The requests of a result that is one JSON object."""
+    """Yield the requests of a result that is one JSON object."""
     results = read_results(path)
     if len(results) > 1:
         raise UsageError(f"{name}: holds {len(results)} runs: must be one", hint="give a file with one of them")
@@ -271,7 +271,7 @@ def _check_lengths(where: str, prompt: int, gen: int) -> None:
 
 
 def _lines(file: IO[str], name: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold something, with their numbers."""
+    """Yield the lines that hold something, with their numbers."""
     number = 0
     while line := file.readline(_LINE_BYTES):
         number += 1

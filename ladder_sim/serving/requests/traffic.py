@@ -40,7 +40,7 @@ class Traffic:
     prefix: int = 0
     """Tokens that all prompts begin with, in addition to their own."""
     seed: int = 0
-    """Of the random numbers."""
+    """Seed of the random numbers."""
 
     def __post_init__(self) -> None:
         for name in ("prompt", "gen"):

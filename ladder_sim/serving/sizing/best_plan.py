@@ -38,9 +38,9 @@ class Tried:
     """What became of a plan."""
 
     plans: str
-    """Of its replicas, as in `ladder_sim.serving.Service`."""
+    """Plans of the replicas, as in `ladder_sim.serving.Service`."""
     gpus: int
-    """That meet the SLO; 0: it was not simulated, or no number does."""
+    """GPUs with which the plan meets the SLO; 0 if it was not simulated, or no number does."""
     reason: str
     """Why; empty: there are GPUs."""
 
@@ -53,12 +53,12 @@ class Progress:
         self._done = 0
 
     def point(self) -> None:
-        """One more is about to be simulated."""
+        """Report that one more point is about to be simulated."""
         self._done, self.points = self._done + 1, self.points + 1
         self.watch(self._done, self._done + max(1, _SEARCH_POINTS - self.points) + _SEARCH_POINTS * (self.left - 1))
 
     def searched(self) -> None:
-        """One search is done, or need not be made."""
+        """Report that one search is done, or need not be made."""
         self.left, self.points = self.left - 1, 0
 
 
@@ -87,7 +87,7 @@ class Best(NamedTuple):
     """What a search over plans ends with."""
 
     need: Need
-    """Of the best plan; where none meets the SLO, of the one that comes closest."""
+    """Need of the best plan; where none meets the SLO, need of the one that comes closest."""
     search: Search
     """On that plan, with the group that its limit is of."""
     tried: tuple[Tried, ...]
@@ -151,7 +151,7 @@ def best_plan(
 def _service(
     scenario: Scenario, plan: Plan, prefill_tp: int | None, traffic: Traffic, how: Mapping[str, Any]
 ) -> Service:
-    """Replicas of a plan, and of the same with another tensor parallelism for prompts."""
+    """Return the service of a plan, with another tensor parallelism for prompts if there is one."""
 
     def of_plan(plan: Plan) -> Scenario:
         return scenario.having(plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node))
@@ -167,7 +167,7 @@ def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
 
 
 def _rank(need: Need) -> tuple[float, ...]:
-    """The fewest GPUs; of as many, those that carry most; of none, those that exceed their worst bound least."""
+    """Return a sort key: the fewest GPUs, then the highest rate; if no number suffices, the least excess."""
     if need.replicas:
         return 0, need.gpus, -need.rate_limit * need.sizes.groups
     assert need.outcome.slo is not None
@@ -177,7 +177,7 @@ def _rank(need: Need) -> tuple[float, ...]:
 
 
 def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float, float]:
-    """GPUs without which a plan cannot carry the load, by the closed form, and its shortest step over the SLO's.
+    """Return the least GPUs that carry the load by the closed form, and a plan's shortest step over the SLO's.
 
     Infinite: no number can. Those of one replica of each kind where the closed form says nothing: steps were measured,
     or some replicas run prompts only.

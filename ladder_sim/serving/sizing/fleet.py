@@ -47,7 +47,7 @@ class Fleet:
     need: Need
     """On the best plan."""
     plans: str
-    """Of its replicas, as in `ladder_sim.serving.Service`."""
+    """Plans of the replicas, as in `ladder_sim.serving.Service`."""
     group_gpus: int
     """GPUs of one replica; with replicas that run prompts only, of the smallest group of the same ratio."""
     gpus: Interval
@@ -61,9 +61,9 @@ class Fleet:
     tried: tuple[Tried, ...]
     """The plans, those simulated first."""
     confidence: Confidence | None = field(repr=False)
-    """None: no number meets the SLO."""
+    """Confidence of the predictions; None if no number of GPUs meets the SLO."""
     widths: Widths | None
-    """Of its times of steps, likewise."""
+    """Half-widths of the variant's times of steps; None if no number of GPUs meets the SLO."""
     reasons: tuple[str, ...]
     """Why no number does, by bound; empty: one does."""
     curve: Mapping[float, Sequence[float]] = field(repr=False)
@@ -123,7 +123,7 @@ def smallest_fleets(
 
 @contextmanager
 def _kept_points(path: Path | None, fingerprint: str, *, resume: bool) -> Iterator[Points]:
-    """Points in memory, and in a journal next to a file until all is done."""
+    """Yield the simulated points, kept in memory, and in a journal next to a file until all is done."""
     if path is None:
         yield {}
         return
@@ -194,7 +194,7 @@ def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> 
 
 
 def bounded_times(fleet: Fleet, search: Search) -> dict[str, Interval]:
-    """What each bound of the SLO bounds with the replicas of a fleet that keeps it, by the bound's name."""
+    """Return the times that each bound of the SLO limits, by its name, for a fleet that keeps the SLO."""
     need, widths = fleet.need, fleet.widths
     if widths is None:
         return {}
@@ -212,7 +212,7 @@ class _End(NamedTuple):
     gpus: float
     """Infinite: no number meets the SLO."""
     rate_limit: float
-    """Of one group."""
+    """Highest rate of one group."""
 
 
 _NEVER = _End(math.inf, 0.0)
@@ -221,7 +221,7 @@ _UNKNOWN = Interval.around(math.nan, 0.0)
 
 
 def _gpus(need: Need, faster: _End, slower: _End) -> Interval:
-    """With what is needed where steps are faster and slower: the search may meet more or less regular arrivals."""
+    """Return the GPUs with those for faster and slower steps: arrivals may be more or less regular."""
     return Interval(value=float(need.gpus), low=min(need.gpus, faster.gpus), high=max(need.gpus, slower.gpus))
 
 
@@ -242,7 +242,7 @@ def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths,
 
 
 def _case(widths: Widths, sign: int) -> Case:
-    """Where steps are slower (1) or faster (-1); a first token may be missed by more than the steps that it takes."""
+    """Return the case of slower (1) or faster (-1) steps; a first token may be off by more than its steps."""
     return Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
 
 
@@ -251,7 +251,7 @@ def _mean(limits: Sequence[float]) -> float:
 
 
 def _none(best: Best) -> Fleet:
-    """No number of replicas meets the SLO: what an idle one of the plan that comes closest takes."""
+    """Return a fleet for no number of replicas: what an idle one of the plan that comes closest takes."""
     need, search, tried = best
     service = search.service
     reasons = []

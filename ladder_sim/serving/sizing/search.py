@@ -61,9 +61,9 @@ class Need:
     group: Sizes
     """What the limit is of: one replica; with replicas that run prompts only, the smallest group of the same ratio."""
     gpus: int
-    """Of these replicas."""
+    """Number of GPUs of the replicas."""
     outcome: Outcome
-    """Of one of these groups; if there are none, of an idle one. Of all, if their router does not take turns."""
+    """Outcome of one group, or of an idle one if none is needed; of all groups if their router does not take turns."""
     idle_s: Sequence[float]
     """What each bound bounds where requests come alone, on average over seeds, if no number meets the SLO."""
 
@@ -131,7 +131,7 @@ class Search:
         self.group = service.alike(1)
 
     def of_group(self, group: Sizes) -> Self:
-        """The same search with limits of another group."""
+        """Return the search with limits of another group."""
         other = copy.copy(self)
         other.group = group
         return other
@@ -162,8 +162,9 @@ class Search:
     def limit(
         self, case: Case = AS_PREDICTED, *, near: float | None = None, seed: int = 0
     ) -> tuple[float, tuple[str, ...]]:
-        """The highest rate of one group, the same for every rate that is to be served, and what breaks above it.
+        """Return the highest rate of one group, and the bounds that break above it.
 
+        It is the same for every rate that is to be served.
         From a power of two by doubling or halving, for a replica with little to do takes longest to simulate, then by
         bisection; from a rate that is near in small steps. 0: none, and what breaks where requests come alone.
         """
@@ -193,8 +194,9 @@ class Search:
         return kept, breaks
 
     def fewest(self, limit: float, case: Case = AS_PREDICTED) -> Sizes | None:
-        """The fewest replicas, near the number that a limit says: routers make arrivals more or less regular.
+        """Return the fewest replicas that meet the SLO; None if no number does.
 
+        It is near the number that a limit says: routers make arrivals more or less regular.
         As predicted they meet the SLO on average over all seeds, else with the first. None: no number does.
         """
         if not self.possible(case):
@@ -215,7 +217,7 @@ class Search:
         return min(ends, key=self.service.gpus)
 
     def most(self, gpus: int) -> Sizes | None:
-        """So many of each kind that no fleet of so many GPUs has more; None: not even one of each fits."""
+        """Return the most replicas of each kind on a number of GPUs; None if not even one of each fits."""
         smallest = self.service.alike(1)
         left = gpus - self.service.gpus(smallest)
         if left < 0:
@@ -228,7 +230,7 @@ class Search:
     def seconds(
         self, rate: float, sizes: Sizes | None = None, case: Case = AS_PREDICTED, *, seed: int = 0
     ) -> Sequence[float]:
-        """The times that the SLO bounds, in its order, of one group or of so many replicas, with one seed."""
+        """Return the times that the SLO bounds, in its order, of one group or of `sizes` replicas, with one seed."""
         return self._bounded(rate, sizes or self.group, case, (seed,))[0]
 
     def possible(self, case: Case) -> bool:
@@ -238,12 +240,12 @@ class Search:
     def breaks(
         self, rate: float, sizes: Sizes, case: Case = AS_PREDICTED, seeds: Sequence[int] = (0,)
     ) -> tuple[str, ...]:
-        """What of the SLO some replicas break at a rate, on average over seeds; empty: nothing."""
+        """Return the bounds of the SLO that replicas break at a rate, on average over seeds; empty if none."""
         values_s, stable = self._bounded(rate, sizes, case, seeds)
         return self.slo.broken(values_s) or (() if stable else (ENDLESS,))
 
     def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
-        """The times that the SLO bounds, seconds, and whether the queue ends; of the first seeds that decide."""
+        """Return the times that the SLO bounds, seconds, and whether the queue ends, over the first deciding seeds."""
         bounds_s = np.array([bound.seconds for bound in self.slo.bounds])
         rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
         for seed in seeds:
@@ -256,7 +258,7 @@ class Search:
         return np.ma.masked_invalid(rows).mean(axis=0).filled(np.nan).tolist(), stable
 
     def _near(self, limit: float) -> int:
-        """Replicas of a kind that a limit asks for, as many of each."""
+        """Return the number of replicas of a kind, equal for each, that a rate limit asks for."""
         return max(1, ceil(self.traffic.rate / limit * max(self.group)))
 
     def _with_fewest(self, kind: str, sizes: Sizes, case: Case) -> Sizes:
@@ -264,7 +266,7 @@ class Search:
         return sizes._replace(**{kind: number})
 
     def _smallest(self, near: int, sizes: Callable[[int], Sizes], case: Case) -> int:
-        """The smallest number whose replicas meet the SLO; 0: not even with many times as many as seems enough."""
+        """Return the smallest number of replicas that meet the SLO; 0 if not even many times the estimate does."""
         seeds = range(self.seeds if case == AS_PREDICTED else 1)
 
         def keeps(number: int) -> bool:
@@ -288,7 +290,7 @@ class Search:
         return enough
 
     def _point(self, rate: float, sizes: Sizes, seed: int, slower: float) -> tuple[list[float], list[float], bool]:
-        """Figures of a simulation, as in `Points`."""
+        """Return the figures of a simulation, as in `Points`."""
         key = json.dumps([self.variant, self.service.plans, slower, seed, rate, sizes])
         if key not in self.points:
             outcome = self._run(rate, sizes, seed, slower)
@@ -322,12 +324,12 @@ class Search:
         return max(2.0 * _IDLE_RATE, _ALONE / (prompt_s + self.traffic.gen.mean * token_s))
 
     def _guess(self) -> float:
-        """A power of two near the rate at which 64 requests decode at a time."""
+        """Return a power of two near the rate, in requests per second, at which 64 requests decode at a time."""
         prompt_s, token_s = self._times(64)
         return 2.0 ** round(log2(min(1.0 / (prompt_s + self.traffic.gen.mean * token_s), _MOST_RATE)))
 
     def _times(self, requests: int) -> tuple[float, float]:
-        """Of a prompt, and of a token where so many requests decode at a time."""
+        """Return the seconds of a prompt, and of a token where a number of requests decode at a time."""
         times, prompt, gen = self.service.times(self.variant), self.traffic.prompt.mean, self.traffic.gen.mean
         chunk = max(1, min(round(prompt), times.limits.tokens))
         prompt_s = prompt / chunk * times.of_mix(Mix.of(prefill=[(chunk, 0)]))
@@ -335,7 +337,7 @@ class Search:
         return prompt_s, times.of_mix(Mix.of(decode=[round(prompt + gen / 2)] * decoding)) / decoding
 
     def _none(self, rate: float, sizes: Sizes, seeds: Sequence[int]) -> Need:
-        """No number meets the SLO: what it is like where requests come alone."""
+        """Return the need if no number of replicas meets the SLO: what it is like where requests come alone."""
         idle_s, _ = self._bounded(rate, sizes, AS_PREDICTED, seeds)
         return Need(
             variant=self.variant,

@@ -25,7 +25,7 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 
 def cached(made_from: Sequence[object], make: Callable[[], Grids]) -> Grids:
-    """What `make` returns, from the file of an earlier call if there is one."""
+    """Return what `make` returns, from the file of an earlier call if there is one."""
     path = folder() / f"{fingerprint(*made_from)}.npz"
     with contextlib.suppress(OSError):
         content = path.read_bytes()
@@ -39,7 +39,7 @@ def cached(made_from: Sequence[object], make: Callable[[], Grids]) -> Grids:
 
 
 def folder() -> Path:
-    """Where the files are (XDG Base Directory Specification)."""
+    """Return the folder of the files (XDG Base Directory Specification)."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ladder-sim" / "step-times"
 
@@ -57,7 +57,7 @@ def _write(path: Path, grids: Grids) -> None:
 
 
 def _arrays(grids: Grids) -> dict[str, Any]:
-    """By name; those of a `Rest` with a dot."""
+    """Return the arrays by name; those of a `Rest` have a dot in it."""
     return {
         f"{name}.{column}" if column else name: values
         for name, part in grids._asdict().items()

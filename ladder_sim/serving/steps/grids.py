@@ -59,9 +59,9 @@ class Grids(NamedTuple):
     head_s: Floats
     """Logits and tokens, by rows."""
     decode: Rest
-    """Of steps that decode only."""
+    """Times of steps that decode only."""
     mixed: Rest
-    """Of steps with prompts; of kinds by `KINDS`."""
+    """Times of steps with prompts, by `KINDS`."""
 
     @classmethod
     def of(cls, scenario: Scenario, variant: str, costs: KernelCosts, limits: StepLimits) -> Self:
@@ -102,7 +102,7 @@ class Grids(NamedTuple):
 
 
 def _axis(first: int, last: int, bends: Floats = _NONE) -> Floats:
-    """Whole numbers from first to last, or to the next, by a factor that is about `SPACING`, and those of `bends`."""
+    """Return whole numbers from first to last or beyond, by a factor of about `SPACING`, and those of `bends`."""
     last = max(last, first + 1)
     steps = int(np.ceil(np.log(last / first) / np.log(SPACING)))
     within = bends[(bends > first) & (bends < last)]
@@ -110,7 +110,7 @@ def _axis(first: int, last: int, bends: Floats = _NONE) -> Floats:
 
 
 def _bends(profile: CalibrationProfile | None, *names: str) -> Floats:
-    """Where tables of kernels may bend or jump: the values at which they were measured, on axes of these names."""
+    """Return where tables of kernels may bend or jump: the measured values of axes with these names."""
     if profile is None:
         return _NONE
     kernels = (*profile.attention_decode.values(), *profile.attention_prefill.values(), profile.gemm)
@@ -120,13 +120,13 @@ def _bends(profile: CalibrationProfile | None, *names: str) -> Floats:
 
 
 def _decode(tokens: Floats, context: Floats) -> Mixes:
-    """Steps that decode only."""
+    """Return steps that decode only."""
     nothing = np.zeros_like(tokens)
     return Mixes(tokens, tokens * context, nothing, nothing, nothing)
 
 
 def _decode_attention(model: StepModel, count: Floats, context: Floats) -> Floats:
-    """As `Grids.decode_s`, of some requests with contexts."""
+    """Return attention's seconds, as in `Grids.decode_s`, of some requests with contexts."""
     techniques = model.scenario.techniques
     if "token-split" not in techniques:
         return model.kernels(_decode(count, context)).decode_s
@@ -138,8 +138,9 @@ def _decode_attention(model: StepModel, count: Floats, context: Floats) -> Float
 
 
 def _mixed(tokens: Floats, context: Floats, most: int) -> Mixes:
-    """Steps that run at least two tokens of prompts, and decode as many requests as there is room for, at most `most`.
+    """Return steps that run at least two tokens of prompts, and decode at most `most` requests.
 
+    They decode as many requests as there is room for.
     Short contexts are those of whole prompts, and longer ones than a chunk come before it.
     """
     decoding = np.minimum(tokens - 2.0, most)

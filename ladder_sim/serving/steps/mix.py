@@ -56,7 +56,7 @@ class Mix(NamedTuple):
         return cls(len(contexts), sum(contexts)).with_prompts(prefill)
 
     def with_prompts(self, prefill: Iterable[tuple[int, int]]) -> Self:
-        """The same with chunks of prompts, as in `of`."""
+        """Return the mix with chunks of prompts added, as in `of`."""
         decoding, context, prompts, chunk, pairs, drafted = self
         for new, before in prefill:
             if new == 1:
@@ -78,6 +78,6 @@ class MixTimes(Protocol):
     def limits(self) -> StepLimits: ...
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """Seconds of a step, while prompts take a share `duty` of the time."""
+        """Return the seconds of a step, while prompts take a share `duty` of the time."""
 
     def slower(self, factor: float) -> Self: ...

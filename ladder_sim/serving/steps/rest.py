@@ -29,7 +29,7 @@ class Steps(NamedTuple):
     """Simulated steps; the last axis of each array is that of the steps."""
 
     attention_s: Floats
-    """Of all layers."""
+    """Seconds of attention in all layers."""
     free_sms: Floats
     """SMs that collectives leave to it."""
     rests_s: Floats
@@ -44,14 +44,14 @@ class Rest(NamedTuple):
     context: Floats
     """Tokens that its requests read; increasing on a line."""
     attention_s: Floats
-    """Of all layers; increasing on a line."""
+    """Seconds of attention in all layers; increasing on a line."""
     free_sms: Floats
     """SMs that collectives leave to it."""
     rests_s: Floats
     """What the rest takes with each kind of attention; shape (kinds, points)."""
 
     def lines(self) -> "dict[float, Rest]":
-        """Each line by its tokens."""
+        """Return each line by its tokens."""
         tokens, starts = np.unique(self.tokens, return_index=True)
         columns = (np.split(column, starts[1:], axis=-1) for column in self)
         return dict(zip(tokens.tolist(), itertools.starmap(Rest, zip(*columns, strict=True)), strict=True))
@@ -87,7 +87,7 @@ def rest_of(simulate: Simulate, tokens: Floats, context: int) -> Rest:
 
 
 def _simulated(simulate: Simulate, contexts_of: list[tuple[float, Floats]]) -> Rest:
-    """Lines of so many tokens at contexts."""
+    """Return the simulated lines of `tokens` tokens at contexts."""
     tokens = np.repeat([each for each, _ in contexts_of], [len(contexts) for _, contexts in contexts_of])
     context = np.concatenate([contexts for _, contexts in contexts_of])
     return Rest(tokens, context, *simulate(tokens, context))
@@ -98,7 +98,7 @@ def _joined(lines: list[Rest]) -> Rest:
 
 
 def _halved(simulate: Simulate, lines: Rest) -> Rest:
-    """The same lines, halved where they bend."""
+    """Return the lines, halved where they bend."""
     # lower ends of intervals that may bend
     low = np.flatnonzero(lines.tokens[1:] == lines.tokens[:-1])
     while len(low := low[lines.context[low + 1] > NARROWEST * lines.context[low]]):
@@ -129,7 +129,7 @@ def _bends(left: Rest, middle: Rest, right: Rest) -> bool:
 
 
 def _at(line: Rest, attention_s: Floats) -> Floats:
-    """The rests on a line, with attention that takes so long."""
+    """Return the rests on a line at the seconds that attention takes."""
     point = np.interp(attention_s, line.attention_s, np.arange(len(line.tokens), dtype=np.float64))
     low = np.minimum(point.astype(int), len(line.tokens) - 2)
     low_s, high_s = line.rests_s[:, low], line.rests_s[:, low + 1]
@@ -138,6 +138,6 @@ def _at(line: Rest, attention_s: Floats) -> Floats:
 
 
 def _differ(guessed_s: Floats, rests_s: Floats, attention_s: Floats) -> NDArray[np.bool_]:
-    """At which points any rest is off by more than is allowed."""
+    """Return a mask of the points at which any rest is off by more than is allowed."""
     differ: NDArray[np.bool_] = np.any(np.abs(guessed_s - rests_s) > TOLERANCE * (rests_s + attention_s), axis=0)
     return differ

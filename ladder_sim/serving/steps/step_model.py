@@ -40,7 +40,7 @@ class Attention(NamedTuple):
     decode: Floats
     """How many times as long that of requests that decode takes."""
     prompts: Floats
-    """The same of prompts."""
+    """How many times as long attention of prompts takes."""
     tiles: Floats
     """Thread blocks of the latter."""
 
@@ -54,7 +54,7 @@ class StepKernels(NamedTuple):
     decode_s: Floats
     """Attention of requests that decode, in all layers, seconds."""
     prompt_s: Floats
-    """The same of prompts."""
+    """Attention of prompts, in all layers, seconds."""
     head_s: Floats
     """What grows with the sequences: logits and tokens."""
     free_sms: Floats
@@ -73,7 +73,7 @@ class StepModel:
     """Times of its ops."""
 
     def kernels(self, steps: Mixes) -> StepKernels:
-        """What some of their kernels take."""
+        """Return the seconds of some kernels of the steps."""
         return StepKernels(*self._each(_kernels, steps, None, None))
 
     def seconds(self, steps: Mixes, *, duty: Floats | None = None, attention: Attention | None = None) -> Floats:
@@ -90,7 +90,7 @@ class StepModel:
         return seconds
 
     def changes(self, phase: Phase, most: int) -> Floats:
-        """The last tokens of a step that runs in one form, and the first of one in another, of at most so many."""
+        """Return the tokens of steps between which the form changes: last of one and first of the next, to `most`."""
         tokens = np.arange(1.0, most + 1.0)
         forms = self._forms(phase, tokens)
         last = tokens[:-1][forms[1:] != forms[:-1]]
@@ -107,7 +107,7 @@ class StepModel:
         duty: Floats | None,
         attention: Attention | None,
     ) -> Sequence[Floats]:
-        """What is to be known of passes, those of each form at once."""
+        """Evaluate `measure` on every step; steps of one form are evaluated together."""
         count = len(steps.decoding)
         tokens: Any = steps.decoding + steps.chunk
         forms = self._forms("mixed" if np.any(steps.prompts) else "decode", tokens)
@@ -124,12 +124,12 @@ class StepModel:
 
 
 def rows_of(columns: _Columns, rows: NDArray[np.int_]) -> _Columns:
-    """Some of the steps."""
+    """Return some of the steps."""
     return type(columns)(*(values[rows] for values in columns))
 
 
 def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phase, Sizes]:
-    """Sizes of passes; chunks of a step enter as equally many average ones with as many tokens and pairs."""
+    """Return the sizes of passes; chunks count as average ones with the same number, tokens and pairs."""
     stack = scenario.stack
     context: Any = steps.context / steps.decoding
     sizes: dict[str, Any] = {"batch": steps.decoding, "prompt": 1, "gen": 1}
@@ -140,7 +140,7 @@ def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phas
 
 
 def _kernels(forward: ForwardPass) -> tuple[Number, ...]:
-    """As `StepKernels`, of one pass."""
+    """Return the kernels of one pass, as `StepKernels` has them."""
     schedule = forward.schedule
     estimates, ops = forward.estimates(schedule), forward.distinct(schedule)
     durations_s, _, _ = op_times(schedule, estimates, forward.hardware)

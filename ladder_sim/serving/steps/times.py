@@ -56,7 +56,7 @@ class Axis:
         self.last = len(self.values) - 2
 
     def place(self, value: float) -> tuple[int, float]:
-        """The cell of a value, and how far it is on the way to the cell's upper end."""
+        """Return the cell of a value, and how far it is on the way to the cell's upper end."""
         values = self.values
         cell = bisect_right(values, value) - 1
         if cell < 0:
@@ -76,14 +76,14 @@ class Grid:
         self.axes, self.values = axes, values.tolist()
 
     def at(self, *coordinates: float) -> float:
-        """The value at a point; its coordinates are in the order of the axes."""
+        """Return the value at a point; its coordinates are in the order of the axes."""
         value = 0.0
         for corner, weight in self.corners(*coordinates):
             value += weight * corner
         return value
 
     def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
-        """The values that the one at a point is between, and the weight of each."""
+        """Return the values between which the value at a point lies, and the weight of each."""
         corners = [(self.values, 1.0)]
         for axis, coordinate in zip(self.axes, coordinates, strict=True):
             cell, up = axis.place(coordinate)
@@ -197,7 +197,7 @@ class StepTimes:
         )
 
     def slower(self, factor: float) -> Self:
-        """The same, with steps that take so many times as long."""
+        """Return the step times, each `factor` times as long."""
         other = copy.copy(self)
         other._factor = factor * self._factor
         return other
@@ -205,7 +205,7 @@ class StepTimes:
     def seconds(
         self, decode: Iterable[int] = (), prefill: Iterable[tuple[int, int]] = (), *, duty: float = 0.0
     ) -> float:
-        """How long a step takes, seconds, from its start to that of the next.
+        """Return the seconds of a step, from its start to that of the next.
 
         Parameters
         ----------
@@ -256,7 +256,7 @@ class StepTimes:
         return self.of_mix(mix, duty)
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
-        """The same of requests that are added up, without checks."""
+        """Return the seconds of a step of requests that are added up, without checks."""
         decoding, context, prompts, chunk, pairs, drafted = mix
         # each row has logits
         rows = decoding + drafted
@@ -276,7 +276,7 @@ class StepTimes:
         return self._factor * (attention_s + rest_s + self._head.at(sequences) + host_s)
 
     def _loss(self, tokens: int, prompts: int, chunk: int) -> float:
-        """How much longer attention of prompts takes while collectives hold SMs, as a fraction."""
+        """Return how much longer attention of prompts takes while collectives hold SMs, as a fraction."""
         tiles = self._heads * prompts * math.ceil(chunk / prompts / QUERY_TILE)
         return math.ceil(tiles / self._mixed_rest.free_sms_at(tokens)) / math.ceil(tiles / self._sms) - 1.0
 
@@ -296,13 +296,13 @@ class _RestTimes:
         self._lines = [(Axis(line.attention_s), line.rests_s.T.tolist()) for line in lines.values()]
 
     def at(self, tokens: float, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
-        """Seconds of a step of so many tokens, with attention that takes so long: of some kinds, each by its weight."""
+        """Return the weighted seconds of steps of some kinds, with their tokens and the seconds of attention."""
         cell, up = self.tokens.place(tokens)
         low_s = self._on(cell, attention_s, kinds)
         return low_s + up * (self._on(cell + 1, attention_s, kinds) - low_s) if up else low_s
 
     def free_sms_at(self, tokens: float) -> float:
-        """SMs that collectives leave to the kernels of such a step."""
+        """Return the number of SMs that collectives leave to the kernels of such a step."""
         return self.free_sms[self.tokens.place(tokens)[0]]
 
     def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:

@@ -84,7 +84,7 @@ def _is_genai_perf(document: JSON) -> bool:
 
 
 def _load(asked: JSON, *, is_aiperf: bool) -> tuple[float, int, float]:
-    """Requests per second or 0, requests in flight or 0, and the burstiness of a run."""
+    """Return the request rate (0: none), the requests in flight (0: any number) and the burstiness of a run."""
     load: Any = asked
     if isinstance(asked.get("phases"), list):
         (load,) = [phase for phase in asked["phases"] if phase["kind"] == "profiling"]
@@ -115,7 +115,7 @@ def _lengths(figures: JSON) -> Lengths:
 
 
 def _failed(document: JSON, metrics: JSON) -> int:
-    """Requests that failed."""
+    """Return the number of requests that failed."""
     if "error_request_count" in metrics:
         return round(or_zero(metrics["error_request_count"], "avg"))
     errors = document.get("error_summary") or document.get("errors_by_type") or []
@@ -128,7 +128,7 @@ def is_record(document: JSON) -> bool:
 
 
 def read_record(document: JSON) -> tuple[float, int, int]:
-    """When a request of an AIPerf run was sent, and its lengths; an answer of no tokens if it failed or warmed up."""
+    """Return when a request of an AIPerf run was sent, and its lengths; 0 answer tokens: failed or warm-up."""
     about, metrics = document["metadata"], document["metrics"]
     at_s = 1e-9 * number(about, "request_start_ns", most=1e20)
     if _has_failed(document) or about.get("benchmark_phase", "profiling") != "profiling":

@@ -78,12 +78,12 @@ def times_s(document: JSON, suffix: str = "", scale_s: float = 1.0) -> dict[str,
 
 
 def fixed(mean: float) -> Lengths:
-    """Lengths of which no more than the mean is known."""
+    """Return the lengths where no more than the mean is known."""
     return Lengths(kind="fixed", first=max(1.0, round(mean)))
 
 
 def spread(mean: float, deviation: float) -> Lengths:
-    """Lengths of a mean and a standard deviation."""
+    """Return the lengths with a mean and a standard deviation."""
     half = math.sqrt(3.0) * deviation
     if round(mean - half) == round(mean + half):
         return fixed(mean)
@@ -91,7 +91,7 @@ def spread(mean: float, deviation: float) -> Lengths:
 
 
 def answered(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
-    """Requests in order of arrival, from the first on; those that failed have no answer and are left out."""
+    """Return the answered requests in order of arrival, from the first on; failed ones are left out."""
     kept = sorted(row for row in rows if row[2])
     if not kept:
         raise UsageError("holds no request that was answered", hint="look at the errors in the file")
@@ -100,7 +100,7 @@ def answered(rows: Iterable[tuple[float, int, int]]) -> tuple[Request, ...]:
 
 
 def stated(config: Any, *names: str) -> Iterator[Any]:
-    """Values of fields anywhere in a configuration, those of the first name first; without empty ones."""
+    """Yield the values of fields anywhere in a configuration, the first name's first; empty ones are left out."""
     for name in names:
         yield from _within(config, name)
 

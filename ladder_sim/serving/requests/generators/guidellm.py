@@ -71,7 +71,7 @@ def _benchmark(benchmark: JSON) -> Result:
 
 
 def _totals(benchmark: JSON) -> JSON:
-    """Numbers of requests by what became of them: each version has them elsewhere."""
+    """Return the numbers of requests by what became of them: each version has them elsewhere."""
     for each in stated(benchmark, "request_totals", "requests_made"):
         if isinstance(each, dict) and "successful" in each:
             return each
@@ -89,7 +89,7 @@ def _lengths(metrics: JSON, name: str) -> Lengths:
 
 
 def _load(strategy: JSON, done: int) -> tuple[float, int, float]:
-    """Requests per second or 0, requests in flight or 0, and the burstiness of a strategy."""
+    """Return the request rate (0: none), the requests in flight (0: any) and the burstiness of a strategy."""
     kind = strategy.get("type_")
     if kind == "synchronous":
         return 0.0, 1, 1.0

@@ -49,7 +49,7 @@ def read(document: JSON) -> Result:
 
 
 def _lengths(document: JSON, which: str, done: int) -> Lengths:
-    """Uniform from a share of the longest on, if the mean says so too; else the mean."""
+    """Return uniform lengths from a share of the longest on, if the mean says so too; else the mean."""
     mean = number(document, f"total_{which}_tokens") / done
     longest, share = document.get(f"random_{which}_len"), document.get("random_range_ratio")
     if document.get("dataset_name") == "random" and longest and share is not None and 0.0 <= share < 1.0:
