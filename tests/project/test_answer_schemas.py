@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ladder_sim import Scenario, sweep
 from ladder_sim.validation.runs import Compared, RunCheck
 from tests.support.answers import answers as schemas
 from tests.support.archives import pack
@@ -73,6 +74,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
         name: [each for command in commands for each in _answers(command)] for name, commands in COMMANDS.items()
     }
     documents["validation-archive"] = _answers(f"validate {pack(tmp_path_factory.mktemp('archive') / 'node.tar.gz')}")
+    table = sweep(Scenario(model="8b"), {"tp": [4, 8]}, variants=["ladder"])
+    documents["sweep"] = [table.to_dict()]
     row = Compared(variant="ladder", quantity="tpot_s", predicted=1.1, measured=1.0, low=0.9, high=1.2)
     documents["validation-runs"] = [RunCheck(title="ran", rows=(row,), timed=("standard",), missing=()).to_dict()]
     return documents

@@ -133,7 +133,12 @@ def answers() -> dict[str, Schema]:
         "sensitivity": _answer("sensitivity", **_sensitivity(), **notes()),
         "sweep-row": {
             "title": "A line of `ladder-sim sweep`; .csv and .parquet have the same columns but `validated`",
-            **sweep_row(),
+            **_sweep_row(validated=nullable(PARTS)),
+        },
+        "sweep": {
+            **_answer("", optional=notes(), varied=TEXTS, variants=listed(named("variant")), rows=listed(_sweep_row())),
+            **together(*notes()),
+            "title": "The answer of `ladder_sim.sweep` from Python, `to_dict()`",
         },
         "serve": _answer("serve", optional=_SERVER, **_served(_serve_row()), **notes(VARIANT)),
         "capacity": _answer(
@@ -236,8 +241,8 @@ def _breakeven() -> dict[str, Schema]:
     }
 
 
-def sweep_row() -> Schema:
-    """A line of a sweep."""
+def _sweep_row(**more: Schema) -> Schema:
+    """A point of a sweep, with further keys."""
     metrics = [name for metric in SWEPT for name in (metric, *ENDS.get(metric, ()))]
     figures = {rf"^{WIRING}\.{name}$": nullable(number(name)) for name in (*metrics, PRICE)}
     named = {name: nullable(each) for name, each in _ARGUMENTS.items()}
@@ -247,7 +252,7 @@ def sweep_row() -> Schema:
     # what a wiring without a number has, it has whole
     whole = [[f"{family}.{name}" for name in SWEPT] for family in FAMILIES]
     whole += [[f"{family}.{name}" for name in pair] for family in FAMILIES for pair in ENDS.values()]
-    row = strict({**head, "infeasible": TEXT, "validated": nullable(PARTS)}, _SETTINGS)
+    row = strict({**head, "infeasible": TEXT, **more}, _SETTINGS)
     return {**row, **runs, "patternProperties": figures, **each_together(whole)}
 
 
