@@ -246,10 +246,11 @@ def _verdict(need: Capacity) -> str:
 
 def _at_most(gpus: Interval) -> str:
     """Return a number of GPUs as text, with the number that it may take at most."""
-    said = f"{gpus.value:.0f} GPU{'s' * (gpus.value != 1)}"
-    if gpus.low < gpus.value:
-        return f"{said} ({gpus.low:.0f}-{gpus.high:.0f})"
-    return f"{said}, perhaps {gpus.high:.0f}," if gpus.high > gpus.value else said
+    number, _, ends = gpus_text(gpus).partition(" ")
+    said = f"{number} GPU{'s' * (number != '1')}"
+    if gpus.value == gpus.low < gpus.high < math.inf:
+        return f"{said}, perhaps {gpus.high:.0f},"
+    return f"{said} {ends}".strip()
 
 
 def _asked(need: Capacity) -> str:
