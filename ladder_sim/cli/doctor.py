@@ -108,7 +108,7 @@ class Report:
     profiles: Mapping[str, str]
     """Shipped profile -> GPU cluster it was measured on, or what is wrong with it."""
     commands: tuple[Commands, ...]
-    """Every command, and those that need more with some option."""
+    """Every command, and those that need further packages with some option."""
     problems: tuple[Limitation, ...]
     """What else will not work here."""
     ready: bool
