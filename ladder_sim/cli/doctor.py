@@ -115,12 +115,12 @@ class Report:
     """Whether predictions work."""
 
 
-def doctor(
-    context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
+def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """Show what is installed, which devices this machine has, and which commands work here or why not."""
-    report = examine(_leaves(context.find_root().command))
+    # imported here: it imports every command
+    from ladder_sim.cli.commands import program
+
+    report = examine(_leaves(program()))
     if json:
         print(json_format.dumps(SCHEMA.marked(**asdict(report)), indent=2))
     else:
