@@ -63,11 +63,11 @@ class Brief:
             *self.offers,
             *(_caution(text) for text in self.cautions if not is_decisive(text)),
         ]
-        own = [Remark("more", f"--explain has {self.more}")] if self.more else []
+        rest = Remark("more", f"--explain has {self.more or 'the rest'}")
+        own = [rest] if self.more else []
         if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
             return [*wanted, *own]
         # a line says what has no room
-        rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
         room -= _remark_height(console, rest)
         kept: dict[int, Remark] = {}
         decisive = [_caution(text) for text in self.cautions if is_decisive(text)]
