@@ -14,22 +14,16 @@ from numpy.typing import NDArray
 from benchmarks.pages import DOCS, remade, rows_of, table
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.display.labels import interval_text
 from ladder_sim.graph.ops import Op, OpKind
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.report.validation import (
-    LEVEL_COLUMNS,
-    ROW_COLUMNS,
-    SPEEDUP_COLUMNS,
-    SUMMARY_COLUMNS,
-    level_cells,
-    row_cells,
-    summary_cells,
-)
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.compare import (
     FITTED_PROFILES,
     Comparison,
+    ErrorStats,
+    GroupSummary,
     Level,
     Quantity,
     Validation,
@@ -51,6 +45,17 @@ _SYMMETRIC_KERNELS: tuple[tuple[str, OpKind, str], ...] = (
     ("figure_7_multimem", "all_reduce", "multimem"),
     ("figure_10_fused", "all_reduce_norm", "multimem with add and norm (`fused-norm`)"),
 )
+
+_LEVEL_COLUMNS = (
+    *("level", "rows", "ladder speedup, P2P on", "ladder speedup, P2P off", "parallel, upper bound"),
+    *("tok/s", "inside", "half-width"),
+)
+_SUMMARY_COLUMNS = (
+    *("variant", "P2P", "TP", "rows", "unseen"),
+    *("speedup: mean", "max", "inside", "half-width"),
+    *("tok/s: mean", "max", "inside", "half-width"),
+)
+_LARGEST_COLUMNS = ("variant", "TP", "P2P", "batch", "speedup", "predicted (90%)", "error", "in")
 
 _Judge = Callable[[Comparison], Quantity | None]
 
@@ -87,14 +92,12 @@ def to_files() -> dict[str, str]:
     ]
     level, last = list(compared.items())[-1]
     tables = {
-        "Accuracy on unseen rows": [table(LEVEL_COLUMNS, level_cells(compared))],
+        "Accuracy on unseen rows": [table(_LEVEL_COLUMNS, _levels(compared))],
         "Targets": [table(("level", "rows", "quantity", "target", "measured", "met"), _targets(compared))],
         "All-reduce kernels on their own": [table(("kernel", "run", "mean, largest error"), _kernels())],
         "Fitted figures": [*_figures()],
         "What a calibration may see": [_protocols(data)],
-        f"{level}: errors by variant, interconnect and TP": [
-            table(SUMMARY_COLUMNS, map(summary_cells, summarize(last)))
-        ],
+        f"{level}: errors by variant, interconnect and TP": [table(_SUMMARY_COLUMNS, map(_summary, summarize(last)))],
         f"Largest errors of the speedup ({level}, unseen rows)": [_largest(last)],
     }
     return {
@@ -163,13 +166,48 @@ def _protocols(data: Dataset) -> str:
     return table(("protocol", "may be fitted", "rows", "test rows"), rows)
 
 
+def _levels(compared: Validation) -> Iterator[tuple[str, ...]]:
+    """Errors on what no fit has seen, by level."""
+    for level, rows in compared.items():
+        judged = unseen(rows)
+        judges = (
+            _speedup("ladder", p2p=True),
+            _speedup("ladder", p2p=False),
+            _speedup("parallel", "upper-bound"),
+            lambda row: row.tokens_per_s,
+        )
+        errors = (_errors(error_stats(map(judge, judged)))[:2] for judge in judges)
+        every = error_stats([*(row.speedup for row in judged), *(row.tokens_per_s for row in judged)])
+        yield level, str(len(judged)), *map(", ".join, errors), *_errors(every)[2:]
+
+
+def _summary(summary: GroupSummary) -> tuple[str, ...]:
+    counts = summary.tps, str(summary.rows), str(summary.unseen)
+    return summary.variant, _on(summary.p2p), *counts, *_errors(summary.speedup), *_errors(summary.tokens_per_s)
+
+
+def _errors(errors: ErrorStats | None) -> tuple[str, ...]:
+    """Mean, maximum, share inside and half-width."""
+    if errors is None:
+        return ("-",) * 4
+    return f"{errors.mean_error:.1%}", f"{errors.max_error:.1%}", f"{errors.inside:.0%}", f"{errors.half_width:.1%}"
+
+
+def _on(p2p: bool) -> str:
+    return "on" if p2p else "off"
+
+
 def _largest(rows: Sequence[Comparison]) -> str:
-    errors = [(abs(row.speedup.error), row) for row in unseen(rows) if row.speedup]
-    columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS)
-    # the row, without its throughput
-    shown = [*range(4), *range(len(ROW_COLUMNS), len(columns))]
-    cells = [row_cells(row) for _, row in sorted(errors, key=lambda pair: -pair[0])[:_LARGEST]]
-    return table([columns[at] for at in shown], ([row[at] for at in shown] for row in cells))
+    judged = [(row.measurement, row.speedup) for row in unseen(rows) if row.speedup]
+    cells = [
+        (
+            *(row.variant, str(row.configuration.tp), _on(row.configuration.p2p), str(row.configuration.batch)),
+            *(f"{speedup.measured:.3f}", interval_text(speedup.predicted, "{:.3f}".format)),
+            *(f"{speedup.error:+.1%}", "in" if speedup.inside else "out"),
+        )
+        for row, speedup in sorted(judged, key=lambda pair: -abs(pair[1].error))[:_LARGEST]
+    ]
+    return table(_LARGEST_COLUMNS, cells)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from ladder_sim.display.document import Document
 from ladder_sim.display.notes import Notes
+from ladder_sim.report.console import WholeTable
 
 Rows = Sequence[Sequence[str]]
 
@@ -20,6 +21,11 @@ class Table:
     """Rows by the name of their group; one group may have none."""
     changes: Sequence[Mapping[str, Any]] = ()
     """Arguments of each row that turn the page's scenario into the row's; empty if rows are no scenarios."""
+
+    @classmethod
+    def of(cls, shown: WholeTable, changes: Sequence[Mapping[str, Any]] = (), *, title: str = "") -> Self:
+        """Return a report's table, without groups."""
+        return cls(title=title or shown.title, columns=tuple(shown.columns), groups={"": shown.rows}, changes=changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,7 @@
 """The view of all plans on the page's GPUs: which serves its requests best."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from ladder_sim.analysis.advice import Option
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
@@ -11,7 +9,6 @@ from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import written
 from ladder_sim.explorer.state import State
 from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport
-from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.analysis import pareto_figure
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 from ladder_sim.specs.legal_plans import DEGREES
@@ -63,12 +60,12 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
     return Panel(
         verdict=report.verdict,
         figure=pareto_figure(advice, report.label, compact=True).to_plotly_json(),
-        tables=(_table(report.plans(places, "best plans"), [place.option for place in places]),),
+        tables=(Table.of(report.plans(places, "best plans"), [asdict(place.option.plan) for place in places]),),
         note=f"Best plans: {report.label}; {report.search}. A plan is a link to this page with it.",
         details=(
-            _table(report.best(), list(advice.best_by_variant.values())),
-            _table(report.front(), advice.front),
-            _table(report.losers()),
+            Table.of(report.best(), [asdict(option.plan) for option in advice.best_by_variant.values()]),
+            Table.of(report.front(), [asdict(option.plan) for option in advice.front]),
+            Table.of(report.losers()),
         ),
         document=report.values(),
         cautions=tuple(page_notes(advice.notes).warnings),
@@ -94,9 +91,3 @@ def command(state: State, allowlist: Allowlist) -> str:
         max_ttft=state.max_ttft,
         price=state.price,
     )
-
-
-def _table(shown: WholeTable, options: Sequence[Option] = ()) -> Table:
-    """Return a table for the page; where its rows are options, each has the plan to switch to."""
-    changes = [asdict(option.plan) for option in options]
-    return Table(title=shown.title, columns=tuple(shown.columns), groups={"": shown.rows}, changes=changes)

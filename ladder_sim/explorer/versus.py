@@ -1,7 +1,6 @@
 """The view of every wiring and technique side by side."""
 
 from ladder_sim.analysis.versus import versus
-from ladder_sim.display.document import Document
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.panel import Panel, Table, page_notes
 from ladder_sim.explorer.snippets import IGNORE_MEMORY, written
@@ -38,7 +37,7 @@ def panel(state: State, allowlist: Allowlist) -> Panel:
             ),
         ),
         note=f"{TIED}; {bound_text(result)}.",
-        details=_needs(document),
+        details=tuple(Table.of(each, title=title) for title, each in report.needs().items()),
         document=document,
         cautions=(*page_notes(result.notes).warnings, *left_out),
     )
@@ -53,22 +52,3 @@ def command(state: State, allowlist: Allowlist) -> str:
     'ladder-sim versus --model 405b'
     """
     return written("versus", state, allowlist, "technique", set=state.ignore_memory and IGNORE_MEMORY)
-
-
-def _needs(document: Document) -> tuple[Table, ...]:
-    """Return the tables of what techniques and wirings need; tables without rows are left out."""
-    content = document.content
-    techniques = [
-        [name, *(each[part] for part in ("answers", "needs", "engines"))]
-        for name, each in content["techniques"].items()
-    ]
-    tp = f"TP {content['scenario']['tp']}"
-    wirings = [
-        [name, "any TP" if each["any_tp"] else tp, each["quality"] or "-", each["engines"]]
-        for name, each in content["wirings"].items()
-    ]
-    tables = (
-        Table(title="Techniques", columns=("technique", "answers", "needs", "engines today"), groups={"": techniques}),
-        Table(title="Wirings", columns=("wiring", "weights for", "quality", "engines today"), groups={"": wirings}),
-    )
-    return tuple(table for table in tables if table.groups[""])

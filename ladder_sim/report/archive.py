@@ -9,9 +9,8 @@ from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, cut, fields_of, table_of
+from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
 from ladder_sim.report.console import table
-from ladder_sim.report.errors import percent
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
 from ladder_sim.report.report import Report
 from ladder_sim.units import format_seconds

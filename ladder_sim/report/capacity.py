@@ -10,11 +10,11 @@ from rich.text import Text
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import gpus_label, interval_text, placed_text, stack_label, wiring_label
+from ladder_sim.display.labels import interval_text, placed_text, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.brief import WIDTH, Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, number_text, table_of
+from ladder_sim.report.columns import Column, fields_of, number_text, table_of, times_text
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (
@@ -24,10 +24,8 @@ from ladder_sim.report.requests import (
     drafted_label,
     evidence_of,
     load_fields,
-    load_label,
     notes_of,
     slo_label,
-    times_text,
     tokens_label,
     with_label,
 )
@@ -150,25 +148,13 @@ class CapacityReport(Report[Capacity]):
 
     def details(self) -> RenderableType:
         need = self.answer
-        where = f"replicas on at most {gpus_label(need.scenario)}, {stack_label(need.scenario)}"
-        label = f"{where}{drafted_label(need.speculation)}; {load_label(need.load)}; SLO {need.slo}"
         columns = [SHOWN[0], SHOWN[1], _SAVED, _GAIN, *([_PRICE] if need.usd_per_gpu_hour is not None else [])]
-        plans = list(map(Text, _plans(need)))
-        return Group(
-            Text(label), Text(), table_of(columns, self._rows, left=2, wrapped=()), *([Text(), *plans] if plans else [])
-        )
+        return Group(table_of(columns, self._rows, left=2, wrapped=()), Text(), *map(Text, _plans(need)))
 
     def values(self) -> Document:
         need = self.answer
         columns = [each for each in VALUES if each is not _PRICE or need.usd_per_gpu_hour is not None]
-        rows = [
-            {
-                "variant": row.name,
-                **fields_of(FLEET, row.fleet),
-                **fields_of(columns, row),
-            }
-            for row in self._rows
-        ]
+        rows = [{"variant": row.name, **fields_of(FLEET, row.fleet), **fields_of(columns, row)} for row in self._rows]
         plans = [
             {"variant": name, "plan": tried.plans, "gpus": tried.gpus or None, "reason": tried.reason}
             for name, each in need.items()

@@ -14,7 +14,6 @@ Row = TypeVar("Row")
 
 # a figure whose interval is wider than this either way is said with two digits and no more
 ROUGH = math.log(1.25)
-_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Column(Generic[Row]):
         if _is_text(value):
             return "-" if value is None else str(value)
         if self.share:
-            return f"{_PERCENT * value:.0f} %"
+            return percent(value, 0)
         if not isinstance(value, Interval):
             return number_text(value / scale) if isinstance(value, float) else str(value)
         if self.ends:
@@ -112,6 +111,23 @@ def number_text(value: float) -> str:
     ('19.3', '3214', '0.0123')
     """
     return f"{value:.{decimals_of(value)}f}"
+
+
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """Return a fraction as text in percent, with `digits` decimals.
+
+    Examples
+    --------
+    >>> percent(0.0171), percent(0.21, 0), percent(0.031, sign="+")
+    ('1.7 %', '21 %', '+3.1 %')
+    """
+    return f"{100.0 * share:{sign}.{digits}f} %"
+
+
+def times_text(gain: Interval) -> str:
+    """Return a ratio as it stands in a sentence: "1.26x (1.08-1.46)"."""
+    value, _, ends = gain.text.partition(" ")
+    return f"{value}x {ends}"
 
 
 def cut(text: str, width: int) -> str:

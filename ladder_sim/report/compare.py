@@ -12,7 +12,7 @@ from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.brief import WIDTH, Brief, Remark
-from ladder_sim.report.columns import Column, number_text, table_of
+from ladder_sim.report.columns import Column, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.analysis import comparison_figure
 from ladder_sim.report.prediction import interval_of, prediction_fields
@@ -113,14 +113,15 @@ class ComparisonReport(Report[Comparison]):
         least, most = (end(self.answer, key=lambda each: each.predictions[name].request_speedup) for end in (min, max))
         low, high = (each.predictions[name].speedup for each in (least, most))
         tie = ", overlapping" if low.high >= high.low else ""
-        said = f"{_times(low)} on {least.name} to {_times(high)} on {most.name}"
+        said = f"{times_text(low)} on {least.name} to {times_text(high)} on {most.name}"
         return f"{wiring_label(name, sentence=True)}'s speedup: {said}{tie}."
 
     def _remarks(self) -> Iterator[Remark]:
         shares = {each.name: _exposed(each, self.base) for each in self.answer}
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-        waits = f"{wiring_label(self.base, sentence=True)} waits for communication {_percent(shares[most])} of the time"
-        others = f", on {least} {_percent(shares[least])}" if _percent(shares[least]) != _percent(shares[most]) else ""
+        few, many = (percent(shares[name], 0) for name in (least, most))
+        waits = f"{wiring_label(self.base, sentence=True)} waits for communication {many} of the time"
+        others = f", on {least} {few}" if few != many else ""
         where = f"on {most}" if others else "on each"
         yield Remark("why", f"{waits} {where}{others}.")
         confidences = [each.predictions.confidence for each in self.answer]
@@ -176,11 +177,3 @@ class ComparisonReport(Report[Comparison]):
 def _exposed(candidate: Candidate, variant: str) -> float:
     prediction = candidate.predictions[variant]
     return prediction.breakdown.exposed_comm_s / prediction.request_s
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.0f} %"
-
-
-def _times(gain: Interval) -> str:
-    return f"{gain.value:.2f}x {gain.text.partition(' ')[2]}"

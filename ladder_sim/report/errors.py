@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.report.columns import Column, fields_of
+from ladder_sim.report.columns import Column, fields_of, percent
 from ladder_sim.validation.compare import ErrorStats, Quantity
 from ladder_sim.validation.nearest import Likeness
 
@@ -29,17 +29,6 @@ ERRORS: Sequence[Column[ErrorStats]] = (
     Column("inside_90", lambda each: each.inside),
     Column("half_width", lambda each: each.half_width),
 )
-
-
-def percent(share: float, digits: int = 1, sign: str = "") -> str:
-    """Return a fraction as text in percent, with `digits` decimals.
-
-    Examples
-    --------
-    >>> percent(0.0171), percent(0.21, 0), percent(0.031, sign="+")
-    ('1.7 %', '21 %', '+3.1 %')
-    """
-    return f"{100.0 * share:{sign}.{digits}f} %"
 
 
 def quantity_columns(name: str, get: Callable[[Row], Quantity | None]) -> list[Column[Row]]:

@@ -8,23 +8,21 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import asked_text, evidence_text, hardware_label, interval_text, stack_label
+from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.display.notes import Notes
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, number_text, table_of
+from ladder_sim.report.columns import Column, fields_of, number_text, percent, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.errors import error_columns, error_fields, percent, quantity_columns
+from ladder_sim.report.errors import error_columns, error_fields, quantity_columns
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.report import Report
-from ladder_sim.report.servings import signed_cells
 from ladder_sim.serving import Traffic
 from ladder_sim.serving.requests.result import Result
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import format_rate, format_seconds, step_for
+from ladder_sim.units import step_for
 from ladder_sim.validation.compare import ErrorStats, Quantity
 from ladder_sim.validation.load import LoadComparison, LoadValidation, summarize_loads
 
-FIGURE_COLUMNS = ("figure", "measured", "predicted (90%)", "error", "in")
+FIGURE_COLUMNS = ("figure", "measured", "predicted (90 %)", "error", "inside")
 # loads of which --explain shows each figure
 _SHOWN_LOADS = 4
 # figures of the table, the first of these that were measured
@@ -87,8 +85,7 @@ class LoadsReport(Report[LoadValidation]):
         names = sorted(errors, key=lambda name: _WANTED.index(name) if name in _WANTED else len(_WANTED))
         names = names[:_SHOWN_FIGURES]
         if len(timed) == 1:
-            columns = ("figure", "measured", "predicted (90 %)", "error", "inside")
-            return table(columns, [_shown_cells(name, timed[0].figures[name]) for name in names])
+            return table(FIGURE_COLUMNS, [_shown_cells(name, timed[0].figures[name]) for name in names])
         return table_of(SHOWN, [(name, errors[name]) for name in names]) if names else None
 
     def details(self) -> RenderableType:
@@ -97,16 +94,14 @@ class LoadsReport(Report[LoadValidation]):
         parts: list[RenderableType] = []
         for each in timed[:_SHOWN_LOADS]:
             assert each.scenario is not None
-            rows = [_figure_cells(figure, quantity) for figure, quantity in each.figures.items()]
-            parts += [Text(load_title(each.result, each.scenario)), table(FIGURE_COLUMNS, rows), Text()]
+            rows = [_shown_cells(figure, quantity) for figure, quantity in each.figures.items()]
+            where = f"{asked_text(each.scenario).partition(';')[0]}; {each.result.tool}, {_requests(each.result)}"
+            parts += [Text(where), table(FIGURE_COLUMNS, rows), Text()]
         if len(timed) > 1:
             if len(timed) > _SHOWN_LOADS:
                 parts += [Text(f"{len(timed) - _SHOWN_LOADS} further loads: --json and --csv have them"), Text()]
-            rows = [
-                (_title(name), str(each.rows), *signed_cells(each)) for name, each in summarize_loads(timed).items()
-            ]
-            columns = ("figure", "loads", "mean", "median", "bias", "inside", "half-width")
-            parts += [Text("errors of all loads"), table(columns, rows), Text()]
+            errors = list(summarize_loads(timed).items())
+            parts += [Text("errors of all loads"), table_of(SHOWN, errors), Text()]
         notes = Counter(each.note for each in self.answer if each.note)
         parts += [Text(f"{count} load{'s' if count > 1 else ''}: {note}") for note, count in notes.items()]
         return Group(*parts)
@@ -172,12 +167,6 @@ def _asked(name: str, timed: Sequence[LoadComparison]) -> str:
     return f"{asked_text(scenario).partition(';')[0]}; {measured}"
 
 
-def load_title(result: Result, scenario: Scenario) -> str:
-    """Return what was measured, where and by what."""
-    where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
-    return f"{where}; {result.tool}, {_requests(result)}"
-
-
 def _requests(result: Result) -> str:
     come = "as recorded"
     if isinstance(result.requests, Traffic):
@@ -185,12 +174,6 @@ def _requests(result: Result) -> str:
     elif result.concurrency:
         come = f"{result.concurrency} in flight"
     return f"{result.answered} requests, {come}"
-
-
-def _figure_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
-    show = format_seconds if _is_time(name) else format_rate
-    error, inside = f"{quantity.error:+.1%}", "in" if quantity.inside else "out"
-    return _title(name), show(quantity.measured), interval_text(quantity.predicted, show), error, inside
 
 
 def _shown_cells(name: str, quantity: Quantity) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """The answer of `predict`: what each variant takes, where its time goes, and what it is based on."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Self, get_args
@@ -26,13 +25,12 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant
 from ladder_sim.report.brief import WIDTH, Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, table_of
+from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.tables.explanation import explanation
-from ladder_sim.simulate.collectives import Collective
-from ladder_sim.units import format_rate, format_seconds
+from ladder_sim.units import format_seconds
 
 # of a request's time: less rounds to 0.0 %
 _SHOWN_SHARE = 5e-4
@@ -135,10 +133,8 @@ class PredictionReport(Report[Predictions]):
     def details(self) -> RenderableType:
         predictions, scenario = self.answer, self.answer.confidence.scenario
         return Group(
-            *_load_table(predictions),
             *_unevenness_table(predictions),
             _breakdown(predictions),
-            *_collectives_table(predictions),
             *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.plan.replica_gpus > 1),
             Text(),
             _sources(predictions),
@@ -213,48 +209,19 @@ def _reason(predictions: Predictions) -> str:
     exposed = first.breakdown.exposed_comm_s / first.request_s
     if not first.breakdown.comm_s:
         return f"There is no communication; {limit_text(first)}."
-    said = f"{wiring_label(first.variant, sentence=True)} waits for communication {_percent(exposed)} of the time"
+    said = f"{wiring_label(first.variant, sentence=True)} waits for communication {percent(exposed, 0)} of the time"
     if best is None or best is first:
         return f"{said}; {limit_text(first)}."
     if not best.breakdown.comm_s:
         return f"{said}; {best.variant} has none. Then {limit_text(best)}."
-    hides = f"{best.variant} hides {_percent(best.breakdown.hidden_share)} of its own"
+    hides = f"{best.variant} hides {percent(best.breakdown.hidden_share, 0)} of its own"
     return f"{said}; {hides}. Then {limit_text(best)}."
 
 
 def limit_text(prediction: Prediction) -> str:
     """Return what limits a prediction most, in words."""
     limit = prediction.limited_by
-    return f"the limit is {kind_label(limit)} ({_percent(prediction.limit_share(limit))} of the time)"
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.0f} %"
-
-
-def _load_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """Return a table of what the times are made of, with requests in flight."""
-    rows = []
-    for name, prediction in predictions.items():
-        load = prediction.load
-        if load is None:
-            return []
-        rows.append(
-            (
-                name,
-                format_rate(load.tokens_per_s_per_gpu),
-                f"{load.requests_decoding:.1f}",
-                format_seconds(load.decode_step_s),
-                format_seconds(load.prompts_per_token_s),
-                f"{load.prompt_steps:.0%}",
-                format_seconds(load.front_end_s),
-            )
-        )
-    columns = (
-        *("in flight", "tok/s per GPU", "decoding", "TPOT: a decode step", "prompts of others", "steps with one"),
-        "TTFT: front end",
-    )
-    return [table(columns, rows), Text()]
+    return f"the limit is {kind_label(limit)} ({percent(prediction.limit_share(limit), 0)} of the time)"
 
 
 def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
@@ -287,27 +254,6 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
     ]
     names = tuple(map(kind_label, limits))
     return table(("critical path", *names), rows, wrapped=[name for name in names if " " in name])
-
-
-def _collectives_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """Return which collectives can run next to kernels, and which the next kernel waits for."""
-    rows = [
-        (name, *(", ".join(_names(prediction.collectives, hidden=hidden)) or "-" for hidden in (True, False)))
-        for name, prediction in predictions.items()
-        if prediction.collectives
-    ]
-    return [Text(), table(("collectives", "can be hidden", "needed at once"), rows, left=3)] if rows else []
-
-
-def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
-    """Return the names of collectives that can be hidden, or cannot, numbered where namesakes differ."""
-    all_of: dict[str, int] = defaultdict(int)
-    chosen: dict[str, int] = defaultdict(int)
-    for each in collectives:
-        all_of[each.name] += each.count
-        if bool(each.next_to) == hidden:
-            chosen[each.name] += each.count
-    return [name if count == all_of[name] else f"{count} of {all_of[name]} {name}" for name, count in chosen.items()]
 
 
 def _sources(predictions: Mapping[str, Prediction]) -> Group:

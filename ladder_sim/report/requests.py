@@ -94,12 +94,6 @@ def seconds_text(interval: Interval) -> str:
     return f"{value} {unit} {ends}".rstrip()
 
 
-def times_text(gain: Interval) -> str:
-    """Return a ratio as it stands in a sentence: "1.26x (1.08-1.46)"."""
-    value, _, ends = gain.text.partition(" ")
-    return f"{value}x {ends}"
-
-
 def load_fields(answer: Served | Capacity) -> dict[str, Any]:
     """Return what was served, and where, as fields of JSON."""
     requests = answer.load

@@ -11,8 +11,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import wiring_label
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, cut, table_of
-from ladder_sim.report.errors import percent
+from ladder_sim.report.columns import Column, cut, percent, table_of
 from ladder_sim.report.figures.traces import trace_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.traces import communication_fields, missing_lines, trace_document

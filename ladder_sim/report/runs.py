@@ -7,8 +7,8 @@ from rich.console import RenderableType
 
 from ladder_sim.display.document import Document
 from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.report.columns import percent
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.errors import percent
 from ladder_sim.report.report import Report
 from ladder_sim.validation.runs import QUANTITIES, Compared, RunCheck
 

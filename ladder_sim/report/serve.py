@@ -10,11 +10,11 @@ from rich.text import Text
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import hardware_label, interval_text, placed_text, stack_label, wiring_label
+from ladder_sim.display.labels import interval_text, placed_text, wiring_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.brief import WIDTH, Brief, Remark
-from ladder_sim.report.columns import ROUGH, Column, fields_of, number_text, table_of
+from ladder_sim.report.columns import ROUGH, Column, fields_of, number_text, table_of, times_text
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (
@@ -23,13 +23,11 @@ from ladder_sim.report.requests import (
     cost_text,
     evidence_of,
     load_fields,
-    load_label,
     manner_label,
     notes_of,
     seconds_text,
     slo_label,
     time_text,
-    times_text,
     tokens_label,
 )
 from ladder_sim.serving import Served, ServedVariant, Trace, Traffic
@@ -136,19 +134,8 @@ class ServeReport(Report[Served]):
         first = served[served.first]
         rates = [*_RATES, *(_PROMISED if served.slo else ())]
         rates += [_PRICE] if _PRICE.name in first.figures else []
-        gained = [row for row in rows if row.served.gains]
-        where = f"{served.scenario.model.name}, {hardware_label(served.scenario)}, {stack_label(served.scenario)}"
-        if served.steps:
-            where = f"steps of {served.steps.engine}"
-        tables = [
-            *(_times(metric, rows) for metric in _METRICS),
-            table_of(rates, rows),
-            *([_gains(served.first, gained)] if gained else []),
-        ]
-        return Group(
-            Text(f"{where}{manner_label(served.service)}; {load_label(served.load)}; {first.outcome.gpus} GPUs"),
-            *(part for each in tables for part in (Text(), each)),
-        )
+        tables = *(_times(metric, rows) for metric in _METRICS), table_of(rates, rows)
+        return Group(*(part for each in tables for part in (each, Text())))
 
     def values(self) -> Document:
         served, service = self.answer, self.answer.service
@@ -324,16 +311,6 @@ def _times(metric: str, rows: Sequence[Row]) -> RenderableType:
     """Return a table of a metric of every variant."""
     columns = [_figure(f"{metric}_{percentile}_s", percentile) for percentile in _PERCENTILES]
     return table_of([Column("", lambda row: row.name, metric.upper()), *columns], rows)
-
-
-def _gains(first: str, rows: Sequence[Row]) -> RenderableType:
-    """Return a table of what variants gain over the first."""
-
-    def gain(name: str) -> Column[Row]:
-        shown = name.removesuffix("_s")
-        return Column("", lambda row: row.served.gains[name].text, bound_label(shown))
-
-    return table_of([Column("", lambda row: row.name, f"faster than {first}"), *map(gain, _GAINED)], rows)
 
 
 def _kept(served: ServedVariant) -> str:

@@ -9,21 +9,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import interval_text
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, cut, fields_of, table_of
-from ladder_sim.report.console import table
-from ladder_sim.report.errors import error_columns, error_fields, percent, quantity_columns
+from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
+from ladder_sim.report.errors import error_columns, error_fields, quantity_columns
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.report.report import Report
-from ladder_sim.units import format_seconds
 from ladder_sim.validation.compare import ErrorStats
 from ladder_sim.validation.serving import REPEATS, ServingComparison, ServingValidation, summarize_servings, summary
 
-SERVING_COLUMNS = (
-    *("", "rows", "TPOT: mean", "median", "bias", "inside", "half-width"),
-    *("TTFT: mean", "median", "bias", "inside", "half-width"),
-)
 # headings of the groups that errors are shown by
 GROUPS = {
     "engine": "engine",
@@ -33,7 +26,6 @@ GROUPS = {
     "tp": "TP",
     "concurrency": "requests in flight",
 }
-FAR_COLUMNS = ("line", "serving", "TPOT", "predicted (90%)", "error", "note")
 # errors from which a row of servings is named
 FAR_OFF = 0.2
 # groups of the table next to all servings
@@ -54,13 +46,25 @@ VALUES: Sequence[Column[ServingComparison]] = (
     Column("note", lambda each: each.note, kind=str),
 )
 _Errors = tuple[ErrorStats | None, ErrorStats | None]
-# in a table: a group, and its errors of TPOT and TTFT
-SHOWN: Sequence[Column[tuple[str, _Errors]]] = (
-    Column("", lambda each: cut(each[0], _NAME), "servings"),
-    Column("", lambda each: _count(each[1]), "rows"),
-    *error_columns(lambda each: each[1][0], "TPOT error"),
-    *error_columns(lambda each: each[1][1], "TTFT error")[:1],
+# in a table: a row that is far off
+FAR: Sequence[Column[ServingComparison]] = (
+    Column("", lambda each: str(each.serving.line), "line"),
+    Column("", lambda each: str(each.serving), "serving"),
+    Column("tpot_s", lambda each: each.serving.tpot_s, "TPOT"),
+    Column("tpot_s", lambda each: each.tpot and each.tpot.predicted, "predicted"),
+    Column("", lambda each: percent(_error(each), sign="+"), "error"),
+    Column("", lambda each: each.note, "note"),
 )
+
+
+def _errors_by(heading: str) -> list[Column[tuple[str, _Errors]]]:
+    """Return the columns of a table of groups, and their errors of TPOT and TTFT."""
+    return [
+        Column("", lambda each: each[0], heading),
+        Column("", lambda each: _count(each[1]), "rows"),
+        *error_columns(lambda each: each[1][0], "TPOT error"),
+        *error_columns(lambda each: each[1][1], "TTFT error")[:1],
+    ]
 
 
 class ServingsReport(Report[ServingValidation]):
@@ -85,10 +89,11 @@ class ServingsReport(Report[ServingValidation]):
             note = note.removeprefix("not predicted: ")
             remarks.append(Remark("left out", f"{missing.total()} of {len(servings)} rows, {count} because: {note}."))
         fewer = f"{len(groups) - _SHOWN} more groups, and " if len(groups) > _SHOWN else ""
+        shown = [*((cut(name, _NAME), errors) for name, errors in groups[:_SHOWN]), ("all", everything)]
         return Brief(
             sentence=_sentence(everything, len(servings)),
             asked=f"{servings.name}: {len(servings)} measured servings, requests in flight, standard wiring",
-            table=table_of(SHOWN, [*groups[:_SHOWN], ("all", everything)]) if timed else None,
+            table=table_of(_errors_by("servings"), shown) if timed else None,
             remarks=remarks,
             more=f"{fewer}errors by version, plan, degree and load",
         )
@@ -101,18 +106,14 @@ class ServingsReport(Report[ServingValidation]):
     def details(self) -> RenderableType:
         """Return the errors by group, the rows that are far off, and those that are not predicted, with the reason."""
         servings = self.answer
-        title = "absolute errors, mean signed error, share of rows inside the 90 % interval, and its mean half-width"
-        parts: list[RenderableType] = [Text(title), Text()]
-        everything = ("all", *_cells(summary(servings)))
+        parts: list[RenderableType] = []
         for by, values in summarize_servings(servings).items():
             if by in GROUPS:
-                rows = [(value, *_cells(pair)) for value, pair in values.items()]
-                columns = (GROUPS[by], *SERVING_COLUMNS[1:])
-                parts += [table(columns, [*rows, *([everything] if by == "engine" else [])]), Text()]
+                parts += [table_of(_errors_by(GROUPS[by]), list(values.items())), Text()]
         far, timed = self._far()
         parts.append(Text(f"rows whose TPOT is off by more than {FAR_OFF:.0%}: {len(far)} of {len(timed)}"))
         if far:
-            parts.append(table(FAR_COLUMNS, list(map(_far_cells, far)), left=2, wrapped=("serving", "note")))
+            parts.append(table_of(FAR, far, left=2, wrapped=("serving", "note")))
         repeats = sum(each.note.startswith(REPEATS) for each in servings)
         if repeats:
             parts.append(
@@ -174,28 +175,3 @@ def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
     fields = asdict(row.setup)
     plan = fields.pop("plan")
     return {"line": row.line, "source": row.source, **fields, **plan, **fields_of(VALUES, comparison)}
-
-
-def _cells(errors: _Errors) -> tuple[str, ...]:
-    return _count(errors), *(cell for each in errors for cell in signed_cells(each))
-
-
-def signed_cells(errors: ErrorStats | None) -> tuple[str, ...]:
-    """Return the mean, median, bias, share inside and half-width as text."""
-    if errors is None:
-        return ("-",) * 5
-    return (
-        f"{errors.mean_error:.1%}",
-        f"{errors.median_error:.1%}",
-        f"{errors.bias:+.1%}",
-        f"{errors.inside:.0%}",
-        f"{errors.half_width:.1%}",
-    )
-
-
-def _far_cells(comparison: ServingComparison) -> tuple[str, ...]:
-    row, tpot = comparison.serving, comparison.tpot
-    measured = str(row.line), str(row), format_seconds(row.tpot_s)
-    if tpot is None:
-        return *measured, "-", "-", comparison.note
-    return *measured, interval_text(tpot.predicted, format_seconds), f"{tpot.error:+.1%}", comparison.note

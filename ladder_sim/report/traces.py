@@ -11,9 +11,8 @@ from rich.text import Text
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import kind_label
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, cut, table_of
+from ladder_sim.report.columns import Column, cut, percent, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.errors import percent
 from ladder_sim.report.figures.traces import SHOWN_NAME, trace_figure
 from ladder_sim.report.report import Report
 from ladder_sim.traces.graph import TraceGraph

@@ -8,11 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import interval_text, wiring_label
+from ladder_sim.display.labels import wiring_label
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, table_of
-from ladder_sim.report.console import table
-from ladder_sim.report.errors import error_columns, percent, quantity_columns
+from ladder_sim.report.columns import Column, fields_of, percent, table_of
+from ladder_sim.report.errors import error_columns, quantity_columns
 from ladder_sim.report.figures.validation import error_figure
 from ladder_sim.report.report import Report
 from ladder_sim.specs.workload import STATIC
@@ -21,7 +20,8 @@ from ladder_sim.validation.compare import (
     Comparison,
     ErrorStats,
     GroupSummary,
-    Quantity,
+    Level,
+    Unseen,
     Validation,
     error_stats,
     evidence,
@@ -30,17 +30,6 @@ from ladder_sim.validation.compare import (
 )
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration
 
-ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
-SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
-SUMMARY_COLUMNS = (
-    *("variant", "P2P", "TP", "rows", "unseen"),
-    *("speedup: mean", "max", "inside", "half-width"),
-    *("tok/s: mean", "max", "inside", "half-width"),
-)
-LEVEL_COLUMNS = (
-    *("level", "rows", "ladder speedup, P2P on", "ladder speedup, P2P off", "parallel, upper bound"),
-    *("tok/s", "inside", "half-width"),
-)
 # rows of the table, by figure and links
 _SHOWN = 6
 # share of rows inside their 90 % interval below which a figure is warned of
@@ -67,6 +56,23 @@ VALUES: Sequence[Column[Comparison]] = (
 )
 _SPREAD = ("mean_error", "max_error", "inside", "half_width")
 _Figure = tuple[str, bool, ErrorStats]
+_RUN = "measurement.configuration"
+
+# every run, in a table
+ROWS: Sequence[Column[Comparison]] = (
+    Column("", attrgetter("measurement.variant"), "variant"),
+    Column("", attrgetter(f"{_RUN}.tp"), "TP"),
+    Column("", lambda each: _LINKS[each.measurement.configuration.p2p], "links"),
+    Column("", attrgetter(f"{_RUN}.batch"), "batch"),
+    Column("", lambda each: "fit" if each.seen else "test", "use"),
+    Column("", attrgetter("measurement.tokens_per_s"), "tok/s"),
+    Column("", lambda each: each.tokens_per_s and each.tokens_per_s.predicted.value, "predicted"),
+    Column("", lambda each: each.tokens_per_s and percent(each.tokens_per_s.error, sign="+"), "error"),
+    Column("", lambda each: each.speedup and f"{each.speedup.measured:.3f}", "speedup"),
+    Column("", lambda each: each.speedup and each.speedup.predicted, "its prediction", decimals=3),
+    Column("", lambda each: each.speedup and percent(each.speedup.error, sign="+"), "its error"),
+    Column("", lambda each: each.note or None, "note"),
+)
 # in a table: a figure, whether the links have P2P, and the errors on unseen rows
 SHOWN: Sequence[Column[_Figure]] = (
     Column("", lambda each: _figure_label(each[0]), "figure"),
@@ -82,7 +88,7 @@ class ValidationReport(Report[Validation]):
     figures: ClassVar = {"errors": lambda self: error_figure(self.answer)}
 
     def _brief(self) -> Brief:
-        compared, errors = self.answer, self._errors()
+        compared, errors = self.answer, self._errors(self.answer.level)
         shown = [each for each in errors if _is_headline(each[0])][:_SHOWN]
         missing = [row.note for row in compared.rows if row.tokens_per_s is None]
         remarks = [Remark("seen", _evidence(compared))]
@@ -98,9 +104,9 @@ class ValidationReport(Report[Validation]):
             more=f"all {len(compared.rows)} rows{others}",
         )
 
-    def _errors(self) -> list[_Figure]:
-        """Return the errors on unseen rows by figure and links."""
-        rows = self.answer.unseen
+    def _errors(self, level: Level) -> list[_Figure]:
+        """Return the errors on unseen rows of a level by figure and links."""
+        rows = Unseen(rows=unseen(self.answer[level]))
         return [
             (name, p2p, errors)
             for name in rows.figures
@@ -109,21 +115,20 @@ class ValidationReport(Report[Validation]):
         ]
 
     def details(self) -> RenderableType:
-        """Return every row at the strongest level, then the summaries of each level."""
+        """Return every row at the strongest level, then the errors on unseen rows of each level."""
         compared = self.answer
-        parts: list[RenderableType] = []
-        for title, members in _by_setup(compared.rows).items():
-            noted = any(member.note for member in members)
-            columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
-            body = [row_cells(member)[: len(columns)] for member in members]
-            parts.append(Text(f"{compared.level} ({evidence(compared.level)}): {title}"))
-            parts += [table(columns, body, keys=4, wrapped=("predicted (90%)", "note")), Text()]
-        for level, rows in compared.items():
-            title = f"{level}: absolute errors, share of rows inside the 90 % interval, and its mean half-width"
-            body = list(map(summary_cells, summarize(rows)))
-            parts += [Text(title), table(SUMMARY_COLUMNS, body, keys=3, wrapped=SUMMARY_COLUMNS[5:]), Text()]
-        title = "rows that the fit has not seen: mean and largest absolute error, 90 % intervals"
-        return Group(*parts, Text(title), table(LEVEL_COLUMNS, level_cells(compared), wrapped=LEVEL_COLUMNS[2:]))
+        setups: dict[str, list[Comparison]] = {}
+        for row in compared.rows:
+            setups.setdefault(_setup(row.measurement.configuration), []).append(row)
+        tables = [
+            *(table_of(ROWS, rows, wrapped=("note",), title=title) for title, rows in setups.items()),
+            *(
+                table_of(SHOWN, errors, left=2, title=f"{level}: {evidence(level)}")
+                for level in compared
+                if (errors := self._errors(level))
+            ),
+        ]
+        return Group(*(part for each in tables for part in (each, Text())))
 
     def values(self) -> Document:
         """Return every run and the summaries by level; errors, shares and half-widths are fractions."""
@@ -231,39 +236,6 @@ def _span(values: Iterable[int]) -> str:
     return f"{low}-{high}" if high > low else str(low)
 
 
-def level_cells(compared: Validation) -> list[tuple[str, ...]]:
-    """Return one row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
-    cells = []
-    for level, rows in compared.items():
-        unseen_rows = unseen(rows)
-        ladder = [row for row in unseen_rows if row.measurement.variant == "ladder"]
-        direct = [row.speedup for row in ladder if row.measurement.configuration.p2p]
-        through_host = [row.speedup for row in ladder if not row.measurement.configuration.p2p]
-        others = [row.speedup for row in unseen_rows if row.measurement.variant in ("parallel", "upper-bound")]
-        rates = [row.tokens_per_s for row in unseen_rows]
-        coverage = _coverage([*(row.speedup for row in unseen_rows), *rates])
-        cells.append((level, str(len(unseen_rows)), *map(_largest, (direct, through_host, others, rates)), *coverage))
-    return cells
-
-
-def _largest(quantities: Iterable[Quantity | None]) -> str:
-    errors = error_stats(quantities)
-    return f"{errors.mean_error:.1%}, {errors.max_error:.1%}" if errors else "-"
-
-
-def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
-    errors = error_stats(quantities)
-    return (f"{errors.inside:.0%}", f"{errors.half_width:.1%}") if errors else ("-", "-")
-
-
-def _by_setup(rows: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """Return the rows under a title that says what they share."""
-    parts: dict[str, list[Comparison]] = {}
-    for row in rows:
-        parts.setdefault(_setup(row.measurement.configuration), []).append(row)
-    return parts
-
-
 def _setup(configuration: Configuration) -> str:
     nodes = f" x {configuration.nodes}" if configuration.nodes > 1 else ""
     source = f" ({configuration.source})" if configuration.source else ""
@@ -271,46 +243,6 @@ def _setup(configuration: Configuration) -> str:
         f"{configuration.model} on {configuration.cluster}{nodes}, stack {configuration.stack}, {configuration.dtype}, "
         f"prompt {configuration.prompt}, {configuration.gen} new tokens{source}"
     )
-
-
-def row_cells(comparison: Comparison) -> tuple[str, ...]:
-    """Return one comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
-    row, rate, speedup = comparison.measurement, comparison.tokens_per_s, comparison.speedup
-    return (
-        row.variant,
-        str(row.configuration.tp),
-        _on(row.configuration.p2p),
-        str(row.configuration.batch),
-        "fit" if comparison.seen else "test",
-        f"{row.tokens_per_s:.1f}",
-        f"{rate.predicted.value:.1f}" if rate else "-",
-        *_verdict(rate),
-        f"{speedup.measured:.3f}" if speedup else "-",
-        interval_text(speedup.predicted, "{:.3f}".format) if speedup else "-",
-        *_verdict(speedup),
-        comparison.note,
-    )
-
-
-def _verdict(quantity: Quantity | None) -> tuple[str, str]:
-    return (f"{quantity.error:+.1%}", "in" if quantity.inside else "out") if quantity else ("-", "-")
-
-
-def summary_cells(summary: GroupSummary) -> tuple[str, ...]:
-    """Return one summary as text, by `SUMMARY_COLUMNS`."""
-    counts = str(summary.rows), str(summary.unseen)
-    spreads = *_spread(summary.speedup), *_spread(summary.tokens_per_s)
-    return summary.variant, _on(summary.p2p), summary.tps, *counts, *spreads
-
-
-def _on(p2p: bool) -> str:
-    return "on" if p2p else "off"
-
-
-def _spread(spread: ErrorStats | None) -> tuple[str, ...]:
-    if spread is None:
-        return ("-",) * 4
-    return f"{spread.mean_error:.1%}", f"{spread.max_error:.1%}", f"{spread.inside:.0%}", f"{spread.half_width:.1%}"
 
 
 def _summary_fields(summary: GroupSummary) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.brief import Brief, Remark
-from ladder_sim.report.columns import Column, fields_of, table_of
+from ladder_sim.report.columns import Column, fields_of, table_of, times_text
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.documents.quality import adaptation_fields
 from ladder_sim.report.figures.versus import versus_figure
@@ -185,8 +185,13 @@ class VersusReport(Report[Versus]):
 
     def details(self) -> RenderableType:
         result = self.answer
-        parts = [each for each in (*self.gains().values(), _techniques(result), _wirings(result)) if each]
-        return Group(*(part for each in parts for part in (each, Text())), *map(Text, _legend(result)))
+        tables = *self.gains().values(), *self.needs().values()
+        return Group(*(part for each in tables for part in (each, Text())), *map(Text, _legend(result)))
+
+    def needs(self) -> Mapping[str, WholeTable]:
+        """Return tables of what techniques and wirings need; those without rows are left out."""
+        tables = {"Techniques": _techniques(self.answer), "Wirings": _wirings(self.answer)}
+        return {title: each for title, each in tables.items() if each.rows}
 
     def values(self) -> Document:
         result, best = self.answer, self.answer.best_standard
@@ -229,18 +234,18 @@ def _verdict(result: Versus) -> str:
     standard, own, retrained = result.options["standard"], result.best_own, result.best_retrained
     clear = result.faster(own, standard)
     if clear:
-        said = f"Keep your weights: {own.name}, {_times(own.gain)}."
+        said = f"Keep your weights: {own.name}, {times_text(own.gain)}."
     elif len(result.own) > 1:
-        most = "" if own is standard else f"; the most is {own.name}, {_times(own.gain)}"
+        most = "" if own is standard else f"; the most is {own.name}, {times_text(own.gain)}"
         said = f"Keep your weights: nothing is clearly faster than standard{most}."
     else:
         said = f"Keep your weights: {own.name} alone was compared."
     if retrained is None:
         return said
     if result.faster(retrained, own if clear else standard):
-        return f"{said} Retrain: {retrained.name}, {_times(retrained.gain)}."
+        return f"{said} Retrain: {retrained.name}, {times_text(retrained.gain)}."
     nothing = "nothing is clearly faster" if clear else "nothing, either"
-    return f"{said} Retrain: {nothing}; the most is {retrained.name}, {_times(retrained.gain)}."
+    return f"{said} Retrain: {nothing}; the most is {retrained.name}, {times_text(retrained.gain)}."
 
 
 def _need(result: Versus) -> str:
@@ -259,23 +264,19 @@ def _gpus_of(fleet: "Fleet") -> str:
     return f"{count} GPUs {ends}".rstrip()
 
 
-def _times(gain: Interval) -> str:
-    return f"{gain.value:.2f}x {gain.text.partition(' ')[2]}"
-
-
 def _remarks(result: Versus) -> Iterator[Remark]:
     best = result.best_retrained or result.best_own
     standard, free = result.plain["standard"], result.plain["upper-bound"]
     exposed = standard.breakdown.exposed_comm_s / standard.request_s
     if on_top := result.ladder_on_top:
         added = result.ratio(on_top, result.best_own)
-        gains = f"gains {_times(added)}" if is_faster(added) else "is not clearly faster"
+        gains = f"gains {times_text(added)}" if is_faster(added) else "is not clearly faster"
         then = f"on top of {result.best_own.name} ladder {gains}"
     else:
         then = f"without any, requests are {standard.request_s / free.request_s:.2f}x faster"
     yield Remark("why", f"Communication takes {100.0 * exposed:.0f} % of the time; {then}.")
     if there := result.best_standard:
-        gain = _times(there.gain(best.gain))
+        gain = times_text(there.gain(best.gain))
         what = "retraining" if best.retrained else best.name
         faster = f"{'is' if there.surely_faster else 'may be'} {there.faster.value:.2f}x faster"
         yield Remark("instead", f"Standard on {there.scenario.plan} {faster}; over it {what} gives {gain}.")
@@ -284,7 +285,9 @@ def _remarks(result: Versus) -> Iterator[Remark]:
         yield Remark("cost", f"{result.cost.serving.variant}: {price_text(result.cost)}.")
     lossy = next((each for each in result.own if each.lossy), None)
     if lossy and result.faster(lossy, result.best_own):
-        yield Remark("instead", f"If answers may change, {lossy.name} gives {_times(lossy.gain)} without retraining.")
+        yield Remark(
+            "instead", f"If answers may change, {lossy.name} gives {times_text(lossy.gain)} without retraining."
+        )
 
 
 def _cautions(result: Versus) -> Iterator[str]:
@@ -295,13 +298,13 @@ def _cautions(result: Versus) -> Iterator[str]:
         yield result.earlier_text
 
 
-def _techniques(result: Versus) -> WholeTable | None:
+def _techniques(result: Versus) -> WholeTable:
     columns = ("technique", "answers", "needs", "engines today")
     rows = [(name, each.answers, each.needs, engines(each.support)) for name, each in result.techniques.items()]
-    return table(columns, rows, left=4, wrapped=columns[2:]) if rows else None
+    return table(columns, rows, left=4, wrapped=columns[2:])
 
 
-def _wirings(result: Versus) -> WholeTable | None:
+def _wirings(result: Versus) -> WholeTable:
     columns = ("wiring", "weights for", "engines today", "published quality")
     rows = []
     for name, each in result.wirings.items():
@@ -311,7 +314,7 @@ def _wirings(result: Versus) -> WholeTable | None:
             published = f"of {quality.relatives[0].wiring}"
         degree = "any TP" if each.is_shared else f"TP {result.scenario.plan.tp}"
         rows.append((name, degree, engines(parse(name).family.support), published))
-    return table(columns, rows, left=4, wrapped=columns[3:]) if rows else None
+    return table(columns, rows, left=4, wrapped=columns[3:])
 
 
 def bound_text(result: Versus) -> str:

@@ -117,7 +117,7 @@ def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) 
     text = to_text(explained(predictions))
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
-    assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 3
+    assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 2
     assert re.search(r"^attn\.attention +math, 8/1 heads, 1024 on 1536 +\w+ +126 ", text, re.M)
 
 

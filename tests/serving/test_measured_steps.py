@@ -87,7 +87,8 @@ def test_the_commands_take_measured_steps(tmp_path: Path) -> None:
     path.write_text(to_toml(SERVER), "utf-8")
     load = [f"--steps={path}", "--rate=2", "--prompt=300", "--gen=50", "--requests=20"]
     shown = run("serve", *load, "--variant=standard", "--explain").out
-    assert "steps of vllm 0.32.0, TP 2; 2 requests/s" in shown
+    assert "At 2 requests/s" in shown
+    assert "steps of vllm 0.32.0, TP 2; " in shown
     assert "fitted to 1000 steps of vllm 0.32.0, TP 2, half of them within 5.0%" in shown
     assert "times to first token hold 12.0 ms of its front end" in shown
     # nothing was compared with it
