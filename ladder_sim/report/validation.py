@@ -73,6 +73,7 @@ ROWS: Sequence[Column[Comparison]] = (
     Column("", lambda each: each.speedup and percent(each.speedup.error, sign="+"), "its error"),
     Column("", lambda each: each.note or None, "note"),
 )
+
 # in a table: a figure, whether the links have P2P, and the errors on unseen rows
 SHOWN: Sequence[Column[_Figure]] = (
     Column("", lambda each: _figure_label(each[0]), "figure"),
