@@ -102,7 +102,6 @@ class InfoReport(Report[TraceInfo]):
         return columns
 
     def _idle(self) -> str:
-        """Return a sentence on the stream that is idle longest, and what it waits for."""
         idle = max(self.answer.totals.idle, key=lambda row: row.idle_s)
         parts = {"the host": idle.host_s, "the device's own gaps": idle.kernel_s, "something else": idle.other_s}
         name = max(parts, key=lambda part: parts[part])
@@ -140,7 +139,7 @@ class InfoReport(Report[TraceInfo]):
             if summary.seconds and seconds >= _SHOWN_SHARE * summary.seconds
         ]
         parts += [Text(), table(["kind", "time", "share"], critical, title="Critical path")]
-        return Group(*parts, *_notes(info.graph))
+        return Group(*parts, *notes_of(info.graph))
 
     def values(self) -> Document:
         summary, graph = self.answer.totals, self.answer.graph
@@ -203,7 +202,6 @@ class ReplayReport(Report[TraceReplay]):
         )
 
     def _rows(self) -> list[tuple[StepError, StepError | None]]:
-        """Return every step as recorded, and with the changes."""
         steps = self.answer.recorded.steps
         changed = self.answer.changed.steps if self.answer.changed else [None] * len(steps)
         return list(zip(steps, changed, strict=True))
@@ -255,7 +253,7 @@ class ReplayReport(Report[TraceReplay]):
         if waits:
             title = "Longest device waits that nothing in the trace explains, left out of the replay"
             parts += [Text(), table(["op", "stream", "at", "waited"], waits, left=2, title=title)]
-        return Group(*parts, *_notes(replay.graph))
+        return Group(*parts, *notes_of(replay.graph))
 
     def values(self) -> Document:
         """Replay and recording, step by step, and the replay of a changed graph."""
@@ -322,7 +320,7 @@ class DiffReport(Report[TraceDiff]):
         return f"{second} takes {times} of {first} ({_change(first_s, second_s)})."
 
     def details(self) -> RenderableType:
-        return Group(self._table(self._rows()), *_notes(*self.answer.runs.values()))
+        return Group(self._table(self._rows()), *notes_of(*self.answer.runs.values()))
 
     def values(self) -> Document:
         rows = [{"time_of": name, "first_s": first_s, "second_s": second_s} for name, first_s, second_s in self._rows()]
@@ -337,6 +335,7 @@ def _change(first_s: float, second_s: float) -> str:
     return percent(second_s / first_s - 1.0, sign="+") if first_s else "-"
 
 
-def _notes(*graphs: TraceGraph) -> list[Text]:
+def notes_of(*graphs: TraceGraph) -> list[Text]:
+    """Return lines on what recordings lack, with a heading; none if they lack nothing."""
     notes = missing_lines(*graphs)
     return [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in notes)] if notes else []
