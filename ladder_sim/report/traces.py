@@ -123,16 +123,17 @@ class InfoReport(Report[TraceInfo]):
         ranks = [
             [str(each.rank), *_times(each.busy_s, each.comm_s, each.hidden_s, each.exposed_s)] for each in summary.ranks
         ]
-        columns_of_ranks = ["rank", "computing", "communicating", "hidden", "exposed"]
-        parts += [Text(), table(columns_of_ranks, ranks, title="Communication")]
+        parts += [
+            Text(),
+            table(["rank", "computing", "communicating", "hidden", "exposed"], ranks, title="Communication"),
+        ]
         if summary.idle:
             idle = [
                 [str(row.rank), row.stream, *_times(row.idle_s, row.host_s, row.kernel_s, row.other_s)]
                 for row in summary.idle
             ]
             title = "Idle time of streams, and what they waited for"
-            columns_of_idle = ["rank", "stream", "idle", "host", "kernel", "other"]
-            parts += [Text(), table(columns_of_idle, idle, left=2, title=title)]
+            parts += [Text(), table(["rank", "stream", "idle", "host", "kernel", "other"], idle, left=2, title=title)]
         critical = [
             [kind, format_seconds(seconds), percent(seconds / summary.seconds)]
             for kind, seconds in summary.critical_s.items()
