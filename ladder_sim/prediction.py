@@ -130,7 +130,7 @@ class Predictions(Answer, dict[str, Prediction]):
 
     @property
     def confidence(self) -> Confidence:
-        """How sure they are, and what they are based on; it holds the scenario."""
+        """Intervals of the predictions, and what these are based on; its `scenario` is what was predicted."""
         return next(iter(self.values())).confidence
 
     @cached_property

@@ -105,7 +105,7 @@ class Advice(Answer):
     front: tuple[Option, ...] = field(repr=False)
     """The Pareto front of time per token and tokens per GPU, fastest first."""
     beyond: tuple[Option, ...] = field(repr=False)
-    """Options that exceed a limit."""
+    """Plans with a variant whose TPOT or TTFT is above its bound."""
     unfit: tuple[Unfit, ...] = field(repr=False)
     """Plans that cannot run with so many requests, whatever the variant; the closest to fit first."""
     cautions: tuple[str, ...]

@@ -30,7 +30,7 @@ MIN_CHANGE = 5e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """How one variant changes with one figure; changes are fractions."""
+    """How time and speedup of one variant change with one figure, as fractions of what they were."""
 
     request_elasticity: float
     """Relative change of the request's time per relative change of the figure."""

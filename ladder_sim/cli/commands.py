@@ -77,7 +77,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "capacity": Entry(
         "serve:capacity",
-        "Find the fewest GPUs that keep a promise at a rate, over plans, and the rate at which one replica breaks it.",
+        "Find the fewest GPUs that meet an SLO at a rate, over plans, and the rate at which one replica breaks it.",
         (_SCENARIO, _SEARCHED, _REQUESTS, _FORM),
         without=("batch", "dp"),
     ),

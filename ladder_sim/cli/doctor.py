@@ -108,19 +108,19 @@ class Report:
     profiles: Mapping[str, str]
     """Shipped profile -> GPU cluster it was measured on, or what is wrong with it."""
     commands: tuple[Commands, ...]
-    """Every command, and those that need more with some option."""
+    """Every command, and those that need further packages with some option."""
     problems: tuple[Limitation, ...]
     """What else will not work here."""
     ready: bool
     """Whether predictions work."""
 
 
-def doctor(
-    context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
+def doctor(json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """Show what is installed, which devices this machine has, and which commands work here or why not."""
-    report = examine(_leaves(context.find_root().command))
+    # imported here: it imports every command
+    from ladder_sim.cli.commands import program
+
+    report = examine(_leaves(program()))
     if json:
         print(json_format.dumps(SCHEMA.marked(**asdict(report)), indent=2))
     else:

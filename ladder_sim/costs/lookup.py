@@ -27,7 +27,7 @@ class ErrorStats:
     median: float
     """Median of |looked up / measured - 1|."""
     p90: float
-    """Ninth decile of the same."""
+    """Ninth decile of the errors, as a fraction, sign left out."""
     max: float
     """Largest of the same."""
 

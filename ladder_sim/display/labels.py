@@ -386,7 +386,7 @@ def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = No
 
 
 def _lacking(never: Iterable[tuple[str, str]], *, served: bool) -> str:
-    """Name what runs did not have, the values of a label together; of many the first."""
+    """Return a sentence on what measured runs lacked: the first five parts, each with its values."""
     values: dict[str, list[str]] = {}
     for label, text in never:
         values.setdefault(label or text, []).extend([text] if label else [])

@@ -23,7 +23,7 @@ def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
 
 
 def verdict(result: ServingResult) -> str:
-    """Return a sentence on the GPUs that ladder needs, or else the last variant."""
+    """Return a sentence on the GPUs that the load needs with ladder, else with the last variant shown."""
     rows = _rows(result)
     name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
     standard, other = rows["standard"]["gpus"], rows[name]["gpus"]

@@ -89,7 +89,7 @@ class Sizes:
 
     @property
     def tokens(self) -> Any:
-        """New tokens of all sequences."""
+        """Number of new tokens of all sequences in the pass."""
         return self.batch * self.q_len + self.prompts * self.chunk
 
     @property

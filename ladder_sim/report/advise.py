@@ -31,7 +31,7 @@ _SAME, _WORTH = 0.005, 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row:
-    """A plan with its requests and a variant, or one that cannot run."""
+    """A plan with its requests and a variant, or a plan that cannot run."""
 
     scenario: Scenario
     memory_bytes: float

@@ -1,7 +1,7 @@
 """The few lines that an answer prints: what it is, what was asked, a table, and why it can be believed or not."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -63,14 +63,15 @@ class Brief:
             *self.offers,
             *(_caution(text) for text in self.cautions if not is_decisive(text)),
         ]
-        own = [Remark("more", f"--explain has {self.more}")] if self.more else []
+        rest = Remark("more", f"--explain has {self.more or 'the rest'}")
+        own = [rest] if self.more else []
         if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
             return [*wanted, *own]
         # a line says what has no room
-        rest = Remark("more", f"--explain has {f'{self.more} and ' if self.more else ''}the rest")
         room -= _remark_height(console, rest)
         kept: dict[int, Remark] = {}
-        for number, part in _by_need(wanted):
+        decisive = [_caution(text) for text in self.cautions if is_decisive(text)]
+        for number, part in _by_need(wanted, decisive):
             longer = _remark_height(console, part) - (_remark_height(console, kept[number]) if number in kept else 0)
             if longer <= room:
                 kept[number] = part
@@ -111,14 +112,15 @@ def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterato
         word = ""
 
 
-def _by_need(remarks: Sequence[Remark]) -> Iterator[tuple[int, Remark]]:
-    """Yield remarks by number in the order in which they get room: a sentence of each first, and the evidence whole."""
+def _by_need(remarks: Sequence[Remark], decisive: Collection[Remark]) -> Iterator[tuple[int, Remark]]:
+    """Yield remarks by number in the order in which they get room, a sentence of each first; the evidence whole."""
+    first = [(number, each) for number, each in enumerate(remarks) if each in decisive]
     evidence = [(number, each) for number, each in enumerate(remarks) if each.word == "evidence"]
-    others = [(number, each) for number, each in enumerate(remarks) if each.word != "evidence"]
-    yield from ((number, each.first) for number, each in [*evidence, *others[:1]])
+    others = [(number, each) for number, each in enumerate(remarks) if (number, each) not in (*first, *evidence)]
+    yield from ((number, each.first) for number, each in [*first, *evidence, *others[:1]])
     yield from evidence
     yield from ((number, each.first) for number, each in others[1:])
-    yield from others
+    yield from (*first, *others)
 
 
 def _height(console: Console, text: str, width: int) -> int:

@@ -189,7 +189,7 @@ def simulated_alike(
     *,
     follow: bool = False,
 ) -> Iterator[tuple[Rows, dict[str, Request]]]:
-    """Simulate the same, and yield what was simulated together: which configurations, and their requests."""
+    """Simulate many configurations, and yield those that went together: their indices, and their requests."""
     columns = {key: np.asarray(values).ravel() for key, values in figures.items()}
     count = one_length(columns)
     hardware = Hardware.of(scenario, profile)

@@ -112,7 +112,7 @@ class Plan:
         return -(-requests // self.groups)
 
     def micro_batch(self, requests: Any) -> Any:
-        """Return how many of them are in one pass: the stages of a pipeline work on as many passes at a time."""
+        """Return how many requests are in one pass: a pipeline's stages work on as many passes at a time."""
         return -(-self.group_requests(requests) // self.pp)
 
     def micro_batches(self, requests: Any) -> Any:

@@ -28,7 +28,7 @@ class Format:
     tensor_cores: TensorCores
     """Whose peak bounds its GEMMs, on a GPU that has them."""
     quantizes: bool = False
-    """A kernel of its own finds the scales of each input at run time and quantises it; else the op before it does."""
+    """Whether inputs are quantised at run time by a kernel of their own; else the op before does, if any does."""
 
 
 # width of the blocks of weights, and of the runs of inputs, that share a scale in fp8 (DeepSeek-V3, arXiv 2412.19437)

@@ -15,6 +15,7 @@ from ladder_sim.errors import InfeasibleError, LadderSimError, MemoryFitError, U
 from ladder_sim.specs import catalog
 from ladder_sim.specs import legal_plans as plans
 from ladder_sim.specs.legal_plans import legal_plans
+from tests.support.predict_one import predict_one
 
 SERVED = {"stack": "vllm", "concurrency": 16}
 EXPERTS = {"model": "mixtral-8x7b", "stack": "vllm", "prompt": 256, "gen": 64}
@@ -67,7 +68,7 @@ def test_every_option_is_a_prediction(point: dict[str, Any], gpus: int) -> None:
     advice = advise(gpus=gpus, **point)
     assert {option.plan.gpus for option in advice.options} > {gpus} or "tp" in point
     for option in advice.options:
-        alone = predict(option.scenario, option.variant)
+        alone = predict_one(option.scenario, option.variant)
         assert option.ttft_s == pytest.approx(alone.ttft_s, rel=1e-12)
         assert option.tpot_s == pytest.approx(alone.tpot_s or alone.ttft_s, rel=1e-12)
         assert option.tokens_per_s == pytest.approx(alone.rate, rel=1e-12)
@@ -311,7 +312,7 @@ def test_a_document_has_every_plan_with_its_reason() -> None:
             assert row["reason"].startswith("needs ")
             assert (row["variant"], row["tpot_s"], memory_use(scenario).fits) == (None, None, False)
             continue
-        assert predict(scenario, row["variant"]).rate == pytest.approx(row["tokens_per_s"])
+        assert predict_one(scenario, row["variant"]).rate == pytest.approx(row["tokens_per_s"])
         assert (row["outcome"] == "max_tpot") == (row["tpot_s"] > 0.03)
         assert row["reason"].startswith("no better than ") == (row["outcome"] == "dominated")
         if row["outcome"] == "front":

@@ -201,7 +201,7 @@ def test_every_answer_says_what_was_compared_and_warns(command: tuple[str, ...])
     scenario = (*command, "--model", "405b", "--nodes", "2", "--tp", "16")
     if command[0] == "sweep":
         scenario = tuple(text for text in scenario if text not in ("--nodes", "2"))
-    printed = run(*scenario, *(() if command[0] == "sweep" else ("--explain",))).out
+    printed = run(*scenario, "--explain").out
     lines = printed[printed.index("Predictions were compared with runs of gpt-fast on H100") :].splitlines()
     # of another engine nothing was measured
     lines = [line for line in lines if not line.startswith("Nothing like this was measured: no static batch of ")]

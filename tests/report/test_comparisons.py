@@ -116,7 +116,7 @@ def test_a_rewired_step_says_what_json_says(changes: Changes, variants: list[str
     if "ladder" in values:
         seconds, speedup = values["ladder"]["seconds"], values["ladder"]["speedup"]
         assert lines[0].startswith(f"Rewired as ladder, this recorded step takes {1e3 * seconds:.2f} ms instead of")
-        assert lines[0].endswith(f": {speedup:.2f}x.")
+        assert lines[0].endswith(f" {speedup:.2f}x.")
     else:
         assert lines[0].startswith("Standard takes ")
 

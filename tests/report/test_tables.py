@@ -181,8 +181,9 @@ def test_exports_end_in_one_newline(predictions: Predictions) -> None:
 
 
 def test_what_was_asked_says_that_gpus_do_not_reach_each_other() -> None:
-    _, asked, *_ = str(predict(Scenario(model="8b", p2p=False), ["ladder"])).splitlines()
-    assert asked.startswith("llama-3.1-8b bf16, TP 8 on 8 x H100 SXM5 80GB without P2P, gpt-fast; ")
+    text = str(predict(Scenario(model="8b", tp=8, p2p=False), ["standard"]))
+    asked = text.splitlines()[1]
+    assert asked.startswith("llama-3.1-8b bf16, TP 8 on 8 x H100 SXM5 80GB without P2P, gpt-fast (--stack); ")
 
 
 @pytest.mark.parametrize(

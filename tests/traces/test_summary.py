@@ -50,7 +50,7 @@ def test_what_if_a_module_were_faster(tmp_path: Path) -> None:
 
 def test_info_shows_modules_and_spread(tmp_path: Path) -> None:
     path = str(modular(tmp_path))
-    shown = CliRunner().invoke(trace, ["info", path, "--modules", "--spread"]).stdout
+    shown = CliRunner().invoke(trace, ["info", path, "--modules", "--spread", "--explain"]).stdout
     assert "Attention" in shown
     assert "deviation" in shown
     [gemm] = [total for total in summarize_run(load([Path(path)])).totals if total.name == "up_gemm"]
@@ -62,7 +62,9 @@ def test_info_shows_modules_and_spread(tmp_path: Path) -> None:
 def test_info_says_how_modules_are_recorded(tmp_path: Path) -> None:
     file = TraceFile()
     file.kernel("gemm", 0, 10, 100)
-    shown = CliRunner().invoke(trace, ["info", str(file.write(tmp_path / "rank0.json")), "--modules"]).stdout
+    shown = (
+        CliRunner().invoke(trace, ["info", str(file.write(tmp_path / "rank0.json")), "--modules", "--explain"]).stdout
+    )
     assert "No module or range is recorded: torch.profiler records modules with with_stack=True" in shown
 
 

@@ -32,7 +32,7 @@ _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to a parser's."""
+    """Add the command to the commands of a parser."""
     run = commands.add_parser("run", help="measure ops on this machine into a samples file, or passes into a profile")
     into = run.add_mutually_exclusive_group(required=True)
     into.add_argument("--samples", type=Path, help="file to write, or to continue")

@@ -101,7 +101,7 @@ class Need(NamedTuple):
 
     what: str
     met: Callable[[Scenario], bool]
-    """No lambda: predictions hold rows, and are sent to other processes."""
+    """Whether a scenario has it; a named function, because predictions hold it and are pickled."""
     way: str
     """Out of it."""
     has: str = "; {cluster} has {fabric}"

@@ -17,7 +17,7 @@ Curves = Mapping[str, Mapping[float, Outcome]]
 
 
 def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> "go.Figure":
-    """Draw the requests that keep their bounds, of those that come to one replica.
+    """Plot the rate of requests that keep the SLO over the rate at which requests come to one replica.
 
     The line is dotted where the SLO is broken.
 

@@ -109,7 +109,7 @@ class Replica(ABC):
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """Requests that are not."""
+        """Requests that wait for a place in the batch."""
 
     @property
     @abstractmethod

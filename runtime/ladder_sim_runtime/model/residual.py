@@ -36,7 +36,7 @@ class _Output:
     replaces: bool = False
     """It becomes the residual instead of being added."""
     is_read: bool = False
-    """The rank's own part is in the residual."""
+    """Whether the rank has added its own part of the output to the residual before the sum over ranks is there."""
 
     def own(self) -> Tensor:
         """Return the rank's own part of the output."""
