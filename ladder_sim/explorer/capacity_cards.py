@@ -86,7 +86,6 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
 
 
 def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """Return a figure of a row as text, with its interval once that is known."""
     return write(row[name]) + (f" ({_ends(row, name, write)})" if f"{name}_low" in row else "")
 
 
@@ -96,7 +95,6 @@ def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> s
 
 
 def _rate(per_s: float) -> str:
-    """Return a rate with three digits, or as a whole number."""
     return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:.0f}"
 
 

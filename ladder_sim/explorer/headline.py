@@ -201,7 +201,6 @@ def _bounded(seconds: float, bound_s: float) -> str | list[Component | str]:
 
 
 def _runs(*confidences: Confidence) -> html.P:
-    """Return a paragraph on the end-to-end runs behind predictions."""
     return html.P(page_words(" ".join(validated_lines(*confidences))))
 
 

@@ -180,7 +180,6 @@ class _Answer:
         )
 
     def _point(self, name: str, rate: float) -> None:
-        """Simulate a point of a curve."""
         traffic = replace(self._traffic, rate=rate)
         outcome = self._service.run(name, traffic, replicas=1, slo=self._slo)
         self._curves.setdefault(name, {})[rate] = outcome
@@ -206,7 +205,6 @@ class _Answer:
         return Document.of_rows(document.content, [rows[name] for name in self._shown if name in rows])
 
     def _row(self, name: str, need: Need) -> dict[str, Any]:
-        """Return a row of what a variant needs, without intervals."""
         row = {
             "variant": name,
             "gpus": need.gpus or None,
@@ -250,7 +248,6 @@ class _Answer:
         return {name: figure.to_plotly_json() for name, figure in figures.items()}
 
     def _shown_curves(self) -> dict[str, dict[float, Outcome]]:
-        """Return the curves as they are by now, in the order of the page."""
         return {name: self._curves[name] for name in self._shown if name in self._curves}
 
     def _say(self, doing: str) -> None:

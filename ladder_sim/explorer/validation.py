@@ -83,7 +83,6 @@ def _verdict(scenario: Scenario, runs: Sequence[Likeness]) -> str:
 
 
 def _groups(near: Sequence[Likeness]) -> dict[str, list[list[str]]]:
-    """Return the rows of runs, by what they do not share with the scenario."""
     groups: dict[str, list[list[str]]] = {}
     for each in near:
         title = f"differs in {', '.join(each.apart)}" if each.apart else "the same but for sizes"

@@ -17,7 +17,7 @@ from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.analysis import pareto_figure
-from ladder_sim.report.prediction import interval_of, limit_text
+from ladder_sim.report.prediction import limit_text, tpot_of, ttft_of
 from ladder_sim.report.report import Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -152,8 +152,8 @@ class AdviceReport(Report[Advice]):
             Column("", lambda place: place.option.plan.gpus, "GPUs"),
             Column("tokens_per_s", lambda place: place.prediction.tokens_per_s, "tok/s"),
             Column("", lambda place: place.option.tokens_per_gpu, "per GPU"),
-            Column("tpot_s", lambda place: _tpot(place.prediction), "" if first_token else "TPOT", ends=False),
-            Column("ttft_s", lambda place: _ttft(place.prediction), "TTFT" if first_token else "", ends=False),
+            Column("tpot_s", lambda place: tpot_of(place.prediction), "" if first_token else "TPOT", ends=False),
+            Column("ttft_s", lambda place: ttft_of(place.prediction), "TTFT" if first_token else "", ends=False),
             Column("", lambda place: place.other and place.other.speedup, f"{other} speedup" if other else ""),
             Column("", lambda place: place.option.usd_per_Mtoken, "$/Mtoken" if _priced(advice) else ""),
         ]
@@ -300,14 +300,6 @@ class AdviceReport(Report[Advice]):
         return Document.of_rows(head, [fields_of(VALUES, row) for row in rows])
 
 
-def _tpot(prediction: Prediction) -> Interval | None:
-    return None if prediction.tpot_s is None else interval_of(prediction, "rate", prediction.tpot_s)
-
-
-def _ttft(prediction: Prediction) -> Interval:
-    return interval_of(prediction, "ttft", prediction.ttft_s)
-
-
 def _per_gpu(prediction: Prediction) -> Interval:
     rate, gpus = prediction.tokens_per_s, prediction.confidence.scenario.plan.gpus
     return Interval(value=rate.value / gpus, low=rate.low / gpus, high=rate.high / gpus)
@@ -316,8 +308,8 @@ def _per_gpu(prediction: Prediction) -> Interval:
 # what options are ranked by: its unit and name, its size in SI units, and the value
 _RANKED: Mapping[Objective, tuple[str, float, Callable[[Prediction], Interval]]] = {
     # a single token comes with the first
-    "tpot": ("ms TPOT", 1e-3, lambda prediction: _tpot(prediction) or _ttft(prediction)),
-    "ttft": ("ms TTFT", 1e-3, _ttft),
+    "tpot": ("ms TPOT", 1e-3, lambda prediction: tpot_of(prediction) or ttft_of(prediction)),
+    "ttft": ("ms TTFT", 1e-3, ttft_of),
     "tokens_per_s": ("tok/s", 1.0, lambda prediction: prediction.tokens_per_s),
     "tokens_per_gpu": ("tok/s per GPU", 1.0, _per_gpu),
 }
@@ -389,5 +381,4 @@ def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
 
 
 def _apart(ratio: float) -> str:
-    """Return a ratio as a difference in percent."""
     return "the same" if abs(ratio - 1) < _SAME else f"{100.0 * (ratio - 1):+.0f} %"

@@ -30,7 +30,6 @@ _SHOWN, _NAME = 6, 30
 
 
 def _figure_of(what: str, name: str) -> Callable[[Row], float | None]:
-    """Get a measured, predicted or today's figure of a row."""
     return lambda row: getattr(row, what).get(name)
 
 
@@ -47,7 +46,6 @@ VALUES: Sequence[Column[Row]] = (
 
 
 def _columns(name: str) -> list[Column[Row]]:
-    """Return the columns of a figure in a table."""
     return [
         Column(name, _figure_of("predicted", name), FIGURES[name]),
         Column(name, _figure_of("measured", name), "measured"),
@@ -110,7 +108,6 @@ def _asked(archive: Archive) -> str:
 
 
 def _errors(archive: Archive, *, now: bool = False) -> str:
-    """Return the mean errors of all figures that have one, as text."""
     errors = {name: archive.errors(name, now=now) for name in ("tpot_s", "ttft_s", "speedup")}
     return ", ".join(f"{percent(fmean(each))} in {FIGURES[name]}" for name, each in errors.items() if each)
 

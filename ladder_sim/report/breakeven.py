@@ -67,17 +67,20 @@ class BreakEvenReport(Report[BreakEven]):
 
     def table(self, places: Sequence[Place]) -> WholeTable:
         """Return a table of the places, in their order."""
-        result = self.answer
+        ordered = sorted(places, key=lambda place: place.value)
+        there: Column[Place] = Column("", lambda place: "; ".join(place.happens), "what is there")
+        return table_of([*self._columns, there], ordered, wrapped=("what is there",))
 
-        def shown(value: float) -> str:
-            return field_text(result.field, value, result.unit)
-
-        columns: list[Column[Place]] = [
-            Column("", lambda place: shown(place.value), field_label(result.field)),
+    @property
+    def _columns(self) -> list[Column[Place]]:
+        return [
+            Column("", lambda place: self._text(place.value), field_label(self.answer.field)),
             Column("", lambda place: place.speedup, "speedup", decimals=2),
-            Column("", lambda place: "; ".join(place.happens), "what is there"),
         ]
-        return table_of(columns, sorted(places, key=lambda place: place.value), wrapped=("what is there",))
+
+    def _text(self, value: float) -> str:
+        """Return a value of the field in the unit that was typed."""
+        return field_text(self.answer.field, value, self.answer.unit)
 
     def _brief(self) -> Brief:
         result, places = self.answer, self.places()
@@ -118,17 +121,17 @@ class BreakEvenReport(Report[BreakEven]):
         starts: list[float | None] = [None]
         parts = []
         for crossing in result.crossings:
-            text = field_text(result.field, crossing.value, result.unit)
+            text = self._text(crossing.value)
             if crossing.direction == "rising":
                 starts.append(crossing.value)
             else:
                 start = starts.pop()
-                begin = "below" if start is None else f"from {field_text(result.field, start, result.unit)} to below"
+                begin = "below" if start is None else f"from {self._text(start)} to below"
                 parts.append((begin, text))
         if result.crossings[-1].direction == "rising":
             start = starts.pop()
             assert start is not None
-            parts.append(("from", f"{field_text(result.field, start, result.unit)} on"))
+            parts.append(("from", f"{self._text(start)} on"))
         (begin, text), *others = parts
         more = "".join(f" and {' '.join(each)}" for each in others)
         return f"at {name} {begin} {text}{more}"
@@ -145,9 +148,7 @@ class BreakEvenReport(Report[BreakEven]):
 
     def _range(self, ends: Range) -> str:
         """Return both ends of a range as text, or one value."""
-        result = self.answer
-        texts = dict.fromkeys(field_text(result.field, end, result.unit) for end in ends)
-        return " to ".join(texts)
+        return " to ".join(dict.fromkeys(map(self._text, ends)))
 
     def _remarks(self) -> Iterator[Remark]:
         result = self.answer
@@ -158,11 +159,8 @@ class BreakEvenReport(Report[BreakEven]):
                 share = request.breakdown.exposed_comm_s / float(request.request_s)
                 shares.setdefault(name, []).append(f"{variant} {100.0 * share:.0f} %")
         if shares:
-            # in the unit that was typed
             at = {
-                f"{field_label(result.field)} {field_text(result.field, value)}": field_text(
-                    result.field, value, result.unit
-                )
+                f"{field_label(result.field)} {field_text(result.field, value)}": self._text(value)
                 for value in (result.values[0], result.values[-1])
             }
             texts = "; ".join(f"{', '.join(each)} at {at.get(name, name)}" for name, each in shares.items())
@@ -181,12 +179,8 @@ class BreakEvenReport(Report[BreakEven]):
         ]
         places = self.places()
         whole: list[RenderableType] = [self.table(places), Text()] if len(places) > _SHOWN else []
-        columns: list[Column[Place]] = [
-            Column("", lambda place: field_text(result.field, place.value, result.unit), field_label(result.field)),
-            Column("", lambda place: place.speedup, "speedup", decimals=2),
-        ]
         sure = Text(f"sure: the whole 90 % interval is at {result.target:.4g} or above")
-        return Group(*whole, table_of(columns, scanned, title="values tried that can run"), sure)
+        return Group(*whole, table_of(self._columns, scanned, title="values tried that can run"), sure)
 
     def values(self) -> Document:
         """Return the crossings, and the scanned speedups as rows."""

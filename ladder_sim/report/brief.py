@@ -104,7 +104,6 @@ class Rest:
 
 
 def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
-    """Yield the lines of a remark next to its word."""
     word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
     # a page has colours of its own
     style = "bold" if console.record else _STYLES.get(word, "dim")

@@ -20,6 +20,7 @@ from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (
     bound_label,
     cautions_of,
+    compared,
     cost_text,
     drafted_label,
     evidence_of,
@@ -203,16 +204,8 @@ def _rank(fleet: Fleet) -> tuple[bool, float, float]:
     return fleet.need.variant == NO_COMMUNICATION, fleet.gpus.value, -rate
 
 
-def _best(need: Capacity) -> str | None:
-    """Return the wiring, other than the first, that can be run and needs the fewest GPUs; None without others."""
-    others = [name for name in list(need)[1:] if name != NO_COMMUNICATION]
-    return min(others, key=lambda name: _rank(need[name]), default=None)
-
-
 def _compared(need: Capacity) -> list[str]:
-    """Return the first variant, and the best of the others."""
-    best = _best(need)
-    return [next(iter(need)), *([best] if best else [])]
+    return compared(need, lambda name: _rank(need[name]))
 
 
 def _verdict(need: Capacity) -> str:

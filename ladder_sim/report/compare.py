@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from rich.console import RenderableType
 
 from ladder_sim.analysis.compare import Candidate, Comparison
-from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import asked_text, evidence_text, wiring_label
 from ladder_sim.display.notes import Notes
@@ -15,7 +14,7 @@ from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import Column, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.analysis import comparison_figure
-from ladder_sim.report.prediction import interval_of, prediction_fields
+from ladder_sim.report.prediction import prediction_fields, tpot_of
 from ladder_sim.report.report import Report
 
 # rows of the default answer
@@ -63,10 +62,6 @@ class ComparisonReport(Report[Comparison]):
             decimals = 2 if name == "speedup" else None
             return Column("", lambda each: getattr(each.predictions[variant], name), read[name], decimals=decimals)
 
-        def tpot(each: Candidate) -> Interval | None:
-            found = each.predictions[base]
-            return None if found.tpot_s is None else interval_of(found, "rate", found.tpot_s)
-
         plans = {str(each.scenario.plan) for each in self.answer}
         columns: list[Column[Candidate]] = [
             Column("", lambda each: each.name, self.kind),
@@ -75,7 +70,7 @@ class ComparisonReport(Report[Comparison]):
             *([figure(leading, "speedup")] if leading else []),
             *(figure(name, "tokens_per_s") for name in dict.fromkeys((base, leading or base))),
             *([Column("", lambda each: each.token_price(base), f"{base} $/Mtoken")] if self._priced else []),
-            Column("tpot_s", tpot, "TPOT"),
+            Column("tpot_s", lambda each: tpot_of(each.predictions[base]), "TPOT"),
         ]
         return table_of(columns, self.answer[:_SHOWN], left=1 + (len(plans) > 1), wrapped=(self.kind,), width=WIDTH)
 

@@ -111,7 +111,6 @@ class WholeTable:
 
 
 def _total(widths: Iterable[int]) -> int:
-    """Return the width of a table of columns."""
     widths = list(widths)
     return sum(widths) + GAP * (len(widths) - 1)
 

@@ -1,9 +1,11 @@
 """Measured figures next to predicted ones, and errors over many of them: what all comparisons show in the same way."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.report.brief import Remark
 from ladder_sim.report.columns import Column, fields_of, percent
 from ladder_sim.validation.compare import ErrorStats, Quantity
 from ladder_sim.validation.nearest import Likeness
@@ -55,6 +57,14 @@ def error_columns(get: Callable[[Row], ErrorStats | None], mean: str = "mean err
         Column("", text(lambda each: percent(each.inside, 0)), "inside 90 %"),
         Column("", text(lambda each: percent(each.half_width)), "half-width"),
     ]
+
+
+def left_out(notes: Iterable[str], whole: int, rows: str) -> Iterator[Remark]:
+    """Yield a remark on the rows of a comparison that were not predicted, with the reason of most; none without any."""
+    counts = Counter(notes)
+    for note, count in counts.most_common(1):
+        because = note.removeprefix("not predicted: ")
+        yield Remark("left out", f"{counts.total()} of {whole} {rows}, {count} because: {because}.")
 
 
 def error_fields(errors: ErrorStats | None) -> dict[str, Any] | None:

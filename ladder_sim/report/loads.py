@@ -13,7 +13,7 @@ from ladder_sim.display.notes import Notes
 from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, number_text, percent, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.errors import error_columns, error_fields, quantity_columns
+from ladder_sim.report.errors import error_columns, error_fields, left_out, quantity_columns
 from ladder_sim.report.figures.validation import loads_figure
 from ladder_sim.report.report import Report
 from ladder_sim.serving import Traffic
@@ -62,14 +62,9 @@ class LoadsReport(Report[LoadValidation]):
 
     def _brief(self) -> Brief:
         loads, timed = self.answer, self._timed
-        remarks = []
+        remarks = list(left_out((each.note for each in loads if each.note), len(loads), "loads"))
         if confidences := [each.confidence for each in timed if each.confidence]:
             remarks.append(Remark("evidence", evidence_text(confidences[0])))
-        notes = Counter(each.note for each in loads if each.note)
-        if notes:
-            (note, count), *_ = notes.most_common(1)
-            note = note.removeprefix("not predicted: ")
-            remarks.insert(0, Remark("left out", f"{notes.total()} of {len(loads)} loads, {count} because: {note}."))
         return Brief(
             sentence=_sentence(summarize_loads(timed), len(loads)),
             asked=_asked(loads.name, timed),

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ladder_sim.best_standard import STANDARD, in_fp8
@@ -36,9 +35,15 @@ from ladder_sim.units import format_seconds
 _SHOWN_SHARE = 5e-4
 
 
-def interval_of(prediction: Prediction, name: str, value: float) -> Interval:
-    """Return a figure with the interval of the prediction's errors in "rate" or "ttft"."""
-    return Interval.around(value, getattr(prediction.confidence.widths[prediction.variant], name))
+def tpot_of(prediction: Prediction) -> Interval | None:
+    """Return TPOT with its interval: step times have one error, that of the throughput."""
+    widths = prediction.confidence.widths[prediction.variant]
+    return None if prediction.tpot_s is None else Interval.around(prediction.tpot_s, widths.rate)
+
+
+def ttft_of(prediction: Prediction) -> Interval:
+    """Return TTFT with its interval."""
+    return Interval.around(prediction.ttft_s, prediction.confidence.widths[prediction.variant].ttft)
 
 
 # in JSON and CSV
@@ -194,7 +199,6 @@ def _verdict(predictions: Predictions) -> str:
 
 
 def _instead(predictions: Predictions) -> Iterator[str]:
-    """Yield what weights in fp8 gain, where they make standard faster."""
     if STANDARD not in predictions or (found := in_fp8(predictions.confidence)) is None:
         return
     asked, there = predictions.confidence.scenario, found.scenario
@@ -225,7 +229,6 @@ def limit_text(prediction: Prediction) -> str:
 
 
 def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
-    """Spread of the steps and waiting for other ranks, with jitter."""
     rows = []
     for name, prediction in predictions.items():
         uneven = prediction.unevenness
@@ -238,7 +241,6 @@ def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableT
 
 
 def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
-    """Share of the request that each limit takes on the critical path."""
     limits = sorted(
         {
             limit
@@ -267,17 +269,15 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
         (prediction.limit_share("host"), "host"),
         (prediction.limit_share("front end"), "front end"),
     ]
-    grid = Table.grid()
-    for no_wrap in (True, True, False):
-        grid.add_column(no_wrap=no_wrap)
+    lines = []
     for source in (*get_args(Source), "stack"):
         kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= _SHOWN_SHARE), reverse=True)
         if kinds:
             parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
-            grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
+            lines.append(f"  {source:<12}{sum(share for share, _ in kinds):>6.1%}  {parts}")
     confidence = prediction.confidence
     head = (
         f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
         f"Sources of {prediction.variant}'s time:"
     )
-    return Group(Text(head), grid)
+    return Group(*map(Text, [head, *lines]))

@@ -1,13 +1,14 @@
 """What `serve` and `capacity` say alike: which requests arrive, how they are served, and what is bounded."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.display.labels import evidence_text, interval_text
 from ladder_sim.display.notes import Notes
+from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import ROUGH
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
@@ -67,6 +68,13 @@ def bound_label(name: str) -> str:
     """Return what breaks in a search, in words: "TTFT p95" for "ttft_p95"."""
     metric, _, percentile = name.partition("_")
     return "queue" if name == ENDLESS else f"{metric.upper()} {percentile}"
+
+
+def compared(answer: Served | Capacity, rank: Callable[[str], Any]) -> list[str]:
+    """Return the first variant, and the first by `rank` of the others that can be run."""
+    first, *others = answer
+    able = [name for name in others if name != NO_COMMUNICATION]
+    return [first, *([min(able, key=rank)] if able else [])]
 
 
 def with_label(scenario: Scenario, variant: str) -> str:

@@ -14,7 +14,7 @@ from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, cut, percent, table_of
 from ladder_sim.report.figures.traces import trace_figure
 from ladder_sim.report.report import Report
-from ladder_sim.report.traces import communication_fields, missing_lines, trace_document
+from ladder_sim.report.traces import communication_fields, missing_lines, notes_of, trace_document
 from ladder_sim.traces.summary import VariantTime
 from ladder_sim.traces.trace import Rewired
 from ladder_sim.units import format_seconds
@@ -42,19 +42,17 @@ class RewiredReport(Report[Rewired]):
         rewired = self.answer
         rows = list(rewired.items())
         shown = [*rows[: _SHOWN - 1], rows[-1]] if len(rows) > _SHOWN else rows
-        remarks = self._remarks() if rows else []
         hidden = len(rows) - len(shown)
         return Brief(
             sentence=self._sentence(),
             asked=self._asked(),
             table=table_of(self._columns(), shown) if rows else None,
-            remarks=remarks,
+            remarks=self._remarks() if rows else [],
             more=f"{hidden} more wirings" if hidden else "",
             cautions=missing_lines(rewired.step, *(time.graph for time in rewired.values())),
         )
 
     def _columns(self) -> Sequence[Column[_Row]]:
-        """Return the columns of the table of wirings."""
         own = self.answer.own
         columns: list[Column[_Row]] = [
             Column("", lambda row: f"{row[0]}, replayed" if row[0] == own else wiring_label(row[0]), "variant"),
@@ -116,7 +114,6 @@ class RewiredReport(Report[Rewired]):
         return SHOWN_GAIN <= best - 1.0 <= abs(self.answer.replayed.error) * best
 
     def _asked(self) -> str:
-        """Return a sentence on the step, what was found in it, and its replay."""
         rewired, covered, replayed = self.answer, self.answer.cover, self.answer.replayed
         passes = f"{covered.passes} passes of up to " if covered.passes > 1 else ""
         found = f"{passes}{covered.layers} layers, {covered.covered} of {covered.reduces} all-reduces found"
@@ -156,7 +153,6 @@ class RewiredReport(Report[Rewired]):
         return remarks
 
     def _overlap(self) -> str:
-        """Return a sentence on kernels that overlap in other wirings."""
         rewired = self.answer
         if rewired.step.origin is not None:
             slowed = "slow each other as predicted" if rewired.contended else "are not slowed down"
@@ -176,12 +172,8 @@ class RewiredReport(Report[Rewired]):
         if len(weights := rewired.step.weights) > 1:
             lines.append(f"a token takes {', '.join(f'{weight:.3g} x {step}' for step, weight in weights.items())}")
         lines.append(f"launching takes {percent(rewired.launch_share)} of the critical path")
-        lines += [f"{each.word}: {each.text}" for each in self._remarks()] if rewired else []
-        notes = missing_lines(rewired.step, *(time.graph for time in rewired.values()))
-        if notes:
-            lines += ["", "Missing from the trace, or left out", *(f"- {note}" for note in notes)]
         every: list[RenderableType] = [table_of(self._columns(), list(rewired.items())), Text()] if rewired else []
-        return Group(*every, *map(Text, lines))
+        return Group(*every, *map(Text, lines), *notes_of(rewired.step, *(time.graph for time in rewired.values())))
 
     def values(self) -> Document:
         rewired = self.answer
@@ -210,7 +202,6 @@ class RewiredReport(Report[Rewired]):
 
 
 def _reason(name: str, time: VariantTime) -> str:
-    """Return how much of its communication a wiring hides."""
     comm = time.comm
     label = wiring_label(name, sentence=True)
     if not comm.comm_s:

@@ -20,6 +20,7 @@ from ladder_sim.report.report import Report
 from ladder_sim.report.requests import (
     bound_label,
     cautions_of,
+    compared,
     cost_text,
     evidence_of,
     load_fields,
@@ -186,16 +187,8 @@ def _rank(variant: ServedVariant) -> float:
     return math.inf if variant.outcome.variant == NO_COMMUNICATION or math.isnan(gain) else -gain
 
 
-def _fastest(served: Served) -> str | None:
-    """Return the wiring that gains most over the first, of those that can be run; None without others."""
-    others = [name for name in served if name not in (served.first, NO_COMMUNICATION)]
-    return min(others, key=lambda name: _rank(served[name]), default=None)
-
-
 def _compared(served: Served) -> list[str]:
-    """Return the first variant, and the variant that gains most over it."""
-    best = _fastest(served)
-    return [served.first, *([best] if best else [])]
+    return compared(served, lambda name: _rank(served[name]))
 
 
 def _lines(served: Served, names: set[str]) -> Iterator[Line]:
@@ -308,7 +301,6 @@ def _rough(served: Served) -> Iterator[str]:
 
 
 def _times(metric: str, rows: Sequence[Row]) -> RenderableType:
-    """Return a table of a metric of every variant."""
     columns = [_figure(f"{metric}_{percentile}_s", percentile) for percentile in _PERCENTILES]
     return table_of([Column("", lambda row: row.name, metric.upper()), *columns], rows)
 

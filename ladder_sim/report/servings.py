@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder_sim.display.document import Document
 from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
-from ladder_sim.report.errors import error_columns, error_fields, quantity_columns
+from ladder_sim.report.errors import error_columns, error_fields, left_out, quantity_columns
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.report.report import Report
 from ladder_sim.validation.compare import ErrorStats
@@ -58,7 +58,6 @@ FAR: Sequence[Column[ServingComparison]] = (
 
 
 def _errors_by(heading: str) -> list[Column[tuple[str, _Errors]]]:
-    """Return the columns of a table of groups, and their errors of TPOT and TTFT."""
     return [
         Column("", lambda each: each[0], heading),
         Column("", lambda each: _count(each[1]), "rows"),
@@ -83,11 +82,7 @@ class ServingsReport(Report[ServingValidation]):
             worst = max(far, key=lambda each: abs(_error(each)))
             text = f"{len(far)} of {len(timed)} rows are off by more than {percent(FAR_OFF, 0)}; most of all"
             remarks.append(Remark("caution", f"{text} {worst.serving}: {percent(_error(worst), sign='+')}."))
-        missing = Counter(each.note for each in servings if each.ttft is None)
-        if missing:
-            (note, count), *_ = missing.most_common(1)
-            note = note.removeprefix("not predicted: ")
-            remarks.append(Remark("left out", f"{missing.total()} of {len(servings)} rows, {count} because: {note}."))
+        remarks += left_out((each.note for each in servings if each.ttft is None), len(servings), "rows")
         fewer = f"{len(groups) - _SHOWN} more groups, and " if len(groups) > _SHOWN else ""
         shown = [*((cut(name, _NAME), errors) for name, errors in groups[:_SHOWN]), ("all", everything)]
         return Brief(
@@ -158,7 +153,6 @@ def _sentence(errors: _Errors, count: int) -> str:
 
 
 def _error(comparison: ServingComparison) -> float:
-    """Return the error of TPOT; 0 without one."""
     return comparison.tpot.error if comparison.tpot else 0.0
 
 

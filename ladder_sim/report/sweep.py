@@ -204,7 +204,6 @@ class SweepReport(Report[SweepTable]):
 
 
 def _distance(figures: NDArray[np.float64], at: int) -> NDArray[np.float64]:
-    """Return the distance of every point from one of them."""
     distance: NDArray[np.float64] = np.abs(figures - figures[:, at : at + 1]).sum(axis=0)
     return distance
 
@@ -217,7 +216,6 @@ def _text(figure: Any, metric: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a numpy scalar as Python's own."""
     return value.item() if hasattr(value, "item") else value
 
 

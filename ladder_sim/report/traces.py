@@ -102,7 +102,6 @@ class InfoReport(Report[TraceInfo]):
         return columns
 
     def _idle(self) -> str:
-        """Return a sentence on the stream that is idle longest, and what it waits for."""
         idle = max(self.answer.totals.idle, key=lambda row: row.idle_s)
         parts = {"the host": idle.host_s, "the device's own gaps": idle.kernel_s, "something else": idle.other_s}
         name = max(parts, key=lambda part: parts[part])
@@ -124,23 +123,24 @@ class InfoReport(Report[TraceInfo]):
         ranks = [
             [str(each.rank), *_times(each.busy_s, each.comm_s, each.hidden_s, each.exposed_s)] for each in summary.ranks
         ]
-        columns_of_ranks = ["rank", "computing", "communicating", "hidden", "exposed"]
-        parts += [Text(), table(columns_of_ranks, ranks, title="Communication")]
+        parts += [
+            Text(),
+            table(["rank", "computing", "communicating", "hidden", "exposed"], ranks, title="Communication"),
+        ]
         if summary.idle:
             idle = [
                 [str(row.rank), row.stream, *_times(row.idle_s, row.host_s, row.kernel_s, row.other_s)]
                 for row in summary.idle
             ]
             title = "Idle time of streams, and what they waited for"
-            columns_of_idle = ["rank", "stream", "idle", "host", "kernel", "other"]
-            parts += [Text(), table(columns_of_idle, idle, left=2, title=title)]
+            parts += [Text(), table(["rank", "stream", "idle", "host", "kernel", "other"], idle, left=2, title=title)]
         critical = [
             [kind, format_seconds(seconds), percent(seconds / summary.seconds)]
             for kind, seconds in summary.critical_s.items()
             if summary.seconds and seconds >= _SHOWN_SHARE * summary.seconds
         ]
         parts += [Text(), table(["kind", "time", "share"], critical, title="Critical path")]
-        return Group(*parts, *_notes(info.graph))
+        return Group(*parts, *notes_of(info.graph))
 
     def values(self) -> Document:
         summary, graph = self.answer.totals, self.answer.graph
@@ -203,7 +203,6 @@ class ReplayReport(Report[TraceReplay]):
         )
 
     def _rows(self) -> list[tuple[StepError, StepError | None]]:
-        """Return every step as recorded, and with the changes."""
         steps = self.answer.recorded.steps
         changed = self.answer.changed.steps if self.answer.changed else [None] * len(steps)
         return list(zip(steps, changed, strict=True))
@@ -255,7 +254,7 @@ class ReplayReport(Report[TraceReplay]):
         if waits:
             title = "Longest device waits that nothing in the trace explains, left out of the replay"
             parts += [Text(), table(["op", "stream", "at", "waited"], waits, left=2, title=title)]
-        return Group(*parts, *_notes(replay.graph))
+        return Group(*parts, *notes_of(replay.graph))
 
     def values(self) -> Document:
         """Replay and recording, step by step, and the replay of a changed graph."""
@@ -322,7 +321,7 @@ class DiffReport(Report[TraceDiff]):
         return f"{second} takes {times} of {first} ({_change(first_s, second_s)})."
 
     def details(self) -> RenderableType:
-        return Group(self._table(self._rows()), *_notes(*self.answer.runs.values()))
+        return Group(self._table(self._rows()), *notes_of(*self.answer.runs.values()))
 
     def values(self) -> Document:
         rows = [{"time_of": name, "first_s": first_s, "second_s": second_s} for name, first_s, second_s in self._rows()]
@@ -337,6 +336,7 @@ def _change(first_s: float, second_s: float) -> str:
     return percent(second_s / first_s - 1.0, sign="+") if first_s else "-"
 
 
-def _notes(*graphs: TraceGraph) -> list[Text]:
+def notes_of(*graphs: TraceGraph) -> list[Text]:
+    """Return lines on what recordings lack, with a heading; none if they lack nothing."""
     notes = missing_lines(*graphs)
     return [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in notes)] if notes else []

@@ -106,7 +106,6 @@ class ValidationReport(Report[Validation]):
         )
 
     def _errors(self, level: Level) -> list[_Figure]:
-        """Return the errors on unseen rows of a level by figure and links."""
         rows = Unseen(rows=unseen(self.answer[level]))
         return [
             (name, p2p, errors)
@@ -218,7 +217,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _asked(compared: Validation) -> str:
-    """Return a line on what was run."""
     runs = [row.configuration for row in compared.data.measurements]
     names = [_few({getattr(run, name): None for run in runs}) for name in ("model", "stack", "cluster")]
     spans = [f"{label} {_span(getattr(run, label.lower()) for run in runs)}" for label in ("TP", "batch")]

@@ -105,14 +105,10 @@ _OPTION: Column[Row] = Column(
     "option", lambda row: row.option.name, "option (=: tied)", lambda row: row.label, kind=str
 )
 _GAIN: Column[Row] = Column("gain", _of("gain"), "speedup (90 %)", lambda row: _speedup(row.option.gain), kind=Interval)
-_PREFILL: Column[Row] = Column("ttft_gain", _of("ttft_gain"), "prefill", lambda row: _ratio(row.option.ttft_gain))
-_DECODE: Column[Row] = Column(
-    "tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain), null=True
-)
 _ENGINES_OF: Column[Row] = Column("", lambda row: row.engines, "engines today")
 _LIMIT: Column[Row] = Column("", lambda row: row.fleet and _limit(row.fleet), "limit")
 
-# in JSON and CSV
+# in JSON and CSV, and those with a heading in a table of options
 VALUES: Sequence[Column[Row]] = (
     _OPTION,
     Column("variant", lambda row: row.option.prediction.variant),
@@ -120,14 +116,14 @@ VALUES: Sequence[Column[Row]] = (
     Column("allreduce", lambda row: row.option.scenario.stack.allreduce),
     Column("group", lambda row: row.group, kind=OptionGroup),
     _GAIN,
-    _PREFILL,
-    _DECODE,
+    Column("ttft_gain", _of("ttft_gain"), "prefill", lambda row: _ratio(row.option.ttft_gain)),
+    Column("tpot_gain", _of("tpot_gain"), "decode", lambda row: _ratio(row.option.tpot_gain), null=True),
     Column("tied_with_best", lambda row: row.tied, kind=bool),
     Column("lossy", lambda row: row.option.lossy, kind=bool),
+    _ENGINES_OF,
 )
 
-# in a table of options, and in one of what the leading options need under load
-GAINS: Sequence[Column[Row]] = (_OPTION, _GAIN, _PREFILL, _DECODE, _ENGINES_OF)
+# of what the leading options need under load
 _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
@@ -164,7 +160,7 @@ class VersusReport(Report[Versus]):
         """Return a table of every option for each group."""
         rows = list(self.rows())
         groups = dict.fromkeys(row.group for row in rows)
-        return {group: _table(GAINS, [row for row in rows if row.group == group], group) for group in groups}
+        return {group: _table(VALUES, [row for row in rows if row.group == group], group) for group in groups}
 
     def _brief(self) -> Brief:
         result, load = self.answer, self.answer.load
@@ -177,7 +173,7 @@ class VersusReport(Report[Versus]):
         return Brief(
             sentence=_need(result) if load else _verdict(result),
             asked=f"{asked_text(result.scenario)}{slo}",
-            table=_table((_OPTION, _WEIGHTS_OF, *(_NEEDS if load else GAINS)[1:]), rows),
+            table=_table((_OPTION, _WEIGHTS_OF, *(_NEEDS if load else VALUES)[1:]), rows),
             remarks=list(_remarks(result)),
             cautions=[*_cautions(result), *result.notes_of(chosen).warnings],
             more=f"{hidden} more options" if hidden > 1 else "",

@@ -19,32 +19,20 @@ PROMPT, GEN = 1024, 256
 
 
 class LoadFields(TypedDict, total=False):
-    """Types of the keywords that say which requests arrive, and how replicas serve them."""
+    """Types of the keywords that say which requests arrive, and how replicas serve them: see `ladder_sim.serve`."""
 
     prompt: int | str | Lengths
-    """Tokens of prompts: a number, a distribution as on the command line ("uniform:512:1536"), or `Lengths`."""
     gen: int | str | Lengths
-    """Tokens of answers, likewise."""
     rate: float
-    """Requests per second; 0: the next one comes when one is answered."""
     concurrency: int
-    """Requests in flight at all times, instead of a rate; with a rate, the most at a time."""
     requests: int | None
-    """Number of requests: 1000 by default, or all of a trace."""
     burstiness: float
-    """Regularity of arrivals: 1 is a Poisson process, less comes in bursts, more is more regular."""
     prefix: int
-    """Tokens that all prompts begin with, in addition to their own."""
     seed: int
-    """Seed of the random numbers."""
     router: Router
-    """Which replica a request goes to: "round-robin", "least-loaded" or "prefix-aware"."""
     speculate: str | None
-    """Drafted tokens and their acceptance: "3:0.7", or "0.8/0.6/0.4" by position."""
     steps: str | Path | MeasuredSteps | None
-    """Step times of a running vLLM, a file of ``calibrate fit-steps``, instead of simulated ones."""
     profile: str | CalibrationProfile | None
-    """Measured profile, as in `ladder_sim.predict`."""
 
 
 # keywords that say which requests are drawn at random, with their defaults

@@ -210,7 +210,6 @@ def _base(arguments: Mapping[str, Any]) -> Scenario:
 
 
 def _plans(base: Scenario, degrees: Mapping[str, Any], *, measured: bool) -> Sequence[Plan]:
-    """Return the legal plans of one replica, with the degrees that were given."""
     given = {name: axis(name, values).values for name, values in degrees.items() if values is not None}
     if measured:
         # those of a running engine are of one plan

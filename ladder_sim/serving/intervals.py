@@ -258,7 +258,6 @@ def _price(rate: Interval, gpus: int, usd_per_gpu_hour: float) -> Interval:
 
 
 def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:
-    """Return the load with each seed."""
     if not isinstance(requests, Traffic):
         if seeds not in (None, 1):
             raise UsageError(f"seeds {seeds}: these requests are not random", hint="leave it out for a trace")

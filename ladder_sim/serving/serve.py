@@ -167,7 +167,6 @@ def _prefill(
 def _recorded(
     trace: str | Path | Sequence[Request], speed: float, fields: Mapping[str, Any]
 ) -> Trace | Sequence[Request]:
-    """Return the requests of a file, or those given."""
     for name, default in DRAWN.items():
         # acceptance of drafted tokens is drawn all the same
         if name == "seed" and fields.get("speculate"):
