@@ -372,7 +372,7 @@ class KernelCosts:
             # another machine with such links may be as fast as the formula
             over = network.over_links(kind, times, message)
             odd = times.in_range & (over > ODD)
-            error = _plain(np.where(odd, over - 1.0, error)) if odd.any() else error
+            error = np.where(odd, over - 1.0, error) if odd.any() else error
         seconds = _plain(times.seconds)
         overlap = self.hardware.overlap
         sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
@@ -384,7 +384,7 @@ class KernelCosts:
         )
         return Estimate(
             seconds=seconds,
-            error=_number(error),
+            error=_plain(np.atleast_1d(error)),
             source=source,
             algorithm=times.most_common,
             inline=times.choose([float(name in INLINE) for name in times.algorithms]),

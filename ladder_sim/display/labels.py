@@ -446,15 +446,18 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: C
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64))
     'llama-3.1-70b bf16, TP 8 on 8 x H100 SXM5 80GB, vllm; 64 in flight, 1024 + 512'
     >>> asked_text(Scenario(model="70b", stack="vllm", concurrency=64), varied=("tp", "concurrency", "prompt"))
-    'llama-3.1-70b bf16, H100 SXM5 80GB, vllm; 512 new tokens'
+    'llama-3.1-70b bf16, H100 SXM5 80GB, vllm; in flight, 512 new tokens'
     """
     workload = scenario.workload
     one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
     lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
     tokens = {"gen": f"prompt {workload.prompt}", "prompt": f"{workload.gen} new tokens"}
     some = [text for name, text in tokens.items() if name in varied] or [f"{workload.prompt} + {workload.gen}"]
+    if {"batch", "concurrency"}.intersection(varied):
+        # their numbers stand elsewhere, what they are here
+        one = "static batches" if workload.concurrency is None else "in flight"
     asked = [
-        "" if {"batch", "concurrency"}.intersection(varied) else f"{load or one}{lockstep}",
+        f"{load or one}{lockstep}",
         *(some if len(some) == 1 else []),
     ]
     parts = (placed_text(scenario, where=where, varied=varied), ", ".join(filter(None, asked)))

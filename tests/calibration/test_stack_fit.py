@@ -297,7 +297,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
     compared = run("validate", str(runs), "--profile", str(out))
     assert compared.code == 0, compared.err
     assert " fit " in compared.out
-    assert "profile mine" in run("predict", "--model", "8b", "--profile", str(out)).out
+    assert "profile mine" in run("predict", "--model", "8b", "--profile", str(out), "--explain").out
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,9 @@ def test_weights_in_fp8_are_named_where_they_are_faster(fields: Mapping[str, Any
         assert (instead.request_s, instead.tokens_per_s) == (there.request_s, there.tokens_per_s)
         assert there.request_s < asked["standard"].request_s
         assert instead.scenario == Scenario(**fields).replace(dtype="fp8", nodes=nodes, tp=instead.scenario.plan.tp)
+
+
+def test_messages_beyond_a_measured_curve_have_one_error() -> None:
+    """Regression: the error of a message of 4 GB across nodes was an array of one, and the speedup a TypeError."""
+    scenario = Scenario(model="8b", cluster="a100-sxm-hdr", nodes=2, tp=16, batch=32, prompt=16384, gen=2)
+    assert predict(scenario, ["ladder"], ignore_memory=True)["ladder"].speedup.known
