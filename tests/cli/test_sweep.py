@@ -24,7 +24,7 @@ def test_sweep_prints_a_table() -> None:
     assert done.code == 0, done.err
     said, asked, _, columns, *rows = done.out.splitlines()[:10]
     assert said.startswith("Ladder's speedup: ")
-    assert asked == "llama-3.1-8b bf16, H100 SXM5 80GB, gpt-fast (--stack); 1024 + 512; 6 points"
+    assert asked == "llama-3.1-8b bf16, H100 SXM5 80GB, gpt-fast (--stack); static batches, 1024 + 512; 6 points"
     heads = ["tp", "batch", "ladder (90 %)", "standard tok/s (90 %)", "TPOT [ms] (90 %)"]
     assert re.split(r"\s{2,}", columns) == heads
     assert [row.split()[:2] for row in rows] == [[tp, batch] for tp in "248" for batch in ("1", "16")]
