@@ -211,7 +211,7 @@ def _reason(predictions: Predictions) -> str:
     """Return a sentence on what limits the first variant, and what is left to limit the best."""
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s
-    if not first.breakdown.comm_s:
+    if not first.breakdown.comm_s or first.variant == NO_COMMUNICATION:
         return f"There is no communication; {limit_text(first)}."
     said = f"{wiring_label(first.variant, sentence=True)} waits for communication {percent(exposed, 0)} of the time"
     if best is None or best is first:

@@ -6,6 +6,7 @@ that predicts it; a run has a file of its own once it was measured.
 
 import contextlib
 import json
+import platform
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.answer import Answer
-from ladder_sim.errors import LadderSimError, SpecError, UsageError
+from ladder_sim.errors import LadderSimError, MissingDependencyError, SpecError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs import catalog
@@ -155,6 +156,11 @@ def _unpacked(path: Path) -> Iterator[Path]:
     if path.is_dir():
         yield path
         return
+    if not hasattr(tarfile, "data_filter"):
+        raise MissingDependencyError(
+            f"{path}: Python {platform.python_version()} cannot unpack archives safely",
+            hint="use Python 3.11.4 or newer, or unpack it yourself and name its folder",
+        )
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as place:
         try:
             with tarfile.open(path) as archive:

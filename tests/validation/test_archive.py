@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.archives import FOLDER, archives_in, archives_table, page
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.validation.archive import Row, is_archive, read_archive
 from tests.support.archives import pack
 from tests.support.commands import run
@@ -147,3 +147,11 @@ def test_fewer_than_six_repeats_give_a_median_no_interval(tmp_path: Path) -> Non
     for repeats, known in ((5, {"speedup"}), (6, {"speedup", "ttft_s", "tpot_s"})):
         archive = read_archive(pack(tmp_path / "node.tar.gz", repeats=repeats))
         assert all(set(row.interval) == known for row in archive.measured), repeats
+
+
+def test_a_python_that_cannot_unpack_safely_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: before Python 3.11.4 it was a TypeError."""
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(MissingDependencyError, match="cannot unpack archives safely") as caught:
+        read_archive(tmp_path / "node.tar.gz")
+    assert "3.11.4" in caught.value.hint
