@@ -50,16 +50,24 @@ class Step(NamedTuple):
     """One of `HELD_SMS`; all but `EXCHANGE` take a fixed time."""
     alone_s: float
     """All-reduce by itself, seconds."""
+    exchanges: int
+    """Steps through device memory."""
     layer_s: float
     """Step of ladder for each layer, seconds."""
+    upper_s: float
+    """Step without all-reduces for each layer, seconds."""
 
 
 def steps() -> Iterator[Step]:
     """Every measured step of ladder with an all-reduce that was also timed alone."""
-    for row in rows_in("steps_fixed.csv"):
+    fixed = rows_in("steps_fixed.csv")
+    upper_s = {
+        (row["model"], row["batch"]): float(row["step_us_per_layer"]) * 1e-6 for row in fixed if row["wiring"] == "upper"
+    }
+    for row in fixed:
         if row["wiring"] == "ladder":
             times = float(row["ar_us"]) * 1e-6, float(row["step_us_per_layer"]) * 1e-6
-            yield Step(row["model"], int(row["batch"]), row["collective"], *times)
+            yield Step(row["model"], int(row["batch"]), row["collective"], times[0], 0, times[1], upper_s[row["model"],row["batch"]])
     rows = rows_in("steps_exchange.csv")
     group = ("model", "batch", "exchanges", "wait_ns")
     alone_s = {
@@ -71,7 +79,7 @@ def steps() -> Iterator[Step]:
     for row in rows:
         if row["wiring"] == "ladder":
             times = alone_s[tuple(row[name] for name in group)], float(row["step_us_per_layer"]) * 1e-6
-            yield Step(row["model"], int(row["batch"]), EXCHANGE, *times)
+            yield Step(row["model"], int(row["batch"]), EXCHANGE, times[0], int(row["exchanges"]), times[1], float(row["upper_us_per_layer"])*1e-6)
 
 
 def predicted_layer_s(step: Step) -> float:
@@ -149,7 +157,10 @@ class _GivenTimes:
     def __init__(self, scenario: Scenario, step: Step) -> None:
         self._costs = KernelCosts(scenario, resolve_profile(scenario, None))
         self._step = step
-        self.kernels_s = kernels_s(step.model, step.batch)
+        apart_s = kernels_s(step.model, step.batch)
+        # another compilation may have chosen other kernels
+        scale = step.upper_s / (sum(apart_s.values()) + apart_s["norm"])
+        self.kernels_s = {name: scale * seconds for name, seconds in apart_s.items()}
         hardware = self._costs.hardware
         # one rank, whose all-reduces are kernels of the graph
         stack = replace(hardware.stack, collective_launch_s=0.0, graph_launch_s=0.0, kernel_gap_s=0.0)
@@ -161,9 +172,8 @@ class _GivenTimes:
     def _given(self, op: Op, estimate: Estimate) -> Estimate:
         if op.kind == "all_reduce":
             held_sms = HELD_SMS[self._step.collective]
-            demand = Demand(held_sms=held_sms)
-            if self._step.collective == EXCHANGE:
-                demand = replace(estimate.demand, held_sms=held_sms)
+            waits = self._step.exchanges * self.hardware.overlap.memory_step_s / self._step.alone_s
+            demand = Demand(held_sms=held_sms, waits=min(1.0, waits))
             return replace(estimate, seconds=self._step.alone_s, demand=demand, inline=0.0)
         name = op.name.rpartition(".")[2] if op.kind == "gemm" else op.kind
         # residual adds are in the norms, positions in attention

@@ -100,6 +100,16 @@ class Prediction:
         return Interval.around(self.rate, self.confidence.widths[self.variant].rate)
 
     @property
+    def ttft(self) -> Interval:
+        """Time to first token: `ttft_s`."""
+        return Interval.around(self.ttft_s, self.confidence.widths[self.variant].ttft)
+
+    @property
+    def tpot(self) -> Interval | None:
+        """Mean time per further token, `tpot_s`: step times have one error, that of the throughput."""
+        return None if self.tpot_s is None else Interval.around(self.tpot_s, self.confidence.widths[self.variant].rate)
+
+    @property
     def speedup(self) -> Interval:
         """Standard's ``request_s`` over this one's."""
         return Interval.around(self.request_speedup, self.confidence.widths[self.variant].speedup)

@@ -291,10 +291,10 @@ class Fitted(NamedTuple):
             log_s=log_s if configurations else {name: values[0] for name, values in log_s.items()},
         )
 
-    def rate_width(self, name: str, by_op: float) -> Any:
-        """Return the half-width of a variant's throughput, in the logarithm, with the errors of its ops."""
+    def request_width(self, name: str, by_op: float) -> Any:
+        """Return the half-width of a variant's times, in the logarithm, with the errors of its ops; unscaled."""
         noise = NORMAL_90 * hypot(SHARED_LOG_SD, ROW_LOG_SD)
-        return self.scale.rate * hypot(by_op, _spread(self.log_s[name]), noise)
+        return hypot(by_op, _spread(self.log_s[name]), noise)
 
     def speedup_width(self, name: str, base: "Fitted", base_name: str, by_op: float) -> Any:
         """Return the half-width, in the logarithm, of a variant's speed over that of one in this or another fit."""
@@ -340,7 +340,8 @@ class Errors:
             rate = hypot(maximum(rate, log1p(self.basis.tpot)), speedup)
             ttft = maximum(ttft, log1p(self.basis.ttft))
         elif self.fitted:
-            rate = ttft = self.fitted.rate_width(name, of_ops.rate)
+            width = self.fitted.request_width(name, of_ops.rate)
+            rate, ttft = self.fitted.scale.rate * width, self.fitted.scale.ttft * width
         return Widths(rate=hypot(rate, added.rate), speedup=hypot(speedup, added.speedup), ttft=hypot(ttft, added.ttft))
 
     def over(self, name: str, base_name: str) -> Any:

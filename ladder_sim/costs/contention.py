@@ -1,11 +1,11 @@
-"""The SMs that an op takes and the memory traffic of a collective: what they share a GPU by.
+"""What ops take of a GPU: SMs, steps through the device memory, and what they delay such steps of others by.
 
-How tasks with these demands slow each other is the simulator's business (`ladder_sim.des.shared`). The parameters are
-physical defaults, each with its reason; a profile's ``overlap`` section replaces any of them by a measured or fitted
-value.
+How tasks with these demands slow each other is the simulator's business (`ladder_sim.des.shared`). The parameters were
+measured on one H100 (tests/data/h100_beside) or are NCCL's own; a profile's ``overlap`` section replaces any of them.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,15 +13,12 @@ from typing import Any, Self
 import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
-from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum, where
+from ladder_sim.des.shared import Demand, Number, maximum, minimum, where
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.shapes import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
-from ladder_sim.graph.sizes import TILE_ROWS
+from ladder_sim.graph.shapes import BmmShape, GemmShape, MoeShape, Shape
 
-# columns of a GEMM's thread-block tile, in order of preference; the choice is the one that fills the last wave best
-TILE_COLUMNS = (256, 128, 64)
-# query rows of a flash-attention tile (FlashAttention 2 and 3)
-QUERY_TILE = 128
+# up to so many tokens a GEMM is a reduction, compiled (gpt-fast compiles one row only) or a library's GEMV
+GEMV_ROWS = 1
 # what each algorithm keeps SMs for: also NCCL through host memory, a ring, and across nodes
 HOLDERS: Mapping[str, Holder] = {
     **{name: algorithm.holder for name, algorithm in ALL_REDUCE.items()},
@@ -43,6 +40,13 @@ BLOCK_BYTES, MAX_BLOCKS = 8192.0, 36.0
 MULTIMEM_BLOCKS = 8.0
 # SMs of DeepEP's kernels by themselves (DeepEP, deep_ep/buffer.py, Buffer.num_sms)
 DEEPEP_SMS = 20.0
+# steps with which a kernel of NCCL starts and ends
+NCCL_ENDS = 2.0
+# rounds in which ranks read from each other, each between two barriers; others take one
+SHOTS = {"two-shot": 2, "symmetric-two-shot": 2, "mnnvl-two-shot": 2}
+# a write to pinned host memory that is read back, alone (latency_beside.csv). Without peer-to-peer access a collective
+# is such round trips, one after another, and each passes through the device memory's queues once
+HOST_ROUND_TRIP_S = 1.73e-6
 # memory traffic of a copy for each byte, and of tokens on their way to experts: read once, written once
 COPY_TRAFFIC = 2.0
 
@@ -62,27 +66,17 @@ class OverlapParameters:
     written."""
     nvls_traffic: Number = 2.0
     """Device memory traffic per message byte where the switch reduces: read once, written once."""
-    gemv_rows: float = 1.0
-    """Up to so many tokens a GEMM is a reduction that streams weights with many small blocks: a compiled one
-    (gpt-fast compiles one row only) or a library's GEMV. With more it runs on a library's grid of tiles."""
-    stream_rows: float = 8.0
-    """Up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), that grid is bound by its
-    weights' stream: it loses its share of the SMs that are taken beyond those that it leaves idle. With more tokens it
-    needs another wave once its tiles no longer fit."""
-    memory_spare: Number = 0.25
-    """Share of SMs that a reduction of many small blocks can lose: about three quarters of an H100's saturate its
-    memory."""
-    grid_spare: Number = 0.075
-    """Share of SMs that decode attention that splits the context can lose: half of the 15 % that FlashAttention's
-    choice of splits may leave idle (num_splits_heuristic)."""
-    scatter: Number = 0.5
-    """GEMMs in waves: SMs that each one of a collective makes useless beyond itself. Their blocks start in clusters,
-    each on SMs of one GPC (cuBLAS on Hopper). Next to 16 and 24 channels that spread over an H100's eight GPCs,
-    clusters of four find room for 104 and 96 blocks: half an SM less for each channel."""
-    collective_slowdown: Number = 0.33
-    """How much longer a collective takes next to a kernel that saturates the memory: about a third of a step is
-    access to device memory, whose latency doubles then. In the node it is a peer's; across nodes the network card reads
-    and writes it, and the low-latency protocol's flags lie there."""
+    lost: Number = 0.75
+    """Part of its share of the SMs that a kernel loses with those that a collective holds: 16 held ones of 132 cost
+    GEMMs of 1 to 64 rows 9 % (gemm_beside.csv, mean of 16 blocks)."""
+    memory_step_s: Number = 0.8e-6
+    """Time of a collective's step through device memory alone: a store with its flag, and the poll that sees it
+    (latency_beside.csv)."""
+    gemm_delay: Number = 3.5
+    """How much longer such a step takes beside a GEMM of a library that fills the memory's bandwidth, in multiples of
+    its time alone (latency_beside.csv: 1.5 to 3.3; steps_exchange.csv)."""
+    kernel_delay: Number = 0.5
+    """The same beside other kernels (steps_exchange.csv, batch 1 and behind attention)."""
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
@@ -98,70 +92,15 @@ class OverlapParameters:
 _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 
-def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
-    """Return what a kernel takes of a GPU with `sms` SMs, given its share `memory` of the memory bandwidth."""
+def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number) -> Demand:
+    """Return what a kernel takes of a GPU, given its share `memory` of the memory bandwidth."""
+    delay = parameters.kernel_delay
     if isinstance(shape, GemmShape | BmmShape | MoeShape):
         rows: Any = shape.rows_of_expert if isinstance(shape, MoeShape) else shape.m
         if isinstance(shape, GemmShape) and shape.chunks > 1:
             rows = shape.m / shape.chunks
-        if not any_true(rows > parameters.gemv_rows):
-            return Demand(spare=parameters.memory_spare, memory=memory)
-        tiles: Number = gemm_tiles(rows, shape.n, sms) if isinstance(shape, GemmShape) else grouped_tiles(shape)
-        idle = 1.0 - tiles / (-(-tiles // sms) * sms)
-        return Demand(
-            tiles=where(rows > parameters.stream_rows, tiles, 0),
-            spare=where(rows > parameters.gemv_rows, idle, parameters.memory_spare),
-            scatter=parameters.scatter,
-            memory=memory,
-        )
-    if isinstance(shape, MlaShape) or (isinstance(shape, AttentionShape) and shape.kernel == "flash"):
-        if shape.is_prompt:
-            return Demand(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), memory=memory)
-        return Demand(spare=parameters.grid_spare, memory=memory)
-    return Demand(spare=parameters.memory_spare, memory=memory)
-
-
-def gemm_tiles(m: Count, n: int, sms: int) -> Any:
-    """Return the number of thread blocks of a GEMM with `m` rows, which may be an array, and `n` columns.
-
-    The tile is the one that fills the last wave best; where even the smallest leaves half of the SMs idle, the inner
-    dimension is split in powers of two until they are busy.
-
-    Examples
-    --------
-    >>> gemm_tiles(64, 14336, 132), gemm_tiles(64, 8192, 132), gemm_tiles(64, 1280, 132)
-    (112, 128, 80)
-    """
-    rows = -(-m // where(m <= TILE_ROWS[0], *TILE_ROWS))
-    tiles: Any = 0
-    best: Number = 0.0
-    for columns in TILE_COLUMNS:
-        choice = rows * -(-n // columns)
-        filled = choice / (-(-choice // sms) * sms)
-        tiles, best = where(filled > best, choice, tiles), maximum(best, filled)
-    while any_true(2 * tiles <= sms):
-        tiles = where(2 * tiles <= sms, 2 * tiles, tiles)
-    return tiles
-
-
-def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
-    """Return the thread blocks of equal GEMMs in one kernel: one for each head, or expert that a token takes.
-
-    Of experts those of gate and up, whose columns are fewer.
-
-    Examples
-    --------
-    >>> sizes = {"weight_element_bytes": 1, "input_element_bytes": 1, "output_element_bytes": 2}
-    >>> grouped_tiles(MoeShape(tokens=64, hidden=7168, width=2048, experts=256, top_k=8, ep=8, **sizes))
-    896
-    """
-    if isinstance(shape, BmmShape):
-        groups, rows, columns = shape.heads, shape.m, shape.n
-    else:
-        groups, rows, columns = shape.experts_taken, shape.rows_of_expert, 2 * shape.width // shape.expert_tp
-    of_each = np.ceil(rows / where(rows <= TILE_ROWS[0], *TILE_ROWS)) * -(-columns // TILE_COLUMNS[1])
-    tiles: Any = np.ceil(groups) * of_each
-    return tiles if isinstance(tiles, np.ndarray) else int(tiles)
+        delay = where(rows > GEMV_ROWS, parameters.gemm_delay, delay)
+    return Demand(lost=parameters.lost, delay=delay * memory, memory=memory)
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
@@ -189,3 +128,18 @@ def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: 
         return message_bytes * COPY_TRAFFIC
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
     return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)
+
+
+def memory_steps(algorithm: str, kind: str, nodes: int, ranks: int) -> float:
+    """Return the steps through device memory that a collective takes one after another, on `ranks` GPUs of each node.
+
+    NCCL's rings and trees pass a message along the GPUs of a node and across nodes, an all-reduce there and back
+    (2.21.5, src/device/all_reduce.h); NVLS hands it to the switch and back, each with a fence and a flag. Other kernels
+    read each other's data between two barriers. These are the least steps; those across the network are counted once.
+    """
+    holder = HOLDERS[algorithm]
+    ways = 2.0 if kind.startswith("all_reduce") else 1.0
+    if holder in ("ring", "tree", "nvls"):
+        inside = 2.0 * ways if holder == "nvls" else ways * (ranks - 1)
+        return NCCL_ENDS + inside + ways * math.log2(nodes)
+    return 1.0 + 2.0 * SHOTS.get(algorithm, 1)

@@ -7,6 +7,8 @@ priced in the same call as one.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +19,7 @@ from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.cluster import ClusterSpec, LinkTier
+from ladder_sim.specs.cluster import FULL_NODE, ClusterSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 
@@ -91,6 +93,19 @@ SUSTAINED_SHARE = 0.61
 EXPERT_LAUNCH_S = 5e-6
 
 
+@cache
+def skew_growth(ranks: int) -> float:
+    """Return how far the slowest of some ranks lies from a typical one, relative to the slowest of eight.
+
+    Their speeds are draws from a normal distribution, of whose largest of `ranks` this is the expectation (Blom 1958).
+    """
+
+    def largest(of: int) -> float:
+        return NormalDist().inv_cdf((of - 0.375) / (of + 0.25)) if of > 1 else 0.0
+
+    return largest(ranks) / largest(FULL_NODE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hardware:
     """Everything of a scenario that prices an op, apart from the op itself."""
@@ -110,7 +125,9 @@ class Hardware:
     host_low_latency_share: Number
     """Share of the bandwidth through host memory between two ranks at the rate of NCCL's low-latency protocol."""
     rank_skew: Number = 0.0
-    """How much longer the slowest rank computes than a typical one, as a fraction."""
+    """How much longer the slowest of eight ranks computes than a typical one, as a fraction."""
+    ranks: int = 1
+    """Number of ranks that meet at collectives."""
     across_nodes: bool = False
     """Collectives cross the network."""
 
@@ -126,8 +143,7 @@ class Hardware:
         stack = {name: getattr(scenario.stack, name) for name in _STATED}
         if scenario.model.experts and "stack.eager_launch_s" not in scenario.settings:
             stack["eager_launch_s"] = min(stack["eager_launch_s"], EXPERT_LAUNCH_S)
-        # a fit of the stack's own holds what GEMMs take over long prompts
-        stack["sustained_share"] = SUSTAINED_SHARE if scenario.stack.shares_gemms else 1.0
+        stack["sustained_share"] = SUSTAINED_SHARE
         measured = profile.overheads if profile else {}
         # measured with the tables; what was set by hand stays
         stack |= {
@@ -144,7 +160,8 @@ class Hardware:
             overlap=OverlapParameters.of(profile.overlap if profile else {}),
             host_low_latency_share=cluster.host_low_latency_share,
             rank_skew=cluster.rank_skew if skew_by_hand else measured.get(RANK_SKEW, cluster.rank_skew),
-            across_nodes=scenario.group_nodes > 1,
+            ranks=scenario.plan.ranks,
+            across_nodes=scenario.layout("tensor")[0] > 1,
         )
 
     def fitted(self, scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, FittedFigure]:
@@ -161,6 +178,11 @@ class Hardware:
             for name, figure in stack_fit.figures.items()
             if name not in by_hand and self.figure(name) == figure.default
         }
+
+    @property
+    def slowest(self) -> Number:
+        """How much longer the slowest of its ranks computes than a typical one, as a fraction."""
+        return self.rank_skew * skew_growth(self.ranks)
 
     def same_node(self, cluster: ClusterSpec) -> bool:
         """Whether GPU and in-node link are a cluster's; what was measured on another's is carried over."""

@@ -55,6 +55,12 @@ from ladder_sim.specs.scenario import HOPPER, Scenario
 
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
+# of the bf16 peak, what the same GPU multiplies in 32 bits (datasheets: A100 19.5 of 312 TFLOP/s, H100 67 of 989), in
+# tiles of so many rows and columns (cuBLAS)
+FP32_SHARE, TILE = 1.0 / 16.0, 128
+# rate at which keys and values that are expanded to every query head are read, of the memory's bandwidth: 201 MB in
+# 46.2 us on an H100 (h100_beside, kernels_of_a_layer.csv)
+CACHE_RATE = 1.3
 # kinds whose ops are small kernels where the profile has no table of them
 SMALL_WITHOUT_TABLE = ("math_attention_decode", "sample")
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
@@ -71,7 +77,7 @@ NOWHERE = np.zeros(1, np.bool_)
 # the same of an op in real passes: medians of two runs of one program differ by as much on a shared machine
 IN_PLACE_ERROR = 0.1
 # demand of a kernel of a CPU: it uses the whole processor and all memory bandwidth
-WHOLE_PROCESSOR = Demand(spare=0.0, memory=1.0)
+WHOLE_PROCESSOR = Demand(lost=1.0, memory=1.0, delay=1.0)
 
 # traffic that add and norm add for each byte of an all-reduce of which they are part, where every rank normalises every
 # token: the residual is read, and two tensors are written instead of one. It is half of a norm's own; the floor of a
@@ -163,7 +169,7 @@ class KernelCosts:
             return None
         if isinstance(op.shape, CollectiveShape):
             seconds, in_range, wait = times.collective(op.kind, op.shape)
-            demand = Demand(held_sms=wait.core_share * self._sms, slowdown=wait.slowed, link=1.0)
+            demand = Demand(held_sms=wait.core_share * self._sms, waits=wait.slowed, link=1.0)
             source: Source = "measured" if in_range else "fitted"
             error = max(IN_PLACE_ERROR, COLLECTIVE_ERROR[source])
             return Estimate(seconds=seconds, error=error, source=source, demand=demand, wake_s=wait.wake_s)
@@ -259,15 +265,31 @@ class KernelCosts:
         floor_s = self._floor_s
         if kind == "quantize":
             floor_s = floor_s + stack.quantize_s
+        traffic_s = self._traffic_s(shape.moved_bytes)
         if isinstance(shape, AttentionShape):
-            floor_s = MATH_ATTENTION_KERNELS * floor_s
-        seconds = floor_s + maximum(self._traffic_s(shape.moved_bytes), shape.flops / gpu.bf16_flops)
-        if isinstance(shape, AttentionShape):
-            # as of a decode step; a prompt takes no less than one token of it, which reads as much
-            token_s = self._traffic_s(replace(shape, q_len=1).moved_bytes) * stack.attention_factor
-            token_s = token_s + floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
-            seconds = maximum(seconds, token_s) if shape.is_prompt else token_s
+            return self._kernel(shape, self._math_attention_s(shape), "roofline")
+        seconds = floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops)
         return self._kernel(shape, seconds, "roofline")
+
+    def _math_attention_s(self, shape: AttentionShape) -> Number:
+        """Return the seconds of attention by separate kernels, which no table holds."""
+        gpu, stack = self.hardware.gpu, self.hardware.stack
+        token = replace(shape, q_len=1) if shape.is_prompt else shape
+        read_s = maximum(
+            self._traffic_s(token.moved_bytes), token.expanded_bytes / (CACHE_RATE * gpu.hbm_bandwidth_Bps)
+        )
+        floor_s = MATH_ATTENTION_KERNELS * self._floor_s
+        several = _number(np.where(shape.batch > 1, 1.0, 0.0))
+        token_s = floor_s + stack.batched_attention_s * several + read_s * stack.attention_factor
+        if not shape.is_prompt:
+            return token_s
+        # scores and values, each in tiles of so many of its columns
+        multiplied_s: Number = 0.0
+        for columns in (shape.kv_len, shape.head_dim):
+            tiles: Any = shape.batch * shape.heads * -(-shape.q_len // TILE) * -(-columns // TILE)
+            filled = tiles / (-(-tiles // self._sms) * self._sms)
+            multiplied_s = multiplied_s + shape.flops / (2.0 * FP32_SHARE * gpu.bf16_flops * filled)
+        return maximum(token_s, floor_s + multiplied_s + self._traffic_s(shape.moved_bytes))
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source, measured: NDArray[np.bool_] = NOWHERE) -> Estimate:
         """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""
@@ -290,7 +312,7 @@ class KernelCosts:
             source="measured" if measured[0] else source,
             demand=WHOLE_PROCESSOR
             if self.profile and self.profile.in_place
-            else kernel_demand(shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)),
+            else kernel_demand(shape, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)),
         )
 
     def _least_s(self, shape: Shape) -> Number:
@@ -345,7 +367,7 @@ class KernelCosts:
             algorithm="nccl",
             demand=Demand(
                 held_sms=1.0,
-                slowdown=hardware.overlap.collective_slowdown,
+                waits=self._waits(2.0, seconds),
                 memory=self._memory_share(message_bytes, seconds),
                 link=1.0,
             ),
@@ -391,11 +413,15 @@ class KernelCosts:
             demand=Demand(
                 # kernels keep at least one
                 held_sms=_number(minimum(sms, self._sms - 1)),
-                slowdown=self.hardware.overlap.collective_slowdown,
+                waits=self._waits(_plain(np.atleast_1d(network.memory_steps(kind, times))), seconds),
                 memory=self._memory_share(traffic, seconds),
                 link=1.0,
             ),
         )
+
+    def _waits(self, steps: Number, seconds: Number) -> Number:
+        """Return the share of its time alone in which a collective of so many memory steps waits for them."""
+        return minimum(1.0, steps * self.hardware.overlap.memory_step_s / seconds)
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._traffic_s(moved_bytes) / seconds)

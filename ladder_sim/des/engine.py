@@ -67,8 +67,6 @@ class Running:
 
     demand: Demand
     """The resources it uses."""
-    duration_s: float
-    """Seconds that the task takes when it runs alone."""
     left_s: float
     """Work left at `since_s`, in seconds of running alone."""
     since_s: float
@@ -92,7 +90,7 @@ class SharedGpu:
 
     def start(self, demand: Demand, duration_s: float) -> "simpy.Event":
         """Put a task on the GPU. The event is triggered when its work is done."""
-        task = Running(demand, duration_s, duration_s, self._environment.now)
+        task = Running(demand, duration_s, self._environment.now)
 
         def finish(_: "simpy.Event") -> None:
             self.release(task)
@@ -104,7 +102,7 @@ class SharedGpu:
 
     def hold(self, demand: Demand) -> Running:
         """Hold SMs without working: a collective that waits for its peers."""
-        task = Running(Demand(held_sms=demand.held_sms), inf, inf, self._environment.now)
+        task = Running(Demand(held_sms=demand.held_sms), inf, self._environment.now)
         self._running.append(task)
         self._share()
         return task
@@ -112,14 +110,6 @@ class SharedGpu:
     def release(self, task: Running) -> None:
         self._running.remove(task)
         self._share()
-
-    def drain_s(self, collective: Demand) -> float:
-        """Return the seconds that a ready collective waits for SMs: until the end of the running kernel's wave."""
-        for task in self._running:
-            if self._device.must_drain(collective, task.demand):
-                self._advance(task)
-                return float(self._device.left_in_wave(task.demand, task.left_s, task.duration_s)) / task.rate
-        return 0.0
 
     def _advance(self, task: Running) -> None:
         now_s = self._environment.now
@@ -207,10 +197,6 @@ def _run_shared(clocks: Clocks, index: int, task: Task, gpu: SharedGpu | None) -
     timeout: Any = environment.timeout
     if task.lead_s:
         yield timeout(task.lead_s)
-    if gpu is not None and task.demand.is_collective:
-        wait_s = gpu.drain_s(task.demand)
-        if wait_s:
-            yield timeout(wait_s)
     if task.group != NO_GROUP:
         clocks.missing[task.group] -= 1
         assembled = clocks.assembled[task.group]

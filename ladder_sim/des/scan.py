@@ -2,10 +2,10 @@
 
 A task starts when earlier tasks end, and their ends are known when its turn comes, so one pass gives every time
 exactly. Only kernels that share a GPU with a collective need more: a collective stays open while later kernels are
-issued, and is closed when a task waits for it. Each kernel that it overlaps slows both while they run together; without
-free SMs it starts at the end of a wave. Where durations are arrays, every step is a numpy operation over all
-configurations, which differ in numbers, not in structure: one queue of collectives follows a single configuration,
-kernel by kernel, the other all at once. Both give the same times.
+issued, and is closed when a task waits for it. Each kernel that it overlaps slows both while they run together. Where
+durations are arrays, every step is a numpy operation over all configurations, which differ in numbers, not in
+structure: one queue of collectives follows a single configuration, kernel by kernel, the other all at once. Both give
+the same times.
 
 The results equal those of `engine.run` up to rounding. Sharing is possible in programs of one rank with one compute
 stream and one communication stream. Programs of several ranks must share nothing.
@@ -193,11 +193,10 @@ class SingleQueue:
         # end of the last one that is over
         self._closed_s = 0.0
 
-        # of the first; until its start is decided, it may have to wait for SMs then
+        # of the first
         self._index = -1
         self._demand: Any = None
         self._ready_s = self._start_s = self._left_s = self._spent_s = 0.0
-        self._decided = False
 
         # speeds of kernels and of it next to each other
         self._pairs: dict[Demand, tuple[float, float]] = {}
@@ -216,14 +215,6 @@ class SingleQueue:
         now_s, left_s = start_s, duration_s
         while self.open:
             begin_s = self._start_s
-            if not self._decided:
-                if begin_s >= now_s + left_s:
-                    break
-                if begin_s > start_s and self._device.must_drain(self._demand, demand):
-                    left_then_s = left_s - max(0.0, begin_s - now_s)
-                    begin_s += float(self._device.left_in_wave(demand, left_then_s, duration_s))
-                    self._start_s = begin_s
-                self._decided = True
             if begin_s > now_s:
                 if begin_s >= now_s + left_s:
                     break
@@ -246,7 +237,6 @@ class SingleQueue:
 
     def _run_alone(self, from_s: float, to_s: float) -> None:
         while self.open and self._start_s < to_s:
-            self._decided = True
             begin_s = self._start_s if self._start_s > from_s else from_s
             if to_s - begin_s < self._left_s - self._spent_s:
                 self._left_s -= to_s - begin_s
@@ -255,7 +245,7 @@ class SingleQueue:
 
     def _begin(self, index: int, cost: Cost, own_ready_s: float) -> None:
         duration_s, lead_s, demand = cast(tuple[float, float, Demand], cost[:3])
-        self._index, self._decided = index, False
+        self._index = index
         self._left_s, self._spent_s = duration_s, SPENT * duration_s
         self._ready_s = own_ready_s if own_ready_s > self._closed_s else self._closed_s
         self._start_s = self._ready_s + lead_s
@@ -285,15 +275,13 @@ class _OpenCollective:
     spent_s: Number
     """Work left below which it is done."""
     start_s: Number = inf
-    """Infinite until decided."""
-    decided: bool = False
-    """The start is known in every configuration."""
+    """Infinite while the one before it runs."""
     end_s: Number = inf
     """Infinite until done."""
 
-    def earliest_s(self, before_s: Number) -> Number:
-        """Return when the collective can start, in seconds, given the end of the collective before it."""
-        return maximum(self.own_ready_s, before_s) + self.cost.lead_s
+    def start_after(self, before_s: Number) -> None:
+        """Start it as soon as it can, given the end of the collective before it."""
+        self.start_s = maximum(self.own_ready_s, before_s) + self.cost.lead_s
 
 
 class VectorQueue:
@@ -315,8 +303,7 @@ class VectorQueue:
         now_s, left_s = start_s, kernel.duration_s
         before_s = self._closed_s
         for collective in self.open.values():
-            if not collective.decided:
-                self._decide_start(collective, kernel, before_s, (start_s, now_s, left_s))
+            collective.start_after(before_s)
             later = any_true(collective.start_s > now_s)
             if later:
                 meet_s = minimum(maximum(collective.start_s, now_s), now_s + left_s)
@@ -334,8 +321,7 @@ class VectorQueue:
     def close_through(self, index: int, front_s: Number) -> None:
         while index in self.open:
             collective = next(iter(self.open.values()))
-            if not collective.decided:
-                self._start(collective, collective.start_s == inf, collective.earliest_s(self._closed_s))
+            collective.start_after(self._closed_s)
             alone_s = maximum(collective.start_s, front_s) + collective.left_s
             collective.end_s = where(collective.end_s == inf, alone_s, collective.end_s)
             self._close()
@@ -345,9 +331,7 @@ class VectorQueue:
             return
         before_s = self._closed_s
         for collective in self.open.values():
-            if not collective.decided:
-                earliest_s = collective.earliest_s(before_s)
-                self._start(collective, (collective.start_s == inf) & (earliest_s < to_s), earliest_s)
+            collective.start_after(before_s)
             begin_s = maximum(collective.start_s, from_s)
             span_s = minimum(maximum(to_s - begin_s, 0.0), collective.left_s)
             self._progress(collective, span_s, begin_s + span_s)
@@ -360,26 +344,6 @@ class VectorQueue:
             rates = self._device.rate(kernel, [collective]), self._device.rate(collective, [kernel])
             self._rates[kernel, collective] = rates
         return rates
-
-    def _decide_start(
-        self, collective: _OpenCollective, kernel: Cost, before_s: Number, kernel_times: tuple[Number, Number, Number]
-    ) -> None:
-        """Start `collective` if it is due while the kernel runs; without free SMs it starts at the end of a wave."""
-        start_s, now_s, left_s = kernel_times
-        earliest_s = collective.earliest_s(before_s)
-        due = (collective.start_s == inf) & (earliest_s < now_s + left_s)
-        if not any_true(due):
-            return
-        drains = self._device.must_drain(collective.cost.demand, kernel.demand)
-        if any_true(drains):
-            left_then_s = maximum(0.0, left_s - maximum(0.0, earliest_s - now_s))
-            wait_s = self._device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
-            earliest_s = earliest_s + where(drains & due & (earliest_s > start_s), wait_s, 0.0)
-        self._start(collective, due, earliest_s)
-
-    def _start(self, collective: _OpenCollective, due: Any, start_s: Number) -> None:
-        collective.start_s = where(due, start_s, collective.start_s)
-        collective.decided = not any_true(collective.start_s == inf)
 
     def _progress(self, collective: _OpenCollective, work_s: Number, until_s: Number, *, started: bool = False) -> None:
         left_s = collective.left_s - work_s

@@ -1,11 +1,10 @@
 """The resources that tasks of one GPU share, and how fast each task runs next to the others.
 
-Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, a kernel gets the
-rest. A kernel loses nothing until fewer SMs are left than it needs for its full speed, then its share of them; one in
-tiles also needs another wave when they no longer fit. Device memory and link bandwidth are fluid. Memory bandwidth of
-which tasks need more than there is goes to the SMs that ask: a collective has its own, a kernel all. A collective also
-waits for the memory at every step: while the memory is busy it takes longer, and asks for less. All collectives get the
-same fraction of a link.
+Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, and a kernel loses a
+part of their share. A collective goes through the device memory step by step, and every step takes longer while
+kernels run: then the collective takes longer, and asks for less. Device memory and link bandwidth are fluid. Memory
+bandwidth of which tasks need more than there is goes to the SMs that ask: a collective has its own, a kernel all. All
+collectives get the same fraction of a link.
 
 A task alone always runs at rate 1. Numbers may be arrays with one element per configuration.
 """
@@ -60,18 +59,16 @@ class Demand:
 
     held_sms: Number = 0
     """SMs reserved for the task: a collective's channels."""
-    tiles: Number = 0
-    """Long-running thread blocks, each on an SM of its own; 0: many short ones that spread over the free SMs."""
-    spare: Number = 1.0
-    """Share of the SMs that a kernel can lose without slowing down."""
-    scatter: Number = 0.0
-    """SMs that a kernel with tiles loses beyond each one that is taken, because its tiles start in clusters."""
+    lost: Number = 0.0
+    """Part of its share of the SMs that a kernel loses with those that are held."""
     memory: Number = 0.0
     """Share of the device memory's bandwidth."""
     link: float = 0.0
     """Share of the interconnect's bandwidth."""
-    slowdown: Number = 0.0
-    """How much longer a collective takes while kernels use all memory bandwidth, as a fraction."""
+    waits: Number = 0.0
+    """Share of a collective's time alone in which its steps wait for the device memory, one after another."""
+    delay: Number = 0.0
+    """How much longer such a step takes while a kernel runs, in multiples of its time alone."""
 
     def of(self, chosen: NDArray[np.int_]) -> "Demand":
         """Return the demand in some of the configurations that its arrays hold."""
@@ -83,7 +80,7 @@ class Demand:
         """Whether it uses anything that is shared."""
         if self.is_collective:
             return True
-        return any_true(self.tiles) or any_true(self.memory) or any_true(1.0 - self.spare)
+        return any_true(self.memory) or any_true(self.lost)
 
     @property
     def is_collective(self) -> bool:
@@ -100,20 +97,16 @@ class Traits(NamedTuple):
     uses_shared: bool
 
 
-# a point closer to the end of a wave than this share of a wave counts as the end
-ROUNDING = 1e-9
-
-# avoids a division by zero for tasks without length, seconds, or without memory traffic: far below any kernel's
+# avoids a division by zero for tasks without memory traffic: far below any kernel's
 TINY = 1e-18
 
 # uses nothing that is shared
 NOTHING = Demand()
 
 
-def _waits(own: Demand, tasks: Sequence[Demand]) -> Number:
-    """Return how many times as long a collective takes because its steps wait for the memory that other tasks use."""
-    busy = sum((task.memory for task in tasks), start=0.0) - own.memory
-    return 1.0 + own.slowdown * minimum(1.0, busy)
+def _stretch(own: Demand, tasks: Sequence[Demand]) -> Number:
+    """Return how many times as long a collective takes because kernels delay its steps through the memory."""
+    return 1.0 + own.waits * sum((task.delay for task in tasks), start=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +128,11 @@ class Device:
             return 1.0
         tasks = [own, *others]
         if own.is_collective:
-            rate: Number = 1.0 / _waits(own, tasks)
+            rate: Number = 1.0 / _stretch(own, tasks)
         else:
-            rate = self._sm_rate(own, sum(other.held_sms for other in others))
+            held_sms = sum((other.held_sms for other in others), start=0.0)
+            # a kernel runs on at least one SM
+            rate = 1.0 - own.lost * minimum(held_sms, self.sms - 1) / self.sms
         if any_true(own.memory):
             rate = minimum(rate, self._sms_of(own) * self._memory_per_sm(tasks) / maximum(TINY, own.memory))
         if own.link:
@@ -149,7 +144,7 @@ class Device:
 
         Weighted max-min fairness: who needs less than that leaves the rest to the others.
         """
-        needs = [task.memory / _waits(task, tasks) if task.is_collective else task.memory for task in tasks]
+        needs = [task.memory / _stretch(task, tasks) if task.is_collective else task.memory for task in tasks]
         sms = [self._sms_of(task) for task in tasks]
         per_sm: Number = 1.0 / sum(sms, start=0.0)
 
@@ -184,26 +179,3 @@ class Device:
         rates = float(self.rate(kernel, [collective])), float(self.rate(collective, [kernel]))
         self.pairs_of(collective)[kernel] = rates
         return rates
-
-    def waves(self, tiles: Number) -> Number:
-        """Return the number of rounds in which all SMs process `tiles`."""
-        return maximum(1, -(-tiles // self.sms))
-
-    def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":
-        """Whether `kernel` leaves `collective` too few free SMs, so that it waits for the end of a wave."""
-        return (kernel.tiles > 0) & (collective.held_sms > self.sms - minimum(kernel.tiles, self.sms))
-
-    def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
-        """Return the work left in the current wave of `kernel`, in seconds at rate 1; 0 between two waves."""
-        wave_s = maximum(duration_s, TINY) / self.waves(kernel.tiles)
-        waves_left = left_s / wave_s
-        return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
-
-    def _sm_rate(self, own: Demand, held_sms: Number) -> Number:
-        # a kernel runs on at least one SM
-        free = maximum(1.0, self.sms - held_sms)
-        spread = minimum(1.0, free / maximum(1.0, self.sms * (1.0 - own.spare)))
-        if not any_true(own.tiles):
-            return spread
-        whole = maximum(1.0, self.sms - held_sms * (1.0 + own.scatter))
-        return minimum(spread, self.waves(own.tiles) / -(-maximum(1, own.tiles) // whole))

@@ -152,19 +152,23 @@ class AttentionShape(CachedAttention):
 
     @property
     def moved_bytes(self) -> float:
-        """Device memory traffic.
+        """Device memory traffic: queries and output, the cache, and of the math kernel its scores.
 
-        Flash moves queries, output and the cache once. Math moves keys and values expanded to every query head (the
-        compiler reads them repeated, without a copy), and the score matrix four times: written, read and written by the
-        softmax, read.
+        The score matrix is of 32 bits (PyTorch from 2.5 on computes math attention of 16 bits in 32), written, read for
+        its maximum and sum, read and written by the softmax, and read for the values.
         """
         query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
-        per_head: float = 2.0 * self.batch * self._read * self.head_dim
+        cache: float = 2.0 * self.batch * self._read * self.head_dim * self.kv_heads * self.kv_element_bytes
+        moved = query_and_output * self.element_bytes + cache
         if self.kernel == "flash":
-            return query_and_output * self.element_bytes + per_head * self.kv_heads * self.kv_element_bytes
-        scores = 1.0 * self.batch * self.heads * self.q_len * self.kv_len
-        own = query_and_output + 4.0 * scores
-        return own * self.element_bytes + per_head * self.heads * self.kv_element_bytes
+            return moved
+        return moved + 5.0 * 4.0 * self.batch * self.heads * self.q_len * self.kv_len
+
+    @property
+    def expanded_bytes(self) -> float:
+        """Keys and values that the math kernel reads: of every query head, most of them from the GPU's cache."""
+        expanded: float = 2.0 * self.batch * self.kv_len * self.head_dim * self.heads * self.kv_element_bytes
+        return expanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

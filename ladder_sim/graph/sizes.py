@@ -27,8 +27,8 @@ from ladder_sim.graph.shapes import (
 )
 from ladder_sim.specs.stack import StackSpec
 
-# rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
-TILE_ROWS = (64, 128)
+# rows of a large GEMM's thread-block tile (cuBLAS and CUTLASS on Ampere and Hopper)
+TILE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,8 +207,11 @@ def _cut(tokens: Any, number: int, of: int) -> Any:
     """Return the token at which a part of a prompt begins: the first of a tile, if every part fills one."""
     if number == of:
         return tokens
-    rows = TILE_ROWS[1]
-    tile, even, has_tile = tokens * number // (of * rows) * rows, tokens * number // of, tokens >= of * rows
+    tile, even, has_tile = (
+        tokens * number // (of * TILE_ROWS) * TILE_ROWS,
+        tokens * number // of,
+        tokens >= of * TILE_ROWS,
+    )
     if varies(tokens):
         return np.where(has_tile, tile, even)
     return tile if has_tile else even

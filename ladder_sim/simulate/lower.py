@@ -212,7 +212,7 @@ def op_times(
     # ahead of the kernels, and the collective waits for its event
     host_node_s = stack.stream_wait_s if hardware.across_nodes and not schedule.eager else 0.0
     # where nothing makes the ranks meet, the one whose token counts is a typical one
-    slowdown = 1.0 + hardware.rank_skew if schedule.order.synchronises else 1.0
+    slowdown = 1.0 + hardware.slowest if schedule.order.synchronises else 1.0
     leads_s: dict[Lead, Number] = {}
     for _, lead in schedule.order.spans:
         if lead in leads_s:

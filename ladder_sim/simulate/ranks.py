@@ -88,7 +88,7 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
 
     `step` is the pass on the rank that every collective waits for; without jitter it takes ``step.seconds``.
     """
-    skew = float(np.max(step.hardware.rank_skew))
+    skew = float(np.max(step.hardware.slowest))
     typical = replace(step.hardware, rank_skew=0.0)
     schedule, program = step.lowered(PERIODS, typical)
     if not any(op.stream == "comm" and op.layer >= 0 for op in schedule.ops):
@@ -119,7 +119,7 @@ def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> t
     typical = replace(step.hardware, rank_skew=0.0)
     schedule, program = step.lowered(step.schedule.kernels.rank.model.layers, typical)
     random = np.random.default_rng([jitter.seed, 0])
-    skew = float(np.max(step.hardware.rank_skew))
+    skew = float(np.max(step.hardware.slowest))
     return schedule, run(_all_ranks(schedule, program, ranks, skew, jitter.sigma, random))
 
 

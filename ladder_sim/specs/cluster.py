@@ -96,13 +96,16 @@ class ClusterSpec:
     gpus_per_node: Annotated[int, Limits(1, 10_000)]
     """GPUs of one node."""
     rank_skew: Annotated[float, Limits(0, 1.0)] = 0.02
-    """How much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
+    """How much longer the slowest of eight GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
     explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4."""
     host_low_latency_share: Annotated[float, Limits(0, 1.0, above=True)] = 0.125
     """Share of the host tier's bandwidth at the rate of NCCL's low-latency protocol (LL) between two ranks. LL sends a
     flag with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
     pcie_roots: Annotated[int, Limits(1, 1000)] = 1
     """CPU sockets below whose PCIe roots the GPUs of a node lie; all-reduce pcie-one-shot is slower across them."""
+    p2p_island: Annotated[int, Limits(0, 10_000)] = 0
+    """GPUs of a node that NCCL joins through host memory without peer-to-peer access, 0: all; over the network it joins
+    islands of so many."""
     profile: str = ""
     """Shipped profile that was measured on this GPU; empty: none."""
     source: str = ""

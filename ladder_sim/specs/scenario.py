@@ -231,12 +231,21 @@ class Scenario:
         return -(-self.plan.tp // self.cluster.gpus_per_node)
 
     def layout(self, group: str) -> tuple[int, int]:
-        """Return the nodes that hold ranks of a group, "tensor" or "experts", and the group's ranks on each node."""
+        """Return the nodes that hold ranks of a group, "tensor" or "experts", and the group's ranks on each node.
+
+        Without peer-to-peer access NCCL takes each island of a node's GPUs for a node of its own.
+        """
         if group == "tensor":
-            return self.group_nodes, self.ranks_per_node
-        # one rank of each tensor-parallel group of a stage
-        nodes = -(-self.plan.ranks // self.cluster.gpus_per_node)
-        return nodes, -(-self.plan.attention_dp // nodes)
+            nodes, ranks = self.group_nodes, self.ranks_per_node
+        else:
+            # one rank of each tensor-parallel group of a stage
+            nodes = -(-self.plan.ranks // self.cluster.gpus_per_node)
+            ranks = -(-self.plan.attention_dp // nodes)
+        island = self.cluster.p2p_island
+        if self.p2p or not 0 < island < ranks:
+            return nodes, ranks
+        islands = -(-ranks // island)
+        return nodes * islands, -(-ranks // islands)
 
     @property
     def sends_across(self) -> float:

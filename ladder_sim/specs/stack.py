@@ -184,6 +184,8 @@ class StackSpec:
     rewired_allreduce: Literal["auto", "nccl"] = "auto"
     """Algorithm of blocks' all-reduces, where `allreduce` is ``auto``, in wirings that the engine has not itself; auto:
     the engine's own."""
+    nccl: str = ""
+    """Version of NCCL, where it is stated."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     host_rank_s: Seconds = 0.0

@@ -1,6 +1,6 @@
 """What ops of a rewired run cost each other that the recorded run did not show: they did not run at the same time.
 
-On a GPU the thread blocks of a collective take SMs from kernels, which slow it down by their use of the memory
+On a GPU the thread blocks of a collective take SMs from kernels, which delay its steps through the device memory
 (`ladder_sim/costs/contention.py`, with the figures of a profile). On CPUs gloo's thread takes time of the core on which
 its rank computes.
 """
@@ -8,9 +8,9 @@ its rank computes.
 from dataclasses import dataclass
 from typing import Self
 
-from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.contention import OverlapParameters, memory_steps
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.des.shared import NOTHING, Demand, Device
+from ladder_sim.des.shared import NOTHING, TINY, Demand, Device
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import TraceGraph, TraceOp
 from ladder_sim.traces.kineto.cpu import SHARED_MEMORY
@@ -57,13 +57,16 @@ class Contention:
         """Return what an op takes of its GPU, from its number of thread blocks, which only kernels have."""
         if self.overlap is None or not op.blocks:
             return NOTHING
+        overlap = self.overlap
         if op.communicates:
+            ranks = op.collective.ranks if op.collective else 0
+            steps_s = memory_steps("nccl", op.kind, 1, max(2, ranks)) * float(overlap.memory_step_s)
             # kernels keep at least one
             held_sms = min(op.blocks, self.device.sms - 1)
-            return Demand(held_sms=held_sms, slowdown=self.overlap.collective_slowdown)
-        # one wave leaves SMs idle; more of them spread over those that are free
-        idle = 1.0 - op.blocks / self.device.sms
-        return Demand(spare=idle if idle >= 0.0 else self.overlap.memory_spare, memory=1.0)
+            return Demand(held_sms=held_sms, waits=min(1.0, steps_s / max(op.duration_s, TINY)))
+        # a reduction that Inductor wrote is none of a library
+        of_library = op.kind == "gemm" and not op.name.startswith("triton")
+        return Demand(lost=overlap.lost, memory=1.0, delay=overlap.gemm_delay if of_library else overlap.kernel_delay)
 
     def _on_core(self, graph: TraceGraph, op: TraceOp) -> Demand:
         lane = graph.lanes[op.lane]
@@ -73,7 +76,7 @@ class Contention:
             busy_s = GLOO_MESSAGE_S + GLOO_BYTE_S * op.collective.message_bytes
             return Demand(held_sms=min(_MOST, busy_s / op.duration_s) * _PARTS)
         works = not op.communicates and op.kind != "sync" and not lane.name.startswith(_GLOO)
-        return Demand(spare=0.0) if works else NOTHING
+        return Demand(lost=1.0) if works else NOTHING
 
 
 def default_contention(graph: TraceGraph) -> Contention | None:

@@ -23,6 +23,7 @@ from ladder_sim.validation.dataset import (
     Configuration,
     Dataset,
     Measurement,
+    dataset_names,
     read_dataset,
 )
 from ladder_sim.validation.runs import MeasuredRuns, RunCheck, validate_runs
@@ -49,6 +50,9 @@ OWN_PROFILE: Level = "profile"
 FITTED_PROFILES: MappingProxyType[Level, str] = MappingProxyType(
     {"protocol-a": "h100-sxm-gpt-fast-a", "protocol-b": "h100-sxm-gpt-fast"}
 )
+
+# what is compared, in the order in which it is told
+QUANTITIES = ("speedup", "tokens_per_s", "tpot_s", "ttft_s")
 
 # group of a summary over every tensor-parallel degree
 ALL_TPS = "all"
@@ -90,6 +94,10 @@ class Comparison:
     """Throughput of the whole batch; None where it cannot be predicted."""
     speedup: Quantity | None
     """Over standard of the same configuration; None for standard itself, and where either is missing."""
+    tpot_s: Quantity | None = None
+    """Time of a decode step, seconds; None where it was not measured apart, or cannot be predicted."""
+    ttft_s: Quantity | None = None
+    """Time of the prefill, seconds, likewise."""
     seen: bool = False
     """Whether the fit behind the prediction has used the measurement."""
     note: str = ""
@@ -151,7 +159,7 @@ class Unseen:
         """What was compared: the speedups, ladder's first, then the throughputs in the same order."""
         variants = dict.fromkeys(row.measurement.variant for row in self.rows)
         ordered = sorted(variants, key=lambda name: (name != "ladder", name == NO_COMMUNICATION, name == "standard"))
-        names = [f"{variant}.{name}" for name in ("speedup", "tokens_per_s") for variant in ordered]
+        names = [f"{variant}.{name}" for name in QUANTITIES for variant in ordered]
         return tuple(name for name in names if any(self.quantities(name, p2p=p2p) for p2p in (True, False)))
 
     @property
@@ -205,6 +213,8 @@ class GroupSummary:
     speedup: ErrorStats | None
     """None where nothing was compared."""
     tokens_per_s: ErrorStats | None
+    tpot_s: ErrorStats | None
+    ttft_s: ErrorStats | None
 
 
 @overload
@@ -312,18 +322,31 @@ def _compare_group(
         prediction, speedup = predictions[row.variant], None
         if standard is not None and row is not standard:
             speedup = Quantity(measured=row.tokens_per_s / standard.tokens_per_s, predicted=prediction.speedup)
-        rate = Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s)
-        seen = _used_by_fit(data, row, profile.stack_fit if profile else None)
+        apart = {"ttft_s": prediction.ttft, "tpot_s": prediction.tpot}
         compared.append(
-            Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note="; ".join(notes))
+            Comparison(
+                measurement=row,
+                tokens_per_s=Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s),
+                speedup=speedup,
+                seen=_used_by_fit(data, row, profile.stack_fit if profile else None),
+                note="; ".join(notes),
+                **{
+                    name: Quantity(measured=measured, predicted=predicted)
+                    for name, predicted in apart.items()
+                    if (measured := getattr(row, name)) is not None and predicted is not None
+                },
+            )
         )
     return compared
 
 
 def _used_by_fit(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
-    if stack_fit is None or stack_fit.runs != data.name:
+    if stack_fit is None:
         return False
-    return not stack_fit.protocol or PROTOCOLS[stack_fit.protocol].fits(row)
+    if not stack_fit.protocol:
+        return stack_fit.runs == data.name
+    # the data sets of the package hold the same runs
+    return data.name in dataset_names() and PROTOCOLS[stack_fit.protocol].fits(row)
 
 
 class _NoEvidenceError(LadderSimError):
@@ -361,8 +384,7 @@ def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
             tps=tps,
             rows=len(members),
             unseen=len(unseen(members)),
-            speedup=error_stats([member.speedup for member in members]),
-            tokens_per_s=error_stats([member.tokens_per_s for member in members]),
+            **{name: error_stats([getattr(member, name) for member in members]) for name in QUANTITIES},
         )
         for (variant, p2p, tps), members in sorted(
             parts.items(), key=lambda part: (variants.index(part[0][0]), not part[0][1], _order(part[0][2]))

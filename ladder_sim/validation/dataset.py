@@ -4,7 +4,8 @@
     arXiv 2501.06589,llama-3.1-70b,h100-sxm,1,8,1,gpt-fast,fp16,ladder,4,1024,512,331.45
 
 Lines that start with ``#`` are comments; the first other line names the columns, in any order. ``tokens_per_s`` is of
-the whole batch: ``batch * gen / request_s``, prefill included; ``request_s`` may stand in its place. ``p2p`` is 1 where
+the whole batch: ``batch * gen / request_s``, prefill included; ``request_s`` may stand in its place, or both of
+``ttft_s``, the prefill, and ``tpot_s``, one of the ``gen - 1`` decode steps. ``p2p`` is 1 where
 GPUs of a node reach each other directly, 0 where not. Models, clusters and stacks are catalog names or files. Columns
 that may be left out or empty: source, nodes (1), p2p (1), stack (gpt-fast), dtype (bf16). A cell holds no line break.
 """
@@ -29,7 +30,9 @@ DEFAULT_DATASET = "ladder-70b"
 REQUIRED = ("model", "cluster", "tp", "variant", "batch", "prompt", "gen")
 DEFAULTS = {"source": "", "nodes": "1", "p2p": "1", "stack": "gpt-fast", "dtype": "bf16"}
 TIMES = ("tokens_per_s", "request_s")
-COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES)
+# prefill and decode step, apart
+PASSES = ("ttft_s", "tpot_s")
+COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES, *PASSES)
 # degrees that a calibration may see
 FIT_TPS = (2, 4)
 # between tokens_per_s and request_s of one row: more than rounding of published figures explains
@@ -77,6 +80,10 @@ class Measurement:
     """Canonical name."""
     tokens_per_s: float
     """Measured, of the whole batch, prefill included."""
+    ttft_s: float | None = None
+    """Measured prefill, seconds; None: not measured apart."""
+    tpot_s: float | None = None
+    """Measured time of one decode step, seconds, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,8 @@ class Dataset:
 class Protocol:
     """A rule that parts measurements into those for fitting and those for testing."""
 
+    models: tuple[str, ...]
+    """Models of the rows that may be fitted."""
     variants: tuple[str, ...]
     """Variants of the rows that may be fitted."""
     tps: tuple[int, ...]
@@ -100,12 +109,14 @@ class Protocol:
 
     def fits(self, row: Measurement) -> bool:
         """Whether a calibration may see the row."""
-        return row.variant in self.variants and row.configuration.tp in self.tps
+        run = row.configuration
+        return run.model in self.models and row.variant in self.variants and run.tp in self.tps
 
 
+_FIT_MODELS = ("llama-3.1-70b",)
 PROTOCOLS = {
-    "A": Protocol(variants=("standard", "upper-bound"), tps=FIT_TPS),
-    "B": Protocol(variants=("standard", "upper-bound", "ladder"), tps=FIT_TPS),
+    "A": Protocol(models=_FIT_MODELS, variants=("standard", "upper-bound"), tps=FIT_TPS),
+    "B": Protocol(models=_FIT_MODELS, variants=("standard", "upper-bound", "ladder"), tps=FIT_TPS),
 }
 
 
@@ -210,8 +221,9 @@ def table_rows(
 
 def _check_columns(columns: list[str], where: str) -> None:
     missing = [column for column in REQUIRED if column not in columns]
-    if missing or not set(TIMES) & set(columns):
-        lacking = [*missing, *([] if set(TIMES) & set(columns) else [" or ".join(TIMES)])]
+    timed = set(TIMES) & set(columns) or set(PASSES) <= set(columns)
+    if missing or not timed:
+        lacking = [*missing, *([] if timed else [" or ".join(TIMES)])]
         raise UsageError(
             f"{where}: missing column{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}",
             hint=f"the first line names the columns: {', '.join(REQUIRED)}, and {' or '.join(TIMES)}",
@@ -238,8 +250,14 @@ def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
     configuration = Configuration(source=cell["source"], **arguments)
     variant = canonical(cell["variant"])
     _check(configuration, variant)
+    ttft_s, tpot_s = (_number(cell, name, _MAX_SECONDS) for name in PASSES)
     return Measurement(
-        line=line, configuration=configuration, variant=variant, tokens_per_s=_tokens_per_s(cell, configuration)
+        line=line,
+        configuration=configuration,
+        variant=variant,
+        tokens_per_s=_tokens_per_s(cell, configuration, ttft_s, tpot_s),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
     )
 
 
@@ -269,22 +287,27 @@ def _check(configuration: Configuration, variant: str) -> None:
         return
 
 
-def _tokens_per_s(cell: Mapping[str, str], configuration: Configuration) -> float:
-    rate = _number(cell, "tokens_per_s", _MAX_TOKENS_PER_S)
+def _tokens_per_s(
+    cell: Mapping[str, str], configuration: Configuration, ttft_s: float | None, tpot_s: float | None
+) -> float:
+    """Return the throughput of the whole batch; refuse times of a row that contradict each other."""
+    tokens, steps = configuration.batch * configuration.gen, configuration.gen - 1
+    given = {"tokens_per_s": _number(cell, "tokens_per_s", _MAX_TOKENS_PER_S)}
     request_s = _number(cell, "request_s", _MAX_SECONDS)
-    tokens = configuration.batch * configuration.gen
-    if request_s is None:
-        if rate is None:
-            raise UsageError("no time: tokens_per_s and request_s are empty", hint="fill one of them")
-        return rate
-    if rate is None:
-        return tokens / request_s
-    if abs(rate * request_s / tokens - 1.0) > MAX_DISAGREEMENT:
-        raise UsageError(
-            f"tokens_per_s is {rate:g} and request_s {request_s:g}, which makes {tokens / request_s:g} tokens/s: "
-            f"must agree within {MAX_DISAGREEMENT:.0%}",
-            hint="tokens_per_s is batch * gen / request_s, of the whole batch; leave one of them empty",
-        )
+    given["request_s"] = tokens / request_s if request_s else None
+    if ttft_s is not None and tpot_s is not None:
+        given["ttft_s and tpot_s"] = tokens / (ttft_s + steps * tpot_s)
+    rates = {name: rate for name, rate in given.items() if rate is not None}
+    if not rates:
+        raise UsageError("no time: tokens_per_s and request_s are empty", hint="fill one of them")
+    (first, rate), *others = rates.items()
+    for name, other in others:
+        if abs(rate / other - 1.0) > MAX_DISAGREEMENT:
+            raise UsageError(
+                f"{first} makes {rate:g} tokens/s and {name} {other:g}: must agree within {MAX_DISAGREEMENT:.0%}",
+                hint="tokens_per_s is batch * gen / request_s, of the whole batch, and request_s is ttft_s and "
+                "gen - 1 times tpot_s; leave one of them empty",
+            )
     return rate
 
 

@@ -14,6 +14,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.system.files import write_file
+from ladder_sim_calibration.fit.overlap import Loss
 from ladder_sim_calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
 from ladder_sim_calibration.fit.samples import SampleStore, medians
 from ladder_sim_calibration.fit.tables import curve_of, curves_in, tables_in
@@ -91,33 +92,31 @@ def report(fitted: FittedProfile) -> Iterator[str]:
     for label in fitted.unjudged:
         yield f"{label}: too few points to judge"
     for slowdown in fitted.slowdowns:
-        kernel, ratios = "memory-bound" if slowdown.memory_bound else "compute-bound", slowdown.ratios
-        yield f"{slowdown.pair}, {kernel} kernel: {np.median(ratios):.2f} times as long, {len(ratios)} points"
-    measured = [loss.ratio for loss in fitted.losses]
+        kernel, ratios = "GEMM of several rows" if slowdown.several_rows else "other kernel", slowdown.ratios
+        yield f"{slowdown.pair}, {kernel}: {np.median(ratios):.2f} times as long, {len(ratios)} points"
     for kernel in dict.fromkeys(loss.kernel for loss in fitted.losses):
         counts = sorted({loss.held for loss in fitted.losses if loss.kernel == kernel})
-        by_default = f", by default {_losses(fitted, kernel, fitted.defaults)}" if fitted.defaults else ""
         yield (
             f"{kernel}, next to {', '.join(f'{count:g}' for count in counts)} held: "
-            f"{_losses(fitted, kernel, measured)} times as long{by_default}"
+            f"{_losses(fitted.losses, kernel)} times as long"
         )
     for gemm in fitted.sustained:
         clock = f", clock {gemm.clock_MHz:.0f} MHz" if gemm.clock_MHz else ""
         yield f"gemm of {gemm.m:g} tokens under load: {gemm.ratio:.2f} times as long as cold{clock}"
     for name, value in (*fitted.profile.overheads.items(), *fitted.profile.overlap.items()):
         yield f"{name} {value:.3g}"
-    if "collective_slowdown" not in fitted.profile.overlap:
-        yield "collective_slowdown not measured: predictions use the default"
+    if left := {"lost", "gemm_delay", "kernel_delay"} - fitted.profile.overlap.keys():
+        yield f"not measured, predictions use the default: {', '.join(sorted(left))}"
     for warning in fitted.warnings:
         yield f"warning: {warning}"
 
 
-def _losses(fitted: FittedProfile, kernel: str, ratios: Sequence[float]) -> str:
-    """Return the medians of `ratios` of one kernel's losses, by number of SMs held, as text."""
+def _losses(losses: Sequence[Loss], kernel: str) -> str:
+    """Return the medians of one kernel's losses, by number of SMs held, as text."""
     by_count: dict[float, list[float]] = defaultdict(list)
-    for loss, ratio in zip(fitted.losses, ratios, strict=True):
+    for loss in losses:
         if loss.kernel == kernel:
-            by_count[loss.held].append(ratio)
+            by_count[loss.held].append(loss.ratio)
     return ", ".join(f"{np.median(by_count[count]):.2f}" for count in sorted(by_count))
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from ladder_sim.costs.hardware import skew_growth
 from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Floats
@@ -53,8 +54,8 @@ def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], r
     # the median of each point first: the least certain points have the most samples
     figures[JITTER_KEY] = float(np.median([np.median(each) for each in spreads.values()])) / QUARTILE
     relative = rank_factors(samples)
-    if len(relative):
-        figures[RANK_SKEW] = max(0.0, float(relative.max()) - 1.0)
+    if len(relative) > 1:
+        figures[RANK_SKEW] = max(0.0, float(relative.max()) - 1.0) / skew_growth(len(relative))
     return figures
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
 from ladder_sim.costs.roofline import ATTENTION, Gpu, Kind, roofline_s, table_shape
@@ -42,8 +41,6 @@ class FittedProfile:
     """Slowdowns of kernels and all-reduces that ran at the same time."""
     losses: tuple[Loss, ...]
     """Losses of kernels while a part of the processor was held."""
-    defaults: tuple[float, ...]
-    """Losses by the simulator's default rules; empty on a CPU, whose threads the rules do not describe."""
     sustained: tuple[Sustained, ...]
     """GEMMs under seconds of load."""
     refused: tuple[str, ...]
@@ -64,10 +61,10 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     if not any(op.op == "gemm" for op in points):
         raise ProfileError(f"samples '{store.path}' hold no GEMM", hint="`calibrate run` measures them")
     judged, overlaps = judge(points, reference), tuple(slowdowns(store.samples))
-    held, on_gpu = tuple(losses(store.samples)), "gpu" in store.environment
+    held = tuple(losses(store.samples))
     # of a CPU threads are held
     cores = store.environment.get("cpu_cores", gpu.sms)
-    sms = gpu.sms if on_gpu else whole(cores, f"samples '{store.path}': cpu_cores", 1, 1_000_000)
+    sms = gpu.sms if "gpu" in store.environment else whole(cores, f"samples '{store.path}': cpu_cores", 1, 1_000_000)
     errors = {op: stats for op, stats in judged.items() if stats}
     tables, curves = _tables(points, reference, errors), _curves(points, errors)
     device = str(store.environment.get("gpu") or store.environment.get("cpu", ""))
@@ -105,7 +102,6 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         unjudged=tuple(op.label for op, stats in judged.items() if stats is None),
         slowdowns=overlaps,
         losses=held,
-        defaults=tuple(loss.predicted(sms, OverlapParameters()) for loss in held) if on_gpu else (),
         sustained=tuple(sustained(points, store.samples)),
         refused=refused,
         warnings=tuple(warning for warning, there in warned.items() if there),

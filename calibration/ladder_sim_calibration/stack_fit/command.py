@@ -60,5 +60,5 @@ def _fit_stack(options: argparse.Namespace) -> None:
         print(f"not fitted: {name}: none of these runs depends on it", file=sys.stderr)
     errors = np.expm1(fit.log_errors)
     mean, largest = np.abs(errors).mean(), np.abs(errors).max()
-    print(f"error of the fitted runs' throughput: {mean:.1%} on average, {largest:.1%} at most", file=sys.stderr)
+    print(f"error of the fitted runs' times: {mean:.1%} on average, {largest:.1%} at most", file=sys.stderr)
     print(options.out)

@@ -31,7 +31,7 @@ class FitResult:
     left_out: tuple[str, ...]
     """Figures on which no run depends; they are not fitted."""
     log_errors: Floats
-    """Predicted over measured throughput, natural logarithm, by run."""
+    """Predicted over measured, natural logarithm: of every run its decode step and prefill, or its throughput."""
 
 
 def fit_stack(
@@ -128,7 +128,7 @@ def fit_stack(
     return FitResult(
         profile=replace(fitted, stack_fit=scaled),
         left_out=problem.left_out,
-        log_errors=problem.log_rates(best.at) - problem.measured,
+        log_errors=problem.logs(best.at) - problem.measured,
     )
 
 

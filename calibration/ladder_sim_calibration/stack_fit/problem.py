@@ -16,38 +16,36 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.validation.dataset import Configuration, Measurement
+from ladder_sim.validation.dataset import PASSES, TIMES, Configuration, Measurement
 
 # figures that are fitted, and the standard deviation of the logarithm that each prior has around the catalog's value.
-# Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's, a
-# library GEMM the same); launches, waits and skew are known within a factor of two; the path through host memory
-# depends on the board; kernels that a stack adds around attention are a count, not a measurement
+# Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's);
+# launches and skew are known within a factor of two; the path through host memory depends on the board; kernels that a
+# stack adds around attention are a count, not a measurement. What was measured beside them is not fitted: GEMMs of
+# several rows and small kernels (tests/data/h100_beside, kernels_of_a_layer.csv), waits and contention (steps_fixed.csv
+# and steps_exchange.csv)
 PRIORS: Mapping[str, float] = {
     "stack.gemv_factor": 0.1,
-    "stack.gemm_factor": 0.05,
     "stack.prompt_factor": 0.15,
-    "stack.attention_factor": 0.15,
-    "stack.small_kernel_factor": 0.3,
     "stack.batched_attention_s": 1.0,
     "stack.collective_launch_s": 0.4,
-    "stack.stream_wait_s": 0.5,
     "rank_skew": 0.4,
     "host.allreduce_floor_s": 0.4,
     "host.bandwidth_Bps": 0.5,
     "host_low_latency_share": 0.7,
-    "overlap.memory_spare": 0.7,
-    "overlap.collective_slowdown": 0.5,
 }
 
 # of finite differences, in standard deviations of the priors; large enough to see past the corners of a maximum
 STEP = 0.05
 # in the same unit: a figure that changes no run this far from its prior's median is not fitted
 REACH = 2.0
-# relative change of a throughput that counts as a change
+# relative change of a time that counts as a change
 MIN_CHANGE = 1e-6
 # relative change of the cost, and of the figures, at which a solver stops: far below what the runs determine
 TOLERANCE = 1e-4
 MAX_EVALUATIONS = 40
+# errors of a prefill over those of a decode step: campaigns of the same runs differ by 1.8 and 0.9 % (ladder-h100)
+PREFILL_NOISE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,9 @@ class Problem:
         self.degrees = [run.configuration.tp for run in runs]
         stated = Hardware.stated(self.scenario, self.base)
         self.defaults = {name: float(stated.figure(name)) for name in PRIORS}
-        self.measured = np.log([run.tokens_per_s for run in runs])
+        # every run's figures, one after the other: its decode step and its prefill if they were measured apart
+        self.observed = [(row, name) for row, run in enumerate(runs) for name in figures_of(run)]
+        self.measured = np.log([getattr(runs[row], name) for row, name in self.observed])
         self.figures = tuple(name for name, value in self.defaults.items() if value > 0.0)
         sensitive = self._affects_runs()
         self.left_out = tuple(name for name in PRIORS if name not in self.figures or not sensitive[name])
@@ -88,16 +88,21 @@ class Problem:
 
     @cached_property
     def _covariance(self) -> Floats:
-        """Covariance of the runs' errors, in logarithms, shape (runs, runs)."""
-        shared = np.array([[row == column for column in self.groups] for row in self.groups])
-        return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
+        """Covariance of the figures' errors, in logarithms, shape (figures, figures).
+
+        A figure shares an error with those of its name of other variants. Kernels of prefills err by twice as much.
+        """
+        alike = [(self.groups[row], name) for row, name in self.observed]
+        shared = np.array([[one == other for one in alike] for other in alike])
+        scale = np.array([PREFILL_NOISE if name == "ttft_s" else 1.0 for _, name in self.observed])
+        return np.outer(scale, scale) * (SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(alike)))
 
     def _affects_runs(self) -> dict[str, bool]:
-        """Whether any run depends on a figure."""
+        """Whether any run depends on a fitted figure."""
         reach = REACH * np.eye(len(self.figures))
         points = np.vstack([np.zeros(len(self.figures)), reach, -reach])
-        rates = self._log_rates(points)
-        changed = np.abs(rates[1:] - rates[0]).max(axis=1) > MIN_CHANGE
+        logs = self._logs(points)
+        changed = np.abs(logs[1:] - logs[0]).max(axis=1) > MIN_CHANGE
         up, down = np.split(changed, 2)
         return dict(zip(self.figures, up | down, strict=True))
 
@@ -111,39 +116,47 @@ class Problem:
         """Return one point's figures by name."""
         return dict(zip(self.figures, self.values(point).tolist(), strict=True))
 
-    def log_rates(self, point: Floats) -> Floats:
-        """Return the logarithm of every run's throughput at one point."""
-        return np.asarray(self._log_rates(point[np.newaxis])[0])
+    def logs(self, point: Floats) -> Floats:
+        """Return the logarithm of every figure that was measured at one point."""
+        return np.asarray(self._logs(point[np.newaxis])[0])
 
-    def _log_rates(self, points: Floats) -> Floats:
-        """Return the logarithms of the runs' rates at several points, shape (points, runs)."""
+    def _logs(self, points: Floats) -> Floats:
+        """Return the logarithms of the measured figures at several points, shape (points, figures)."""
+        predicted = self.predicted(points)
+        return np.log(np.stack([predicted[name][:, row] for row, name in self.observed], axis=-1))
+
+    def predicted(self, points: Floats) -> dict[str, Floats]:
+        """Return every run's throughput, prefill and decode step at several points, shape (points, runs) each."""
         # a single configuration would be priced with plain numbers: two keep every array an array
         columns = np.vstack([points, points[-1:]])
         values = dict(zip(self.figures, self.values(columns).T, strict=True))
-        log_rates = np.empty((len(columns), len(self.runs)))
+        predicted = {name: np.empty((len(columns), len(self.runs))) for name in (TIMES[0], *PASSES)}
         for configuration, rows in by_configuration(self.runs).items():
             variants = [self.runs[row].variant for row in rows]
             times = simulate_requests(configuration.scenario(), values, variants, self.base)
             tokens = configuration.batch * configuration.gen
             for row, variant in zip(rows, variants, strict=True):
-                log_rates[:, row] = np.log(tokens / times[variant].request_s)
-        return log_rates[: len(points)]
+                each = times[variant]
+                predicted["tokens_per_s"][:, row] = tokens / each.request_s
+                predicted["ttft_s"][:, row] = each.ttft_s
+                predicted["tpot_s"][:, row] = each.decode_s / max(1, configuration.gen - 1)
+        return {name: values[: len(points)] for name, values in predicted.items()}
 
     def solve_from(self, start: Floats) -> Solution:
         """Solve from one starting point."""
-        return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
+        return self._solve(start, np.arange(len(self.observed)), self.measured, np.zeros(len(self.figures)))
 
     def solve_without(self, start: Floats, groups: Groups, left_out: Hashable) -> tuple[Hashable, Floats]:
         """Return the group that was left out, and the solution for the runs outside it."""
-        kept = np.flatnonzero([group != left_out for group in groups])
+        kept = np.flatnonzero([groups[row] != left_out for row, _ in self.observed])
         return left_out, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
 
     def replicate(self, best: Floats, seed: np.random.SeedSequence) -> Floats:
         """Solve for runs and priors that are drawn around the solution: one draw of a parametric bootstrap."""
         generator = np.random.default_rng(seed)
-        noise = np.linalg.cholesky(self._covariance) @ generator.standard_normal(len(self.runs))
+        noise = np.linalg.cholesky(self._covariance) @ generator.standard_normal(len(self.observed))
         medians = generator.standard_normal(len(self.figures))
-        solved = self._solve(best, np.arange(len(self.runs)), self.log_rates(best) + noise, medians).at
+        solved = self._solve(best, np.arange(len(self.observed)), self.logs(best) + noise, medians).at
         return np.where(self.fitted, solved, medians)
 
     def _solve(self, start: Floats, rows: NDArray[np.intp], measured: Floats, medians: Floats) -> Solution:
@@ -160,7 +173,7 @@ class Problem:
             return np.asarray(residuals_at(point[np.newaxis])[0])
 
         def residuals_at(points: Floats) -> Floats:
-            errors = (self._log_rates(whole(points)) - measured)[:, rows]
+            errors = (self._logs(whole(points)) - measured)[:, rows]
             white = solve_triangular(whitening, errors.T, lower=True).T
             return np.hstack([white, points - medians[free]])
 
@@ -193,6 +206,11 @@ def _robust_loss(rows: int) -> Callable[..., Floats]:
         return rho
 
     return loss
+
+
+def figures_of(run: Measurement) -> tuple[str, ...]:
+    """Return the names of the figures that a fit compares: of passes that were measured apart, else of the request."""
+    return TIMES[:1] if run.ttft_s is None or run.tpot_s is None else PASSES
 
 
 def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[int]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ class UnseenRun:
     """What was measured."""
     rate_log_error: float
     """Error of the predicted throughput, in the logarithm."""
+    ttft_log_error: float | None
+    """Error of the predicted time to first token, in the logarithm; None if it was not measured apart."""
     speedup_log_error: float | None
     """Error of the speedup over standard, in the logarithm; None for standard, or if standard did not run."""
 
@@ -29,24 +32,28 @@ def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashab
     """Return every run as predicted by the fit without its group; empty if there is only one group."""
     if len(set(groups)) == 1:
         return ()
-    errors = np.empty(len(problem.runs))
+    errors: dict[str, list[float | None]] = {name: [None] * len(problem.runs) for name in ("tokens_per_s", "ttft_s")}
     for left_out, point in without:
-        rows = [row for row, group in enumerate(groups) if group == left_out]
-        errors[rows] = (problem.log_rates(point) - problem.measured)[rows]
+        predicted = problem.predicted(point[np.newaxis])
+        for name, of_runs in errors.items():
+            for row, run in enumerate(problem.runs):
+                measured = getattr(run, name)
+                if groups[row] == left_out and measured is not None:
+                    of_runs[row] = float(np.log(predicted[name][0, row] / measured))
+    rates: list[Any] = errors["tokens_per_s"]
     standard = {
-        run.configuration: error
-        for run, error in zip(problem.runs, errors.tolist(), strict=True)
-        if run.variant == "standard"
+        run.configuration: error for run, error in zip(problem.runs, rates, strict=True) if run.variant == "standard"
     }
     return tuple(
         UnseenRun(
             run=run,
-            rate_log_error=error,
-            speedup_log_error=error - standard[run.configuration]
+            rate_log_error=rate,
+            ttft_log_error=ttft,
+            speedup_log_error=rate - standard[run.configuration]
             if run.variant != "standard" and run.configuration in standard
             else None,
         )
-        for run, error in zip(problem.runs, errors.tolist(), strict=True)
+        for run, rate, ttft in zip(problem.runs, rates, errors["ttft_s"], strict=True)
     )
 
 
@@ -64,13 +71,15 @@ def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> d
 
 def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Widths]) -> IntervalScale:
     """Return the factor that makes intervals hold 90 % of the unseen runs (split conformal prediction)."""
-    rates, speedups = [], []
+    rates, speedups, firsts = [], [], []
     for prediction in unseen:
         widths = nominal[prediction.run.configuration, prediction.run.variant]
         rates.append(abs(prediction.rate_log_error) / widths.rate)
+        if prediction.ttft_log_error is not None:
+            firsts.append(abs(prediction.ttft_log_error) / widths.ttft)
         if prediction.speedup_log_error is not None:
             speedups.append(abs(prediction.speedup_log_error) / widths.speedup)
-    return IntervalScale(rate=conformal(rates), speedup=conformal(speedups))
+    return IntervalScale(rate=conformal(rates), speedup=conformal(speedups), ttft=conformal(firsts))
 
 
 def conformal(scores: Sequence[float]) -> float:

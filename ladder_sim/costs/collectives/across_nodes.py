@@ -55,11 +55,27 @@ class AcrossNodes:
         self._cluster, self._hardware, self._p2p, self._measured = scenario.cluster, hardware, scenario.p2p, measured
         self._nodes, self._ranks = scenario.layout(group)
         self._fabric = fabric_curve(self._cluster.inter.fabric)
+        self._nccl = scenario.stack.nccl
 
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
+        times = self._times(kind, message, known_nccl=self._nccl == KNOWN_NCCL)
+        if self._nccl:
+            return times
+        # an unknown version may be either
+        apart = np.abs(self._times(kind, message, known_nccl=True).seconds / times.seconds - 1.0)
+        return dataclasses.replace(times, beyond=np.maximum(times.beyond, apart)) if apart.any() else times
+
+    def _times(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
         low_latency_s = self._low_latency_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        ways = self._ways(kind, message, node_wire_s, low_latency_s, nvlink=self._cluster.intra.full_nvlink)
+        ways = self._ways(
+            kind,
+            message,
+            node_wire_s,
+            low_latency_s,
+            nvlink=self._cluster.intra.full_nvlink,
+            known_nccl=known_nccl and self._p2p,
+        )
         if not self._p2p:
             ways = self._without_p2p(kind, message, node_wire_s, fastest_way(ways).seconds)
         fabric = self._fabric if kind == "all_reduce" else None
@@ -171,7 +187,14 @@ class AcrossNodes:
         return {"all_reduce": 2.0, "all_to_all": float(self._ranks)}.get(kind, 1.0)
 
     def _ways(
-        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, node_low_latency_s: Floats, *, nvlink: bool
+        self,
+        kind: CollectiveKind,
+        message: Floats,
+        node_wire_s: Floats,
+        node_low_latency_s: Floats,
+        *,
+        nvlink: bool,
+        known_nccl: bool = False,
     ) -> dict[str, Floats]:
         """Return the seconds of NCCL's algorithms by name, given the stages inside each node."""
         return across_nodes_s(
@@ -185,6 +208,7 @@ class AcrossNodes:
             traffic=self._rail_traffic(kind),
             nvlink=nvlink,
             switch=self._cluster.intra.switch,
+            known_nccl=known_nccl,
         )
 
     def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
@@ -235,6 +259,12 @@ LL_BYTES, LL128_BYTES = 2.0, 128.0 / 120.0
 # network. Public logs of five fabrics leave their floors at 4 to 8 KB by 0.5 to 1.3 us per KB; with the wire of H100s
 # on NDR this rate makes 1.75 GB/s
 TREE_LL_Bps = 1.79e9
+# NCCL of which the rate is known (src/graph/tuning.cc): half of the 39 GB/s of LL across nodes (llMaxBws), of which
+# trees keep these shares of messages of so many bytes (treeCorrectionFactor); NCCL's table taken as steps would let a
+# time fall at 1 MB, so it is a line between its points
+KNOWN_NCCL = "2.21.5"
+NCCL_LL_Bps = 19.5e9
+NCCL_TREE_SHARES = {2.0**15: 0.7, 2.0**16: 0.6, 2.0**17: 0.5, 2.0**18: 0.4}
 # of a port's rate, across nodes by LL128, besides the wire in the nodes: with that of H100s, 78 GB/s at 400 Gb/s a GPU.
 # EFA has 60 GB/s from 256 KB to 1 MB, RoCE at 200 Gb/s 40 GB/s
 TREE_LL128_SHARE = 2.3
@@ -284,6 +314,7 @@ def across_nodes_s(
     traffic: float = 2.0,
     nvlink: bool = True,
     switch: bool = True,
+    known_nccl: bool = False,
 ) -> dict[str, Floats]:
     """Return the seconds of NCCL's algorithms across nodes, by name; NCCL takes about the fastest.
 
@@ -313,22 +344,31 @@ def across_nodes_s(
         Whether messages inside a node go over NVLink between any two GPUs; LL128 needs it.
     switch
         Whether the nodes' switches reduce (NVLS).
+    known_nccl
+        Whether NCCL is of `KNOWN_NCCL`, whose rates of the low-latency protocol are its own.
     """
     floor_s = math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * allreduce_floor_s
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
     large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
     rail_s = rail_bytes(message, nodes, ranks_per_node, traffic) / (INTER_EFFICIENCY * bandwidth_Bps)
-    steps_s = message / TREE_LL_Bps
+    wire_s = node_low_latency_s + LL_BYTES * rail_s
+    steps_s = message / (known_tree_rate(message) if known_nccl else TREE_LL_Bps)
     if not nvlink:
         steps_s = np.maximum(steps_s, node_wire_s)
-    ways = {"tree": floor_s + steps_s + node_low_latency_s + LL_BYTES * rail_s}
+    ways = {"tree": floor_s + (np.maximum(steps_s, wire_s) if known_nccl else steps_s + wire_s)}
     if nvlink:
         path_s = np.maximum(message / (TREE_LL128_SHARE * bandwidth_Bps), LL128_BYTES * rail_s)
         low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
         ways["tree-ll128"] = low128_s + path_s + LL128_BYTES / LL_BYTES * node_low_latency_s
     ways[name] = large_s + _piped_s(message, node_wire_s, rail_s)
     return ways
+
+
+def known_tree_rate(message: Floats) -> Floats:
+    """Return the rate of NCCL's trees by the low-latency protocol, as version `KNOWN_NCCL` states it."""
+    shares: Floats = np.interp(np.log(message), np.log(list(NCCL_TREE_SHARES)), list(NCCL_TREE_SHARES.values()))
+    return NCCL_LL_Bps * shares
 
 
 def rail_bytes(message: Floats, nodes: int, ranks_per_node: int, traffic: float) -> Floats:

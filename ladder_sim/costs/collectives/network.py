@@ -9,7 +9,7 @@ import numpy as np
 from ladder_sim.costs.collectives.across_nodes import INTER_EFFICIENCY, AcrossNodes, host_ring_s
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm, Formula
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, ONLY, CollectiveTimes, fastest, of_each, unmeasured
-from ladder_sim.costs.contention import COPY_TRAFFIC
+from ladder_sim.costs.contention import COPY_TRAFFIC, HOST_ROUND_TRIP_S, memory_steps
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -113,6 +113,12 @@ class Network:
             return self.alone("all_reduce", "multimem" if plain else self._choice, message_bytes)
         own = self._scenario.stack.own_allreduce
         return self._auto(own.rules if kind == "all_reduce" else own.fused_norm_rules, message_bytes)
+
+    def memory_steps(self, kind: str, times: CollectiveTimes) -> Number:
+        """Return the steps through device memory that collectives take one after another."""
+        if not self._p2p:
+            return times.seconds / HOST_ROUND_TRIP_S
+        return times.choose([memory_steps(name, kind, self._nodes, self._ranks) for name in times.algorithms])
 
     @property
     def _holds_norm(self) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
-from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.graph.techniques.token_split import PROMPT_TOKENS
 from ladder_sim.serving.steps.mix import StepLimits
 from ladder_sim.serving.steps.rest import Rest, Steps, rest_of
@@ -24,17 +23,15 @@ SPACING = 1.2
 SHARE_SPACING = 1.3
 # a mixed step decodes one request and runs two tokens of a prompt, or more
 LEAST_MIXED = 3
-# attention of mixed steps: parts that requests that decode have in it, and how much more of the time that of prompts
-# takes while a collective holds SMs, as a fraction
+# parts that requests that decode have in the attention of mixed steps
 PARTS = (0.0, 0.5, 1.0)
-LOSSES = (0.0, 1.0)
 # attention at the ends of a line, relative to that of as many requests as possible with the shortest and the longest
 # contexts: others may have less, or more
 WIDER = (0.25, 2.0)
 # shares of the time that prompts take
 DUTIES = (0.0, 1.0)
 # numbers of the kinds of mixed steps
-KINDS = np.arange(len(DUTIES) * len(PARTS) * len(LOSSES)).reshape(len(DUTIES), len(PARTS), len(LOSSES))
+KINDS = np.arange(len(DUTIES) * len(PARTS)).reshape(len(DUTIES), len(PARTS))
 _NONE: Floats = np.zeros(0)
 
 
@@ -75,8 +72,7 @@ class Grids(NamedTuple):
         longest = 2 * limits.context
         lengths = _axis(2, longest, bends("q_len"))
         rows = _axis(1, most_rows)
-        tiles = np.arange(TILE_ROWS[1], limits.tokens, TILE_ROWS[1], dtype=np.float64)
-        tokens = np.concatenate([bends("m", "tokens"), tiles, tiles + 1.0])
+        tokens = bends("m", "tokens")
         count, context = (grid.ravel() for grid in np.meshgrid(requests, contexts, indexing="ij"))
         # down to single tokens
         shares = SHARE_SPACING ** -np.arange(math.ceil(math.log(longest, SHARE_SPACING)), -1.0, -1.0)
@@ -84,8 +80,8 @@ class Grids(NamedTuple):
         chunk = prompts * share * length
         alone = np.ones_like(chunk)
         prompt_s = model.kernels(Mixes(alone, alone, prompts, chunk, chunk * length)).prompt_s
-        kinds = list(itertools.product(DUTIES, PARTS, LOSSES))
-        decode = partial(_rests, model, _decode, [(0.0, 1.0, 0.0)], longest)
+        kinds = list(itertools.product(DUTIES, PARTS))
+        decode = partial(_rests, model, _decode, [(0.0, 1.0)], longest)
         mixed = partial(_rests, model, partial(_mixed, most=limits.requests), kinds, longest)
         return cls(
             requests=requests,
@@ -152,7 +148,7 @@ def _mixed(tokens: Floats, context: Floats, most: int) -> Mixes:
 def _rests(
     model: StepModel,
     family: Callable[[Floats, Floats], Mixes],
-    kinds: Sequence[tuple[float, float, float]],
+    kinds: Sequence[tuple[float, float]],
     longest: int,
     tokens: Floats,
     context: Floats,
@@ -160,15 +156,13 @@ def _rests(
     """Simulate steps with about as much attention as those of a family, of each kind."""
     count = len(tokens)
     mixes = family(tokens, context)
-    decode_s, prompt_s, head_s, free_sms = model.kernels(mixes)
+    decode_s, prompt_s, head_s = model.kernels(mixes)
     attention_s = (decode_s + prompt_s) * WIDER[0] * context ** math.log(WIDER[1] / WIDER[0], longest)
-    duty, part, loss = (np.repeat(column, count) for column in zip(*kinds, strict=True))
+    duty, part = (np.repeat(column, count) for column in zip(*kinds, strict=True))
     alike = partial(np.tile, reps=len(kinds))
     attention = Attention(
         part * alike(attention_s / decode_s),
         (1.0 - part) * alike(attention_s / np.where(prompt_s == 0.0, 1.0, prompt_s)),
-        # in as few waves as lose so much
-        np.where(loss == 0.0, 1.0, model.scenario.cluster.gpu.sms / np.where(loss == 0.0, 1.0, loss)),
     )
     seconds = model.seconds(Mixes(*map(alike, mixes)), duty=duty, attention=attention)
-    return Steps(attention_s, free_sms, seconds.reshape(len(kinds), count) - attention_s - head_s)
+    return Steps(attention_s, seconds.reshape(len(kinds), count) - attention_s - head_s)

@@ -30,8 +30,6 @@ class Steps(NamedTuple):
 
     attention_s: Floats
     """Seconds of attention in all layers."""
-    free_sms: Floats
-    """SMs that collectives leave to it."""
     rests_s: Floats
     """With each kind of attention that takes so long."""
 
@@ -45,8 +43,6 @@ class Rest(NamedTuple):
     """Tokens that its requests read; increasing on a line."""
     attention_s: Floats
     """Seconds of attention in all layers; increasing on a line."""
-    free_sms: Floats
-    """SMs that collectives leave to it."""
     rests_s: Floats
     """What the rest takes with each kind of attention; shape (kinds, points)."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.des.shared import Floats, Number, maximum
+from ladder_sim.des.shared import Floats, Number
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape
@@ -41,8 +41,6 @@ class Attention(NamedTuple):
     """How many times as long that of requests that decode takes."""
     prompts: Floats
     """How many times as long attention of prompts takes."""
-    tiles: Floats
-    """Thread blocks of the latter."""
 
 
 _Columns = TypeVar("_Columns", Mixes, Attention)
@@ -57,8 +55,6 @@ class StepKernels(NamedTuple):
     """Attention of prompts, in all layers, seconds."""
     head_s: Floats
     """What grows with the sequences: logits and tokens."""
-    free_sms: Floats
-    """SMs that collectives leave to all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,15 +143,10 @@ def _kernels(forward: ForwardPass) -> tuple[Number, ...]:
     counts = Counter[int]()
     for (role, _), count in schedule.order.spans.items():
         counts[role] += count
-    held_sms: Number = 0.0
-    for op, estimate in zip(ops, estimates, strict=True):
-        if isinstance(op.shape, CollectiveShape) and not op.shape.per_sequence:
-            held_sms = maximum(held_sms, estimate.demand.held_sms)
-    totals_s = (
+    return tuple(
         sum((count * durations_s[role] for role, count in counts.items() if belongs(ops[role])), start=0.0)
         for belongs in (_decodes, _runs_prompts, _per_sequence)
     )
-    return (*totals_s, forward.gpu.sms - held_sms)
 
 
 def _runs_prompts(op: Op) -> bool:
@@ -188,9 +179,6 @@ class _WithAttention:
     def _of(self, op: Op, estimate: Estimate) -> Estimate:
         if _decodes(op):
             return replace(estimate, seconds=estimate.seconds * self._attention.decode)
-        if not _runs_prompts(op):
-            return estimate
-        demand = estimate.demand
-        if op.kind == "attention":
-            demand = replace(demand, tiles=self._attention.tiles)
-        return replace(estimate, seconds=estimate.seconds * self._attention.prompts, demand=demand)
+        if _runs_prompts(op):
+            return replace(estimate, seconds=estimate.seconds * self._attention.prompts)
+        return estimate

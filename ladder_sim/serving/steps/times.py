@@ -6,9 +6,9 @@ logits with sequences. Attention is one kernel of each layer, and a step takes
     attention + rest(tokens, attention) + head(sequences)
 
 The rest is the same for every attention where nothing overlaps. Where collectives hide behind attention, it depends
-also on the part that requests that decode have in it, and on whether the tiles of prompts lose a wave to the
-collectives' SMs. Each part of a step is simulated on a grid of its own and linear between; that of the rest is refined
-wherever a simulated step differs from what it gives, so that steps at which an engine changes kernels stay sharp.
+also on the part that requests that decode have in it. Each part of a step is simulated on a grid of its own and linear
+between; that of the rest is refined wherever a simulated step differs from what it gives, so that steps at which an
+engine changes kernels stay sharp.
 """
 
 import copy
@@ -22,7 +22,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.contention import QUERY_TILE
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
@@ -31,7 +30,7 @@ from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.steps.cache import cached
-from ladder_sim.serving.steps.grids import DUTIES, KINDS, LOSSES, PARTS, Grids
+from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
@@ -105,10 +104,6 @@ class StepTimes:
         The largest step.
     host_request_s, host_step_s
         CPU time of each request that decodes, and of a step.
-    heads
-        Of a rank's attention.
-    sms
-        Of a GPU.
     split_from
         Tokens from which steps that decode, and steps with prompts, run in parts (token-split); infinite: none does.
 
@@ -131,12 +126,9 @@ class StepTimes:
         *,
         host_request_s: float,
         host_step_s: float,
-        heads: int,
-        sms: int,
         split_from: tuple[float, float],
     ) -> None:
         self.limits, self.host_request_s, self.host_step_s = limits, host_request_s, host_step_s
-        self._heads, self._sms = heads, sms
         self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
         self._decode = [Grid([requests, contexts], decode_s) for decode_s in grids.decode_s]
@@ -191,8 +183,6 @@ class StepTimes:
             limits,
             host_request_s=float(costs.hardware.stack.host_request_s),
             host_step_s=float(costs.hardware.stack.host_rank_s) * scenario.plan.tp,
-            heads=scenario.model.heads // scenario.plan.tp,
-            sms=scenario.cluster.gpu.sms,
             split_from=(DECODE_TOKENS, PROMPT_TOKENS) if "token-split" in scenario.techniques else (math.inf, math.inf),
         )
 
@@ -270,20 +260,14 @@ class StepTimes:
         else:
             length = pairs / chunk
             attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
-            loss = self._loss(tokens, prompts, chunk)
-            rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s, loss))
+            rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s))
         host_s = self.host_step_s + self.host_request_s * decoding
         return self._factor * (attention_s + rest_s + self._head.at(sequences) + host_s)
-
-    def _loss(self, tokens: int, prompts: int, chunk: int) -> float:
-        """Return how much longer attention of prompts takes while collectives hold SMs, as a fraction."""
-        tiles = self._heads * prompts * math.ceil(chunk / prompts / QUERY_TILE)
-        return math.ceil(tiles / self._mixed_rest.free_sms_at(tokens)) / math.ceil(tiles / self._sms) - 1.0
 
 
 # steps that decode are of one kind
 _DECODES = [(0, 1.0)]
-_KINDS = Grid([Axis(np.array(nodes)) for nodes in (DUTIES, PARTS, LOSSES)], KINDS)
+_KINDS = Grid([Axis(np.array(nodes)) for nodes in (DUTIES, PARTS)], KINDS)
 
 
 class _RestTimes:
@@ -292,7 +276,6 @@ class _RestTimes:
     def __init__(self, rest: Rest) -> None:
         lines = rest.lines()
         self.tokens = Axis(np.array(list(lines)))
-        self.free_sms = [float(line.free_sms[0]) for line in lines.values()]
         self._lines = [(Axis(line.attention_s), line.rests_s.T.tolist()) for line in lines.values()]
 
     def at(self, tokens: float, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
@@ -300,10 +283,6 @@ class _RestTimes:
         cell, up = self.tokens.place(tokens)
         low_s = self._on(cell, attention_s, kinds)
         return low_s + up * (self._on(cell + 1, attention_s, kinds) - low_s) if up else low_s
-
-    def free_sms_at(self, tokens: float) -> float:
-        """Return the number of SMs that collectives leave to the kernels of such a step."""
-        return self.free_sms[self.tokens.place(tokens)[0]]
 
     def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
         axis, points = self._lines[line]
