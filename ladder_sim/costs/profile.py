@@ -89,6 +89,8 @@ class IntervalScale:
     """Scale of intervals of throughputs."""
     speedup: Positive = 1.0
     """Scale of intervals of speedups over standard."""
+    tpot: Positive = 1.0
+    """Scale of intervals of times per token."""
     ttft: Positive = 1.0
     """Scale of intervals of times to first token."""
 

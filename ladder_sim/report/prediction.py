@@ -36,14 +36,13 @@ _SHOWN_SHARE = 5e-4
 
 
 def tpot_of(prediction: Prediction) -> Interval | None:
-    """Return TPOT with its interval: step times have one error, that of the throughput."""
-    widths = prediction.confidence.widths[prediction.variant]
-    return None if prediction.tpot_s is None else Interval.around(prediction.tpot_s, widths.rate)
+    """Return TPOT with its interval."""
+    return prediction.tpot
 
 
 def ttft_of(prediction: Prediction) -> Interval:
     """Return TTFT with its interval."""
-    return Interval.around(prediction.ttft_s, prediction.confidence.widths[prediction.variant].ttft)
+    return prediction.ttft
 
 
 # in JSON and CSV
@@ -83,7 +82,7 @@ class _Row(NamedTuple):
             name,
             speedup,
             # step times have one error, that of the throughput
-            Interval.around(float(request.decode_s) / steps, widths.rate) if steps else None,
+            Interval.around(float(request.decode_s) / steps, widths.tpot) if steps else None,
             Interval.around(ttft_s, widths.ttft),
             Interval.around(workload.in_flight * workload.gen / request_s, widths.rate),
             request.breakdown.exposed_comm_s / request_s,

@@ -61,7 +61,8 @@ def fit_stack(
     dataset, protocol
         Where the runs come from, and the rule by which they were chosen; stored in the profile.
     compared
-        All runs of the data set, whose sizes are stored; by default those of the fit.
+        All runs of the data set, by default those of the fit: the profile says what they had, and those that the fit
+        has not seen say how wide intervals must be outside of it.
     starts
         Starting points of the solver.
     draws
@@ -87,13 +88,19 @@ def fit_stack(
         # every run, predicted by a fit without its TP degree and batch; the same without its TP degree
         other_batches, other_degrees = (
             unseen_runs(problem, groups, pool.map(partial(problem.solve_without, best.at, groups), set(groups)))
+            if len(set(groups)) > 1
+            else []
             for groups in (problem.groups, problem.degrees)
         )
+    others = tuple(run for run in compared if run not in runs)
+    if others:
+        other_degrees = unseen_runs(Problem(others, base), [None] * len(others), [(None, best.at)])
     figures = problem.named(best.at)
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
     shipped = base.tables_of in shipped_profiles()
     scenarios = [run.configuration.scenario() for run in runs]
-    sizes = [run_sizes(configuration.scenario()) for configuration in {run.configuration for run in compared or runs}]
+    every = [configuration.scenario() for configuration in {run.configuration for run in (*runs, *compared)}]
+    sizes = list(map(run_sizes, every))
     unscaled = StackFit(
         stack=problem.scenario.stack.name,
         allreduce=problem.scenario.stack.allreduce,
@@ -105,9 +112,9 @@ def fit_stack(
         models=tuple(sorted({scenario.model.name for scenario in scenarios})),
         tps=_degrees(runs),
         host_tps=_degrees(run for run in runs if not run.configuration.p2p),
-        families=tuple(sorted({scenario.model.family for scenario in scenarios})),
-        nodes=tuple(sorted({scenario.group_nodes for scenario in scenarios})),
-        dtypes=tuple(sorted({scenario.workload.dtype for scenario in scenarios})),
+        families=tuple(sorted({scenario.model.family for scenario in every})),
+        nodes=tuple(sorted({scenario.group_nodes for scenario in every})),
+        dtypes=tuple(sorted({scenario.workload.dtype for scenario in every})),
         sizes={name: (min(each[name] for each in sizes), max(each[name] for each in sizes)) for name in sizes[0]},
         cost=best.cost,
         figures={
@@ -121,7 +128,7 @@ def fit_stack(
         other_scale=IntervalScale(),
     )
     fitted = replace(base, name=name, base=base.tables_of if shipped else "", created=created, stack_fit=unscaled)
-    nominal = nominal_widths(runs, fitted)
+    nominal = nominal_widths((*runs, *others), fitted)
     scaled = replace(
         unscaled, fitted_scale=scale(other_batches, nominal), other_scale=scale(other_degrees or other_batches, nominal)
     )
