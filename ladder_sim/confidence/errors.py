@@ -214,7 +214,7 @@ class Basis:
         # of a stack that was not compared, all speedups have its error anyway
         gains = unchecked(["stack"] if served and validated["stack"] else [])
         return cls(
-            unchecked={name: unchecked(not_compared(name, validated)) for name in variants},
+            unchecked={name: unchecked(not_compared(name, scenario, runs, validated)) for name in variants},
             gains=gains,
             tpot=tpot,
             ttft=ttft,
@@ -244,9 +244,11 @@ class Basis:
         )
 
 
-def not_compared(variant: str, validated: Mapping[str, bool]) -> list[str]:
+def not_compared(
+    variant: str, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool]
+) -> list[str]:
     """Return the parts of a variant's scenario that were not compared with runs."""
-    wiring = [] if has_wiring(variant) else ["wiring"]
+    wiring = [] if has_wiring(variant, scenario, runs) else ["wiring"]
     return [part for part, checked in validated.items() if not checked and part != "wiring"] + wiring
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.des.shared import Floats
+from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.validation.dataset import Measurement
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import nominal_widths, scale, unseen_runs
+from ladder_sim_calibration.stack_fit.unseen import mean_errors, nominal_widths, scale, unseen_runs
 
 STARTS = 8
 # of the starting points, in standard deviations of the priors
@@ -114,6 +115,15 @@ def fit_stack(
         host_tps=_degrees(run for run in runs if not run.configuration.p2p),
         families=tuple(sorted({scenario.model.family for scenario in every})),
         nodes=tuple(sorted({scenario.group_nodes for scenario in every})),
+        rewired_nodes=tuple(
+            sorted(
+                {
+                    run.configuration.scenario().group_nodes
+                    for run in (*runs, *compared)
+                    if run.variant not in ("standard", NO_COMMUNICATION)
+                }
+            )
+        ),
         dtypes=tuple(sorted({scenario.workload.dtype for scenario in every})),
         sizes={name: (min(each[name] for each in sizes), max(each[name] for each in sizes)) for name in sizes[0]},
         cost=best.cost,
@@ -130,7 +140,11 @@ def fit_stack(
     fitted = replace(base, name=name, base=base.tables_of if shipped else "", created=created, stack_fit=unscaled)
     nominal = nominal_widths((*runs, *others), fitted)
     scaled = replace(
-        unscaled, fitted_scale=scale(other_batches, nominal), other_scale=scale(other_degrees or other_batches, nominal)
+        unscaled,
+        fitted_scale=scale(other_batches, nominal),
+        other_scale=scale(other_degrees or other_batches, nominal),
+        left_out=mean_errors(other_degrees or other_batches),
+        left_out_models=tuple(sorted({each.run.configuration.model for each in other_degrees or other_batches})),
     )
     return FitResult(
         profile=replace(fitted, stack_fit=scaled),

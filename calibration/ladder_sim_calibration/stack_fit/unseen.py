@@ -1,5 +1,7 @@
 """Runs predicted by fits without them, and how wide intervals must be to hold them."""
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +71,15 @@ def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str
         for name, error in prediction.log_errors.items():
             scores[name].append(abs(error) / getattr(widths, name))
     return IntervalScale(**{name: conformal(each) for name, each in scores.items()})
+
+
+def mean_errors(unseen: Sequence[UnseenRun]) -> dict[str, float]:
+    """Return the mean absolute error of each figure, as a fraction, by the names of `IntervalScale`."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for prediction in unseen:
+        for name, error in prediction.log_errors.items():
+            errors[name].append(abs(math.expm1(error)))
+    return {name: statistics.fmean(each) for name, each in errors.items()}
 
 
 def conformal(scores: Sequence[float]) -> float:
