@@ -33,7 +33,7 @@ class Entry:
 
 COMMANDS: Mapping[str, Entry] = {
     "predict": Entry(
-        "predict:predict",
+        "analysis:predict",
         "Predict latency, throughput and speedup of residual wirings, for a static batch or requests in flight.",
         (_SCENARIO, _FORM),
     ),
@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, Entry] = {
         (_SCENARIO, _FORM),
     ),
     "versus": Entry(
-        "versus:versus",
+        "analysis:versus",
         "Compare what hides communication: techniques without retraining, and wirings that need it.",
         (_SCENARIO, _FORM),
     ),

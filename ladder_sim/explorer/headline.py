@@ -21,9 +21,8 @@ from ladder_sim.display.labels import (
     validated_lines,
     workload_label,
 )
-from ladder_sim.explorer.controls import RATE, SLIDERS, extra, page_words
-from ladder_sim.explorer.glossary import GLOSSARY
-from ladder_sim.explorer.panel import page_notes
+from ladder_sim.explorer.background import page_notes
+from ladder_sim.explorer.controls import GLOSSARY, RATE, SLIDERS, extra, page_words
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import Prediction

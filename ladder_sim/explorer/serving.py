@@ -14,7 +14,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import SLO_BOUNDS, State
-from ladder_sim.report.figures.rates import goodput_figure, latency_figure
+from ladder_sim.report.figures.serve import goodput_figure, latency_figure
 from ladder_sim.serving import SLO, Capacity, Fleet, Lengths, Need, Outcome, Request, Service, Traffic
 from ladder_sim.serving.engine.replica import SimulatedReplica
 from ladder_sim.serving.sizing.best_plan import Best

@@ -19,10 +19,9 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, table_of, times_text
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.documents.quality import adaptation_fields
 from ladder_sim.report.figures.versus import versus_figure
+from ladder_sim.report.quality import adaptation_fields, adaptation_sentence, price_text
 from ladder_sim.report.report import Report
-from ladder_sim.report.tables.quality import adaptation_sentence, price_text
 from ladder_sim.specs.techniques import engines, with_sources
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Route
 from ladder_sim import Scenario, predict
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
-from ladder_sim.explorer.quantities import REACH
-from ladder_sim.explorer.queries import Queries
+from ladder_sim.explorer.queries import REACH, Queries
 from ladder_sim.units import format_seconds
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_browser import Watched, artefacts, served

@@ -11,10 +11,9 @@ import pytest
 
 from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import capacity_cards, serving
+from ladder_sim.explorer import panel_parts, serving
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.capacity_cards import cards, progress, verdict
-from ladder_sim.explorer.markup import markup
+from ladder_sim.explorer.panel_parts import cards, markup, progress, verdict
 from ladder_sim.explorer.server import make_app
 from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.snippets import capacity_code, capacity_command
@@ -233,7 +232,7 @@ def test_an_end_while_the_last_result_is_put_on_the_page_is_told_next_time(
 ) -> None:
     """Guards against a page that stops asking before it has the result."""
     job = Job(question=QUERY, updates=1, result=results(QUERY)[-1])
-    show = capacity_cards.cards
+    show = panel_parts.cards
 
     def ended(result: ServingResult) -> Any:
         if not job.done:
@@ -241,7 +240,7 @@ def test_an_end_while_the_last_result_is_put_on_the_page_is_told_next_time(
         return show(result)
 
     monkeypatch.setattr(Worker, "ask", lambda self, page, question: job)
-    monkeypatch.setattr(capacity_cards, "cards", ended)
+    monkeypatch.setattr(panel_parts, "cards", ended)
     first, last = (page.ask("load-result.children", QUERY) for _ in range(2))
     assert (first["load-clock"]["disabled"], first["load-result"]["children"]) == (False, None)
     assert last["load-clock"]["disabled"] is True

@@ -19,7 +19,7 @@ import ladder_sim.serving.engine.measured_steps
 import ladder_sim_calibration.fit.samples
 from ladder_sim.costs.moe_file import MoeDocument
 from ladder_sim.costs.profile_file import DerivedDocument, ProfileDocument
-from ladder_sim.report.documents.settings import value_schema
+from ladder_sim.report.settings import value_schema
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
