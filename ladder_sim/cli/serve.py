@@ -88,7 +88,7 @@ def serve(
     from ladder_sim.serving.serve import serve as simulate
     from ladder_sim.system.files import check_folder
     from ladder_sim.system.progress import Progress
-    from ladder_sim.traces.serving import write_steps
+    from ladder_sim.traces.perfetto import write_steps
 
     asked = _asked(context)
     output = Output.of(context, asked.knobs["plot"])

@@ -26,7 +26,7 @@ from ladder_sim.system.arguments import Parser
 from ladder_sim.units import format_quantity
 from ladder_sim.validation.dataset import read_table
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
-from ladder_sim_calibration.stack_fit.unseen import conformal
+from ladder_sim_calibration.stack_fit.fit import conformal
 
 # errors beyond it, of the logarithm of a time, count less than their squares
 USUAL_ERROR = 0.05

@@ -1,7 +1,7 @@
 """The fit: solutions from many starting points, a bootstrap around the best one, and fits without some runs."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,12 +9,13 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.des.shared import Floats
-from ladder_sim.validation.dataset import Measurement
-from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import nominal_widths, scale, unseen_runs
+from ladder_sim.prediction import predict
+from ladder_sim.validation.dataset import Configuration, Measurement
+from ladder_sim_calibration.stack_fit.problem import PRIORS, Groups, Problem, by_configuration
 
 STARTS = 8
 # of the starting points, in standard deviations of the priors
@@ -140,3 +141,69 @@ def _starting_points(problem: Problem, starts: int, seed: int) -> list[Floats]:
 
 def _degrees(runs: Iterable[Measurement]) -> tuple[int, ...]:
     return tuple(sorted({run.configuration.tp for run in runs}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenRun:
+    """One run, predicted by a fit without it."""
+
+    run: Measurement
+    """What was measured."""
+    rate_log_error: float
+    """Error of the predicted throughput, in the logarithm."""
+    speedup_log_error: float | None
+    """Error of the speedup over standard, in the logarithm; None for standard, or if standard did not run."""
+
+
+def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:
+    """Return every run as predicted by the fit without its group; empty if there is only one group."""
+    if len(set(groups)) == 1:
+        return ()
+    errors = np.empty(len(problem.runs))
+    for left_out, point in without:
+        rows = [row for row, group in enumerate(groups) if group == left_out]
+        errors[rows] = (problem.log_rates(point) - problem.measured)[rows]
+    standard = {
+        run.configuration: error
+        for run, error in zip(problem.runs, errors.tolist(), strict=True)
+        if run.variant == "standard"
+    }
+    return tuple(
+        UnseenRun(
+            run=run,
+            rate_log_error=error,
+            speedup_log_error=error - standard[run.configuration]
+            if run.variant != "standard" and run.configuration in standard
+            else None,
+        )
+        for run, error in zip(problem.runs, errors.tolist(), strict=True)
+    )
+
+
+def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> dict[tuple[Configuration, str], Widths]:
+    """Return the half-widths of the runs' intervals before they are scaled."""
+    widths = {}
+    for configuration, rows in by_configuration(runs).items():
+        variants = [runs[row].variant for row in rows]
+        predictions = predict(configuration.scenario(), variants, profile=fitted, ignore_memory=True)
+        for name, prediction in predictions.items():
+            rate, speedup = prediction.tokens_per_s.log_width, prediction.speedup.log_width
+            widths[configuration, name] = Widths(rate=rate, speedup=speedup, ttft=rate)
+    return widths
+
+
+def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Widths]) -> IntervalScale:
+    """Return the factor that makes intervals hold 90 % of the unseen runs (split conformal prediction)."""
+    rates, speedups = [], []
+    for prediction in unseen:
+        widths = nominal[prediction.run.configuration, prediction.run.variant]
+        rates.append(abs(prediction.rate_log_error) / widths.rate)
+        if prediction.speedup_log_error is not None:
+            speedups.append(abs(prediction.speedup_log_error) / widths.speedup)
+    return IntervalScale(rate=conformal(rates), speedup=conformal(speedups))
+
+
+def conformal(scores: Sequence[float]) -> float:
+    """Return the score that a further one stays below with a probability of 90 %; 1 if there are too few."""
+    rank = int(np.ceil(0.9 * (len(scores) + 1)))
+    return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else 1.0
