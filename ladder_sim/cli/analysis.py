@@ -233,7 +233,7 @@ def versus(
     )
     if map_ is not None:
         from ladder_sim.analysis.winners import winners
-        from ladder_sim.report.figures.versus import winners_figure
+        from ladder_sim.report.versus import winners_figure
 
         with Progress(1, "points") as progress:
             best = winners(result, profile=asked.profile, watch=progress)

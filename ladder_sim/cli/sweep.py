@@ -121,7 +121,7 @@ def sweep(
     if save is not None:
         print(f"written: {save} ({grid.size:,} points, {feasible:,} feasible)", file=sys.stderr)
     if table is not None:
-        from ladder_sim.report.figures.sweep import sweep_figure
+        from ladder_sim.report.sweep import sweep_figure
 
         points = table
         if not form:

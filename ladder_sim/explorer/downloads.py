@@ -10,10 +10,12 @@ from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.figures.analysis import comparison_figure, pareto_figure, tornado_figure
+from ladder_sim.report.advise import pareto_figure
+from ladder_sim.report.compare import comparison_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import figure_page
-from ladder_sim.report.figures.sweep import speedup_lines, speedup_map
+from ladder_sim.report.sensitivity import tornado_figure
+from ladder_sim.report.sweep import speedup_lines, speedup_map
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid

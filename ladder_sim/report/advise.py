@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,20 +13,24 @@ from ladder_sim.display.document import Document
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
 from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.figures.analysis import pareto_figure
+from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
 from ladder_sim.report.prediction import limit_text, tpot_of, ttft_of
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # rows of the default answer; plans and dominating options behind it
 _SHOWN, PLANS_SHOWN, _DOMINATORS_SHOWN = 4, 8, 4
 # of two figures: a smaller difference rounds to 0 %; one that is worth a remark
 _SAME, _WORTH = 0.005, 1.05
+# ratio of two figures of a Pareto front, from which both options are named
+_FAR = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -382,3 +386,85 @@ def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
 
 def _apart(ratio: float) -> str:
     return "the same" if abs(ratio - 1) < _SAME else f"{100.0 * (ratio - 1):+.0f} %"
+
+
+def pareto_figure(
+    advice: Advice, subtitle: str = "", *, compact: bool = False, now: tuple[str, float, float] | None = None
+) -> "go.Figure":
+    """Time per token against tokens per GPU: every option, and the front with its 90 % intervals.
+
+    Parameters
+    ----------
+    advice
+        The options.
+    subtitle
+        What they are for.
+    compact
+        For a part of a page: the front's options are not named and have no intervals.
+    now
+        A scenario to mark: its variant, seconds per token, and tokens per second and GPU.
+    """
+    import plotly.graph_objects as go
+
+    drawn = figure("Latency against throughput", subtitle)
+    front = advice.front
+    heights = [option.tokens_per_gpu for option in advice.options]
+    errors = None
+    if not compact:
+        rates = [(advice.predictions[option].tokens_per_s, option.plan.gpus) for option in front]
+        errors = error_bars([rate for rate, _ in rates], [gpus for _, gpus in rates])
+        heights += [end / gpus for rate, gpus in rates for end in (rate.low, rate.high)]
+    drawn.add_trace(
+        go.Scatter(
+            x=[1e3 * option.tpot_s for option in front],
+            y=[option.tokens_per_gpu for option in front],
+            mode="lines" if compact else "lines+text",
+            line={"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
+            text=_front_names(advice),
+            textposition="top left",
+            textfont={"size": 11},
+            cliponaxis=False,
+            name="Pareto front",
+            error_y=errors,
+        )
+    )
+    for variant in dict.fromkeys(option.variant for option in advice.options):
+        options = [option for option in advice.options if option.variant == variant]
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * option.tpot_s for option in options],
+                y=[option.tokens_per_gpu for option in options],
+                mode="markers",
+                marker={"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
+                name=variant,
+                text=[advice.place(option.scenario) for option in options],
+                hovertemplate="%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
+            )
+        )
+    if now is not None:
+        variant, tpot_s, tokens_per_gpu = now
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * tpot_s],
+                y=[tokens_per_gpu],
+                mode="markers",
+                marker=NOW_MARKER,
+                name=f"now, {variant}",
+                hovertemplate="now: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
+            )
+        )
+    return drawn.update_layout(
+        xaxis=log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
+        yaxis=log_axis("tokens per second and GPU", heights),
+    )
+
+
+def _front_names(advice: Advice) -> list[str]:
+    """Return the names of the front's options; one that is close to the one before it has none."""
+    texts: list[str] = []
+    named: Option | None = None
+    for option in advice.front:
+        apart = named is None or max(option.tpot_s / named.tpot_s, option.tokens_per_gpu / named.tokens_per_gpu) > _FAR
+        texts.append(advice.place(option.scenario) if apart else "")
+        named = option if apart else named
+    return texts

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.report.brief import Remark
 from ladder_sim.report.columns import Column, fields_of, percent
+from ladder_sim.report.report import Remark
 from ladder_sim.validation.compare import ErrorStats, Quantity
 from ladder_sim.validation.nearest import Likeness
 

@@ -26,11 +26,10 @@ from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant
-from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ForwardPass
