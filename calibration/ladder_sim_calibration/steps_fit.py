@@ -26,8 +26,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.report.console import show, table
 from ladder_sim.serving import MeasuredSteps, Outcome
 from ladder_sim.serving.engine.measured_steps import SCHEMA
-from ladder_sim.serving.replicas.pools import Pool
-from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.requests.result import Result
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.system.files import check_folder, read_text, shown_path, write_file

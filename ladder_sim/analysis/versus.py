@@ -16,8 +16,8 @@ from ladder_sim.answer import Answer
 from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
+from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import gpus_label
-from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
@@ -26,8 +26,8 @@ from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
+from ladder_sim.specs.scenario_warnings import used_settings
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
-from ladder_sim.specs.unused import used_settings
 from ladder_sim.specs.values import typed
 
 if TYPE_CHECKING:

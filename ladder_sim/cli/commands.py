@@ -107,7 +107,7 @@ COMMANDS: Mapping[str, Entry] = {
         "Show what is installed, which devices this machine has, and which commands work here or why not.",
     ),
     "trace": Entry("trace:trace", "Learn from a recorded run what ladder would give it."),
-    "calibrate": Entry("calibrate:calibrate", "Make, read and compare measured profiles."),
+    "calibrate": Entry("run:calibrate", "Make, read and compare measured profiles."),
 }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ladder_sim.answer import Answer
-    from ladder_sim.display.notes import Notes
+    from ladder_sim.display.document import Notes
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
 PANEL = "Output"

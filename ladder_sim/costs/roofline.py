@@ -27,9 +27,8 @@ from ladder_sim.graph.shapes import (
     Shape,
 )
 from ladder_sim.specs.cluster import GpuSpec
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, TensorCores
+from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, Imbalance, TensorCores
 
 Kind = Literal[
     "gemm",

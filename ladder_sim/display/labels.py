@@ -14,9 +14,8 @@ from ladder_sim.costs.profile import NO_PROFILE, run_sizes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.catalog import stack, stack_names
-from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import Workload
+from ladder_sim.specs.workload import USUAL, Workload
 from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields

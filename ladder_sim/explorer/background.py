@@ -10,9 +10,8 @@ from typing import Any, Self
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.versus import versus
 from ladder_sim.confidence.runs import most_alike
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import errors_label, interval_text, load_label, scenario_label
-from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.snippets import IGNORE_MEMORY, written

@@ -18,10 +18,9 @@ from ladder_sim.explorer.state import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import Arrivals, DType, KvDType
+from ladder_sim.specs.workload import Arrivals, DType, Imbalance, KvDType
 from ladder_sim.units import short_name
 
 

@@ -11,8 +11,8 @@ from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.compare import Candidate, Comparison
 from ladder_sim.analysis.sensitivity import Sensitivities, sensitivity
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
+from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import field_title
-from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer import background
 from ladder_sim.explorer.allowlist import Allowlist
@@ -23,7 +23,7 @@ from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import Prediction, Predictions, predict, resolve_profile
 from ladder_sim.specs.arguments import keywords_of
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.unused import used_settings
+from ladder_sim.specs.scenario_warnings import used_settings
 from ladder_sim.sweeps.axes import used_value, value_at
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial

@@ -9,9 +9,8 @@ from rich.text import Text
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Outcome
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
-from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable, table

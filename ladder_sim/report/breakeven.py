@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ladder_sim.analysis.breakeven import BreakEven, Range
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import (
     asked_text,
     axis_values,
@@ -20,7 +20,6 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.display.notes import Notes
 from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour

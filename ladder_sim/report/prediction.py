@@ -10,7 +10,7 @@ from rich.text import Text
 from ladder_sim.best_standard import STANDARD, in_fp8
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
-from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.document import Document, Notes, scenario_fields
 from ladder_sim.display.labels import (
     LEGEND,
     asked_text,
@@ -21,7 +21,6 @@ from ladder_sim.display.labels import (
     next_to_label,
     wiring_label,
 )
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.graph.variants import NO_COMMUNICATION

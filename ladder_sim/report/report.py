@@ -11,9 +11,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.constrain import Constrain
 from rich.text import Text
 
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import validated_lines
-from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.report.console import WholeTable, to_html, to_text
 from ladder_sim.specs.scenario_warnings import is_decisive

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivities, Sensitivity
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -18,7 +18,6 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, table_of
 from ladder_sim.report.console import WholeTable, table

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import (
     asked_text,
     axis_values,
@@ -23,7 +23,6 @@ from ladder_sim.display.labels import (
     wiring_label,
     with_unit,
 )
-from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, number_text, table_of

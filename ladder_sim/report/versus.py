@@ -11,7 +11,7 @@ from ladder_sim.analysis.contenders import change
 from ladder_sim.analysis.versus import Option, Versus
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
-from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.document import Document, Notes, scenario_fields
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -21,7 +21,6 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import is_variant, parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.columns import Column, fields_of, table_of, times_text

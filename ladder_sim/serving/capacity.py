@@ -8,9 +8,9 @@ from ladder_sim.answer import Answer
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.asked import LoadFields, arguments_asked, check_prefill, service_asked, traffic_asked
-from ladder_sim.serving.confidence import interval_note
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.intervals import interval_note
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS

@@ -15,8 +15,7 @@ from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.outcome import Outcome
-from ladder_sim.serving.replicas.pools import Pool, Prefill, Sizes
-from ladder_sim.serving.replicas.simulation import ROUTERS, Router, simulate
+from ladder_sim.serving.replicas.simulation import ROUTERS, Pool, Prefill, Router, Sizes, simulate
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.steps.mix import MixTimes, StepLimits

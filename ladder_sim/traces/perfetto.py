@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.serving import Outcome
 from ladder_sim.serving.steps.mix import Mix
-from ladder_sim.system.files import write_file
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, write_file
 from ladder_sim.traces.graph import ALONE, Collective, Lane, Origin, TraceGraph, TraceOp
 from ladder_sim.traces.kineto.reader import LONG_S, Event
 from ladder_sim.traces.summary import exposed_spans

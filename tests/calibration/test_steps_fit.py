@@ -11,8 +11,7 @@ import pytest
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serving import Lengths, MeasuredSteps, Outcome, Traffic
-from ladder_sim.serving.replicas.pools import Pool
-from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.serving.steps.mix import Mix
 from ladder_sim_calibration.__main__ import main

@@ -19,7 +19,7 @@ from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageErro
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
 from ladder_sim_calibration.crosscheck.store import read_result

@@ -12,7 +12,7 @@ from ladder_sim import capacity as search_plans
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
-from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.search import Case, Need, Search
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity, keywords

@@ -26,7 +26,7 @@ from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import Batching, DType
 from ladder_sim.sweeps.evaluate import ENDS, PRICE
 from ladder_sim.sweeps.evaluate import METRICS as SWEPT
-from ladder_sim.system.schema import KEY
+from ladder_sim.system.files import KEY
 from ladder_sim.traces.blocks import Cover
 from ladder_sim.traces.replay import StepError
 from ladder_sim.traces.summary import IdleTime, ModuleTotal, OpTotal, RankSummary

@@ -37,11 +37,10 @@ from ladder_sim_calibration.passes.observations import (
 from ladder_sim_calibration.passes.timers import OverlapTime, message, time_collective, time_kernels, time_overlap
 from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.comm.base import Communicator
-from ladder_sim_runtime.comm.emulate import EmulatedLink
+from ladder_sim_runtime.comm.emulate import EmulatedLink, LatencyTable
 from ladder_sim_runtime.comm.launch import on_ranks
 from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import connect
-from ladder_sim_runtime.comm.table import LatencyTable
 from ladder_sim_runtime.config import CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.environment import environment
 from ladder_sim_runtime.model.wiring import Wiring, lay_out
