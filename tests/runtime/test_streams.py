@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from ladder_sim_runtime.comm.table import LatencyTable
 from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.bench import _request
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
-from ladder_sim_runtime.comm.emulate import EmulatedGpuLink
+from ladder_sim_runtime.comm.emulate import EmulatedGpuLink, LatencyTable
 from ladder_sim_runtime.comm.process_group import ProcessGroup, check_variables
 from ladder_sim_runtime.comm.streams import SideStream
 from ladder_sim_runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
