@@ -18,7 +18,6 @@ from typing import Any, Self
 
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
-from ladder_sim.specs.former import check_stack_keys
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
@@ -364,7 +363,6 @@ def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None
     versions = Versions.read(table.pop("versions", {}), file)
     if version is not None:
         table = _merged(table, versions.before(version, stack=name)) | {"name": f"{name}@{version}"}
-    check_stack_keys(table, file)
     own, limits = table.pop("own_allreduce", {}), _list_of(table, "gpu_limits", file)
     if not isinstance(own, dict):
         raise SpecError(f"{file}: own_allreduce must be a table", hint="vllm.toml shows the form")

@@ -14,7 +14,6 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
-from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
@@ -199,7 +198,7 @@ def resolve(key: str) -> tuple[str, Any]:
     setting = find_setting(key)
     if setting is None:
         more = "`ladder-sim list settings` shows all settings"
-        raise UnknownNameError("field", key, (*ARGUMENTS, *settable()), more=more, answer=instead_of(key))
+        raise UnknownNameError("field", key, (*ARGUMENTS, *settable()), more=more)
     return setting.name, setting.kind
 
 

@@ -231,7 +231,7 @@ def test_sizes_that_do_not_go_together() -> None:
         ("model.layers=0", ("layers is 0", "must be a whole number")),
         ("stack.vocab_parallel=maybe", ("stack.vocab_parallel is 'maybe'", "must be true or false")),
         ("stack.cuda_graphs=false", ("unknown stack.cuda_graphs 'false'", "known: all, decode, off")),
-        ("stack.gemv_factor=0.9", ("unknown setting 'stack.gemv_factor'", "ladder-sim calibrate fit-stack")),
+        ("stack.gemv_factor=0.9", ("unknown setting 'stack.gemv_factor'", "`ladder-sim list settings` shows all")),
         ("stack.attention=flush", ("unknown stack.attention 'flush'", "did you mean 'flash'?")),
         ("inter.bandwidth", ("--set 'inter.bandwidth' is not KEY=VALUE", "--set inter.bandwidth=100Gb/s")),
         ("inter.bandwidth=", ("is not KEY=VALUE",)),
