@@ -5,11 +5,10 @@ from dataclasses import replace
 
 from ladder_sim.graph.variants import canonical
 from ladder_sim.traces.blocks import find_passes
-from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import ALONE, HOST_KINDS, Collective, TraceGraph, TraceOp
 from ladder_sim.traces.iterations import choose_step, step_position
 from ladder_sim.traces.predicted import recorded_and_replayed, rewired_as_predicted
-from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_times
+from ladder_sim.traces.replay import Contention, StepError, simulate, step_seconds, with_times
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
 from ladder_sim.traces.summary import RankSummary, VariantTime, summarize_run
 

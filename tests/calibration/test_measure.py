@@ -25,12 +25,11 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
-from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
+from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, DRAWN, normal, timed
 from ladder_sim_calibration.measure.collectives import UNSUPPORTED, collective
 from ladder_sim_calibration.measure.command import budget_s, undivided
 from ladder_sim_calibration.measure.kernels import DRAWS, WeightPool, _draw, kernel, launches_of
 from ladder_sim_calibration.measure.layouts import Layout, groups, layouts
-from ladder_sim_calibration.measure.numbers import DRAWN, normal
 from ladder_sim_calibration.measure.ops import measure
 from ladder_sim_calibration.measure.overlap import OverlapMeasurement, _held_sms, _hold_kernel
 from ladder_sim_calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of

@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ladder_sim_calibration.fit.samples import BESIDE, HELD, Sample
-from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, Timing, clock_of, timed
+from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DTYPE, Timing, clock_of, normal, timed
 from ladder_sim_calibration.measure.collectives import UNSUPPORTED
 from ladder_sim_calibration.measure.kernels import kernel
-from ladder_sim_calibration.measure.numbers import DTYPE, normal
 from ladder_sim_calibration.measure.plan import HELD_KERNELS
 from ladder_sim_calibration.measure.ranks import Ranks
 
