@@ -183,13 +183,9 @@ def _plans_panel(state: State, allowlist: Allowlist) -> Panel:
         figure=pareto_figure(advice, report.label, compact=True).to_plotly_json(),
         tables=(Table.of(report.plans(places, "best plans"), [asdict(place.option.plan) for place in places]),),
         note=f"Best plans: {report.label}; {report.search}. A plan is a link to this page with it.",
-        details=(
-            Table.of(report.best(), [asdict(option.plan) for option in advice.best_by_variant.values()]),
-            Table.of(report.front(), [asdict(option.plan) for option in advice.front]),
-            Table.of(report.losers()),
-        ),
+        details=(Table.of(report.options(), [asdict(option.plan) for option in advice.predictions]),),
         document=report.values(),
-        cautions=tuple(page_notes(advice.notes).warnings),
+        cautions=(*page_notes(advice.notes).warnings, *(f"left out: {text}" for text in report.left_out())),
     )
 
 
@@ -322,7 +318,7 @@ VIEWS: Mapping[str, View] = {
     ),
     "plans": View(
         title="Plans on these GPUs",
-        details="The best of each variant, the Pareto front, and why not the others",
+        details="The best of each variant, and the Pareto front",
         question=_plans_question,
         panel=_plans_panel,
         command=_plans_command,

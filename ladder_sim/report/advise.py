@@ -13,7 +13,7 @@ from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
-from ladder_sim.report.console import WholeTable, table
+from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
 from ladder_sim.report.prediction import limit_text, tpot_of, ttft_of
 from ladder_sim.report.report import Brief, Remark, Report
@@ -24,8 +24,8 @@ from ladder_sim.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-# rows of the default answer; plans and dominating options behind it
-_SHOWN, PLANS_SHOWN, _DOMINATORS_SHOWN = 4, 8, 4
+# rows of the default answer, and plans behind it
+_SHOWN, PLANS_SHOWN = 4, 8
 # of two figures: a smaller difference rounds to 0 %; one that is worth a remark
 _SAME, _WORTH = 0.005, 1.05
 # ratio of two figures of a Pareto front, from which both options are named
@@ -78,7 +78,7 @@ VALUES: Sequence[Column[Row]] = (
     Column("tokens_per_s_high", lambda row: row.rate and row.rate.high, null=True),
     Column("tokens_per_s_per_gpu", _figure(lambda option: option.tokens_per_gpu), "per GPU", null=True),
     _PRICE,
-    Column("outcome", lambda row: row.outcome, kind=Outcome | Literal["memory", "infeasible"]),
+    Column("outcome", lambda row: row.outcome, "outcome", kind=Outcome | Literal["memory", "infeasible"]),
     Column("reason", lambda row: row.reason, kind=str),
 )
 
@@ -225,8 +225,7 @@ class AdviceReport(Report[Advice]):
                 f"{advice.place(most.scenario)} on {_counted(most.plan.gpus, 'GPU')} gives more per GPU: {rates} tok/s "
                 "(--objective tokens_per_gpu).",
             )
-        for reason, closest, count in (*_not_run(advice), *_over_bounds(advice)):
-            yield Remark("left out", f"{_counted(int(count), 'option')}: {reason}; closest: {closest}.")
+        yield from (Remark("left out", text) for text in self.left_out())
 
     def _next(self, best: Option) -> str:
         """Return how far the next plan of the first variant is behind, as a sentence."""
@@ -239,32 +238,22 @@ class AdviceReport(Report[Advice]):
         return f" Next best: {advice.place(after.scenario)} ({_apart(behind)} {name})."
 
     def details(self) -> RenderableType:
-        losers, tables = self.losers(), (self.plans(self.places(PLANS_SHOWN), "best plans"), self.best(), self.front())
-        return Group(
-            *(part for each in tables for part in (each, Text())),
-            losers if losers.rows else Text("all options are on the front"),
-            Text(self.search),
-        )
+        places = self.plans(self.places(PLANS_SHOWN), "best plans")
+        return Group(places, Text(), self.options(), Text(), Text(self.search))
 
-    def best(self) -> WholeTable:
-        """Return a table of the best option of each variant."""
-        return self._options("best of each variant", list(self.answer.best_by_variant.values()))
-
-    def front(self) -> WholeTable:
-        """Return a table of the best trade-offs."""
-        return self._options("Pareto front of TPOT and tok/s per GPU", self.answer.front)
-
-    def _options(self, title: str, options: Sequence[Option]) -> WholeTable:
+    def options(self) -> WholeTable:
+        """Return a table of the best option of each variant, and of the best trade-offs; CSV has the others."""
         advice = self.answer
         left_out = [*([_LOAD] if len(advice.loads) == 1 else []), *([_PRICE] if not _priced(advice) else [])]
         columns = [column for column in VALUES if column not in left_out]
-        return table_of(columns, [self._row(each) for each in options], left=2, wrapped=(), title=title)
+        rows = [self._row(each) for each in advice.predictions]
+        title = "best of each variant, and the Pareto front of TPOT and tok/s per GPU"
+        return table_of(columns, rows, left=2, wrapped=(), title=title)
 
-    def losers(self) -> WholeTable:
-        """Return a table of options that are not on the front, by reason, and of what came closest."""
-        columns = ("not on the front", "closest", "options")
-        rows = [*_not_run(self.answer), *_over_bounds(self.answer), *_dominated(self.answer)]
-        return table(columns, rows, left=2, wrapped=columns[:2], title="why not the others")
+    def left_out(self) -> list[str]:
+        """Return sentences on the options that cannot run or exceed a bound, by reason, and on the closest of them."""
+        every = (*_not_run(self.answer), *_over_bounds(self.answer))
+        return [f"{_counted(count, 'option')}: {reason}; closest: {closest}." for reason, closest, count in every]
 
     def _row(self, option: Option) -> Row:
         advice, outcome = self.answer, self.answer.outcome(option)
@@ -339,48 +328,32 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def _not_run(advice: Advice) -> Iterator[tuple[str, str, str]]:
+def _not_run(advice: Advice) -> Iterator[tuple[str, str, int]]:
     no_room = [each for each in advice.unfit if not each.problem]
     others = [each for each in advice.unfit if each.problem]
     if no_room:
         lacking = f"{advice.place(no_room[0].scenario)} lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
-        yield "no room in memory", lacking, str(len(no_room) * len(advice.variants))
+        yield "no room in memory", lacking, len(no_room) * len(advice.variants)
     if others:
         yield (
             "cannot run",
             f"{advice.place(others[0].scenario)}: {others[0].problem}",
-            str(len(others) * len(advice.variants)),
+            len(others) * len(advice.variants),
         )
 
 
-def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, str]]:
+def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, int]]:
     over: dict[str, list[Option]] = {"max_tpot": [], "max_ttft": []}
     for option in advice.beyond:
         over[advice.outcome(option)].append(option)
     if slow := over["max_tpot"]:
         fastest = min(slow, key=lambda option: option.tpot_s)
         bound = format_seconds(advice.max_tpot_s)
-        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", str(len(slow))
+        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", len(slow)
     if late := over["max_ttft"]:
         first = min(late, key=lambda option: option.ttft_s)
         bound = format_seconds(advice.max_ttft_s)
-        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", str(len(late))
-
-
-def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
-    by_better: dict[Option, list[Option]] = {}
-    for option in advice.options:
-        if better := advice.dominating(option):
-            by_better.setdefault(better, []).append(option)
-    groups = sorted(by_better.items(), key=lambda group: -len(group[1]))
-    for better, worse in groups[:_DOMINATORS_SHOWN]:
-        closest = max(worse, key=lambda option: option.tokens_per_gpu)
-        rate, tpot = closest.tokens_per_gpu / better.tokens_per_gpu, closest.tpot_s / better.tpot_s
-        detail = f"{_label(advice, closest)}: {_apart(rate)} tok/s per GPU, {_apart(tpot)} TPOT"
-        yield f"no better than {_label(advice, better)}", detail, str(len(worse))
-    if rest := groups[_DOMINATORS_SHOWN:]:
-        count = sum(len(worse) for _, worse in rest)
-        yield "no better than others of the front", "each in --json and --csv", str(count)
+        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", len(late)
 
 
 def _apart(ratio: float) -> str:
