@@ -130,7 +130,7 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
     @app.callback(
         Output("load-progress", "children"),
         Output("load-result", "children"),
-        Output("load-cards", "children"),
+        Output("load-needs", "children"),
         Output("load-notes", "children"),
         Output("load-views", "hidden"),
         Output("goodput", "figure"),
@@ -176,8 +176,8 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
                 figures = [style.on_page(result.figures[name], dark=dark) for name in ("goodput", "latency")]
             return (
                 None if done else panel_parts.progress(result, ahead),
-                panel_parts.verdict(result) if result and done else None,
-                panel_parts.cards(result) if result else no_update,
+                result.verdict if result and done else None,
+                panel_parts.needs(result) if result else no_update,
                 panel_parts.notes(result) if result else no_update,
                 False if result and result.figures else no_update,
                 *figures,

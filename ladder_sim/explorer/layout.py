@@ -321,7 +321,7 @@ def _serving() -> html.Section:
         html.Div([slider_row(RATE), *promised, html.Button("Simulate", id="serve")], className="load"),
         html.Div(id="load-progress"),
         html.P(id="load-result", role="status"),
-        html.Div(id="load-cards", className="cards"),
+        html.Div(id="load-needs", className="tables"),
         html.Div(id="load-notes"),
         snippets,
         links=[_download("serving.csv", "CSV", title), _download("serving.json", "JSON", title)],

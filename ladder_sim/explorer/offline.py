@@ -86,11 +86,11 @@ def standalone_page(
 def _serving(served: ServingResult) -> str:
     """Return a panel on what requests under load need."""
     # imported here: dash is not needed to write a page
-    from ladder_sim.explorer.panel_parts import cards, markup, notes, verdict
+    from ladder_sim.explorer.panel_parts import markup, needs, notes
 
     head = "<div class='head'><h2>Serving under load, as it was</h2></div>"
-    needs = f"<p id='load-result'>{markup(verdict(served))}</p><div class='cards'>{markup(cards(served))}</div>"
-    return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(served))}</div></section>"
+    said = f"<p id='load-result'>{markup(served.verdict)}</p><div class='tables'>{markup(needs(served))}</div>"
+    return f"<section class='panel' id='load'>{head}{said}<div id='load-notes'>{markup(notes(served))}</div></section>"
 
 
 def _panel(name: str, panel: Panel) -> str:

@@ -9,10 +9,8 @@ from dash.development.base_component import Component
 
 from ladder_sim.explorer.background import Panel, Table
 from ladder_sim.explorer.controls import extra
-from ladder_sim.explorer.headline import card, warnings
+from ladder_sim.explorer.headline import warnings
 from ladder_sim.explorer.serving import ServingResult
-from ladder_sim.serving.requests.slo import METRICS
-from ladder_sim.units import format_seconds
 
 # the address of the page's scenario with other arguments, where there is one
 Link = Callable[[Mapping[str, Any]], str] | None
@@ -91,33 +89,9 @@ def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
     return [html.Progress(value=share, max="1", **extra("aria-label", "Simulation of requests")), doing]
 
 
-def verdict(result: ServingResult) -> str:
-    """Return a sentence on the GPUs that the load needs with ladder, else with the last variant shown."""
-    rows = _rows(result)
-    name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
-    standard, other = rows["standard"]["gpus"], rows[name]["gpus"]
-    if not standard and not other:
-        return "No number of GPUs keeps this promise."
-    if name == "standard":
-        return f"Standard needs {standard} GPUs."
-    if not standard or not other:
-        able, unable = (name, "standard") if other else ("standard", name)
-        return (
-            f"{able.capitalize()} needs {other or standard} GPUs; no number of GPUs keeps this promise with {unable}."
-        )
-    return f"{name.capitalize()} needs {other} GPUs, {_compared(other, standard)} standard."
-
-
-def _compared(gpus: int, others: int) -> str:
-    if gpus == others:
-        return "as many as"
-    return f"{abs(others - gpus)} {'fewer' if gpus < others else 'more'} than"
-
-
-def cards(result: ServingResult) -> list[html.Article]:
-    """Return a card for each variant that was simulated."""
-    rows = _rows(result)
-    return [_card(row, rows.get("standard")) for row in rows.values()]
+def needs(result: ServingResult) -> html.Div | None:
+    """Return a table of what each variant needs that was simulated; None as long as there is none."""
+    return _table(Table.of(result.table), None) if result.table else None
 
 
 def notes(result: ServingResult) -> list[Component]:
@@ -127,45 +101,3 @@ def notes(result: ServingResult) -> list[Component]:
         html.P(" ".join(result.compared)),
         *([warnings(result.cautions)] if result.cautions else []),
     ]
-
-
-def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Article:
-    gpus, breaks = row["gpus"], row["breaks"]
-    for metric in METRICS:
-        breaks = breaks.replace(f"{metric}_", f"{metric.upper()} ")
-    if gpus:
-        below = "baseline"
-        if standard and row is not standard:
-            below = f"{_compared(gpus, standard['gpus'])} standard" if standard["gpus"] else "standard never does"
-        lines = {"90 %": f"{_ends(row, 'gpus', '{:.0f}'.format)} GPUs"} if "gpus_low" in row else {}
-        lines["replicas"] = f"{row['replicas']} of {gpus // row['replicas']} GPUs"
-        lines["limit of each"] = f"{_figure(row, 'rate_limit', _rate)} requests/s"
-        if row.get("rate_gain") and row is not standard:
-            lines["rate per GPU"] = _figure(row, "rate_gain", "{:.2f}".format)
-        lines |= {
-            "breaks first": breaks,
-            "TTFT p95": _figure(row, "ttft_p95_s", format_seconds),
-            "TPOT p95": _figure(row, "tpot_p95_s", format_seconds),
-        }
-    else:
-        below, lines = "no number of GPUs keeps it", {"broken when idle": breaks}
-    if row.get("usd_per_Mtoken"):
-        lines["$/Mtok"] = _figure(row, "usd_per_Mtoken", "{:.2f}".format)
-    return card(row["variant"], f"{gpus} GPUs" if gpus else "none", below, lines)
-
-
-def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    return write(row[name]) + (f" ({_ends(row, name, write)})" if f"{name}_low" in row else "")
-
-
-def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
-    """Return the ends of a figure's interval as text; an end that no number of GPUs satisfies is "none"."""
-    return "-".join("none" if end is None else write(end) for end in (row[f"{name}_low"], row[f"{name}_high"]))
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:.0f}"
-
-
-def _rows(result: ServingResult) -> dict[str, Mapping[str, Any]]:
-    return {row["variant"]: {**row, "gpus": row["gpus"] and int(row["gpus"])} for row in result.needs.rows}
