@@ -5,7 +5,7 @@ times, with what runs alike differ by, leaves out 1: errors that both share canc
 overlap all the same.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,12 +17,10 @@ from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.document import Notes
-from ladder_sim.display.labels import gpus_label
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
-from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
 SEEN = 1.01
-# names in a sentence; the others are counted
-_NAMED = 2
 
 
 # no slots: an interval is computed once, and only if it is read
@@ -216,39 +212,6 @@ class Versus(Answer):
         """Return the options, of some others, that are tied with one."""
         return [each for each in others if each is not option and not self.faster(option, each)]
 
-    @cached_property
-    def verdict(self) -> str:
-        """What gains most, in a few sentences, a line each."""
-        return "\n".join(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
-        standard, best, best_retrained = self.options["standard"], self.best_own, self.best_retrained
-        where = f"{self.scenario.plan} on {gpus_label(self.scenario)} under {self.scenario.stack.name}"
-        exact = _exact(self.own)
-        if self.faster(best, standard):
-            yield f"{where}: {best.name} gives {best.gain.text} without retraining{self._tied(best, exact)}."
-        else:
-            others = [each for each in exact if each is not standard and each.gain_alone >= SEEN]
-            most = f"; the most is {others[0].gain.text}, with {others[0].name}" if others else ""
-            yield f"{where}: nothing without retraining is told apart from standard{most}."
-        lossy = next((each for each in self.own if each.lossy), None)
-        if lossy and self.faster(lossy, best):
-            yield f"With other answers {lossy.name} gives {lossy.gain.text}."
-        if best_retrained:
-            tied = self._tied(best_retrained, [best, *_exact(self.retrained)])
-            quality = quality_of(best_retrained.prediction.variant)
-            unknown = ", of which no quality is known" if quality and not quality.known else ""
-            yield f"With retraining {best_retrained.name} gives {best_retrained.gain.text}{unknown}{tied}."
-        ladder, on_top = self.options.get("ladder"), self.ladder_on_top
-        if ladder and on_top:
-            added = self.ratio(on_top, best).text
-            yield f"Ladder gives {ladder.gain.text} alone, and {added} on top of {best.name}."
-        elif ladder and ladder.retrained and ladder is not best_retrained:
-            yield f"Ladder gives {ladder.gain.text}."
-
-        if self.earlier:
-            yield self.earlier_text
-
     @property
     def ladder_on_top(self) -> Option | None:
         """Ladder with the techniques of the best option without retraining; None: that has none."""
@@ -278,11 +241,6 @@ class Versus(Answer):
             f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
             "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
         )
-
-    def _tied(self, option: Option, others: Sequence[Option]) -> str:
-        names = [each.name for each in self.tied(option, others)]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return f", not told apart from {', '.join(names[:_NAMED])}{more}" if names else ""
 
     @property
     def notes(self) -> Notes:

@@ -20,7 +20,7 @@ from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport, pareto_figure
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.errors import nearest_document
 from ladder_sim.report.figures.validation import nearest_figure
-from ladder_sim.report.versus import TIED, VersusReport, bound_text
+from ladder_sim.report.versus import TIED, VersusReport, bound_text, cautions
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 from ladder_sim.specs.legal_plans import DEGREES
 from ladder_sim.specs.scenario import Scenario
@@ -107,7 +107,7 @@ def _versus_panel(state: State, allowlist: Allowlist) -> Panel:
     document, gains = report.values(), report.gains()
     left_out = [f"left out: {name}: {reason}" for name, reason in document.content["left_out"].items()]
     return Panel(
-        verdict=document.content["verdict"],
+        verdict=report.verdict,
         figure=report.figure().to_plotly_json(),
         tables=(
             Table(
@@ -119,7 +119,7 @@ def _versus_panel(state: State, allowlist: Allowlist) -> Panel:
         note=f"{TIED}; {bound_text(result)}.",
         details=tuple(Table.of(each, title=title) for title, each in report.needs().items()),
         document=document,
-        cautions=(*page_notes(result.notes).warnings, *left_out),
+        cautions=(*cautions(result), *page_notes(result.notes).warnings, *left_out),
     )
 
 

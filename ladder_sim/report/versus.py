@@ -191,9 +191,15 @@ class VersusReport(Report[Versus]):
             asked=f"{asked_text(result.scenario)}{slo}",
             table=_table((_OPTION, _WEIGHTS_OF, *(_NEEDS if load else VALUES)[1:]), rows),
             remarks=list(_remarks(result)),
-            cautions=[*_cautions(result), *result.notes_of(chosen).warnings],
+            cautions=[*cautions(result), *result.notes_of(chosen).warnings],
             more=f"{hidden} more options" if hidden > 1 else "",
         )
+
+    @property
+    def verdict(self) -> str:
+        """What gains most, why, and what else there is, a line each."""
+        more = (remark.text for remark in _remarks(self.answer) if remark.word in ("why", "instead"))
+        return "\n".join([_verdict(self.answer), *more])
 
     def details(self) -> RenderableType:
         result = self.answer
@@ -217,7 +223,7 @@ class VersusReport(Report[Versus]):
             }
         head = {
             "scenario": scenario_fields(result.scenario),
-            "verdict": result.verdict,
+            "verdict": self.verdict,
             "bound": result.bound,
             "best_standard": best.fields({name: each.gain for name, each in result.options.items()}) if best else None,
             "left_out": dict(result.left_out),
@@ -302,7 +308,8 @@ def _remarks(result: Versus) -> Iterator[Remark]:
         )
 
 
-def _cautions(result: Versus) -> Iterator[str]:
+def cautions(result: Versus) -> Iterator[str]:
+    """Yield what the best options leave open: an unknown quality, and first tokens that come early for a reason."""
     quality = result.best_retrained and quality_of(result.best_retrained.prediction.variant)
     if quality and not quality.known:
         yield quality.sentence
