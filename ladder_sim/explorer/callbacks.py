@@ -14,6 +14,7 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
+from ladder_sim.display.labels import asked_text
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer import headline, panel_parts, style
 from ladder_sim.explorer.background import VIEWS
@@ -72,7 +73,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
             answer = queries.answer(own)
             parts = {
                 "error": None,
-                "summary": headline.summary(answer),
+                "summary": asked_text(answer.scenario),
                 "cards": headline.cards(answer),
                 "quality": headline.quality(answer),
                 "memory": headline.memory_bar(answer),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import hardware_label, stack_label, validated_lines, wiring_label
+from ladder_sim.display.labels import placed_text, validated_lines, wiring_label
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import SLO_BOUNDS, State
 from ladder_sim.report.capacity import NEEDS, CapacityReport
@@ -139,7 +139,7 @@ class _Answer:
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
         self._result = ServingResult(
-            label=f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {self._asked}",
+            label=f"{placed_text(scenario)}; {self._asked}",
             doing="times of steps",
             share=0.0,
             needs=Document(content={}),
@@ -258,8 +258,9 @@ class _Answer:
 
     def _figures(self) -> dict[str, dict[str, Any]]:
         scenario = self._scenario
-        where = f"{scenario.model.name}, {scenario.plan} on {scenario.cluster.name}, {scenario.stack.name}"
-        subtitle = f"{where}, {self._asked}"
+        subtitle = (
+            f"{scenario.model.name}, {scenario.plan} on {scenario.cluster.name}, {scenario.stack.name}, {self._asked}"
+        )
         curves = self._shown_curves()
         figures = {
             "goodput": goodput_figure(subtitle, curves, self._needs),

@@ -10,7 +10,7 @@ from rich.text import Text
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Outcome
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, Notes
-from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
+from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable
@@ -108,9 +108,10 @@ class AdviceReport(Report[Advice]):
     def label(self) -> str:
         """What was searched, in a line."""
         advice, scenario = self.answer, self.answer.best.scenario
-        gpus = f"at most {_counted(advice.gpus, 'GPU')} of {scenario.cluster.name}"
-        load = workload_label(scenario, batch=len(advice.loads) == 1)
-        return f"{scenario.model.name} on {gpus}, {load}, {scenario.stack.name}"
+        where = f"at most {advice.gpus} x {scenario.cluster.gpu.name}"
+        loads = f"{advice.loads[0]} to {advice.loads[-1]}" if len(advice.loads) > 1 else ""
+        load = loads and (f"static batches of {loads}" if _static(advice) else f"{loads} in flight")
+        return asked_text(scenario, where=where, load=load)
 
     @property
     def search(self) -> str:
@@ -163,18 +164,14 @@ class AdviceReport(Report[Advice]):
         return table_of(columns, places, title=title)
 
     def _brief(self) -> Brief:
-        advice, best = self.answer, self.answer.best
-        places = self.places(_SHOWN)
-        where = f"at most {advice.gpus} x {best.scenario.cluster.gpu.name}"
-        loads = f"{advice.loads[0]} to {advice.loads[-1]}" if len(advice.loads) > 1 else ""
-        load = loads and (f"static batches of {loads}" if _static(advice) else f"{loads} in flight")
+        advice, places = self.answer, self.places(_SHOWN)
         warnings = self.notes.warnings
         # of static batches the first says that this is no advice for serving
         first = [Remark("caution", f"{warnings.pop(0)}.")] if _static(advice) else []
         hidden = len({option.plan for option in advice.options}) - len({place.option.plan for place in places})
         return Brief(
             sentence=self.verdict,
-            asked=f"{asked_text(best.scenario, where=where, load=load)}; {_counted(advice.plans, 'plan')}",
+            asked=f"{self.label}; {_counted(advice.plans, 'plan')}",
             table=self.plans(places),
             remarks=[*first, *self._remarks(places)],
             cautions=warnings,
