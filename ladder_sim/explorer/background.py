@@ -18,8 +18,7 @@ from ladder_sim.explorer.snippets import IGNORE_MEMORY, written
 from ladder_sim.explorer.state import State
 from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport, pareto_figure
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.errors import nearest_document
-from ladder_sim.report.figures.validation import nearest_figure
+from ladder_sim.report.errors import nearest_document, nearest_figure
 from ladder_sim.report.versus import TIED, VersusReport, bound_text, cautions
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 from ladder_sim.specs.legal_plans import DEGREES

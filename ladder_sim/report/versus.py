@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.analysis.contenders import change
-from ladder_sim.analysis.versus import Option, Versus
+from ladder_sim.analysis.versus import Option, Versus, change
 from ladder_sim.confidence import Interval
 from ladder_sim.confidence.runs import is_faster
 from ladder_sim.display.document import Document, Notes, scenario_fields

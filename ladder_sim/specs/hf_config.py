@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json: the file, and the shape of the decoder it describes.
 
 Field names are those of the configuration classes of Hugging Face transformers; what a model's type implies is in
-`ladder_sim.specs.hf_types`.
+`ladder_sim.specs.hf_reader`.
 """
 
 import json
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.hf_reader import ENCODERS, MAXIMA, TEXT_CONFIGS, ConfigReader
-from ladder_sim.specs.hf_types import EXPERTS, LATENT_TYPES, SIZES, TYPES
+from ladder_sim.specs.hf_reader import ENCODERS, EXPERTS, LATENT_TYPES, MAXIMA, SIZES, TEXT_CONFIGS, TYPES, ConfigReader
 from ladder_sim.specs.layers import BlockNorms, QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
