@@ -90,13 +90,7 @@ class View:
 
 def _versus_question(state: State) -> State:
     """Return the part of the state that `versus` depends on: no wiring or technique of the page, no other view."""
-    return State(
-        arguments={**state.arguments, "technique": DEFAULTS["technique"]},
-        shape=state.shape,
-        profile=state.profile,
-        ignore_memory=state.ignore_memory,
-        settings=state.settings,
-    )
+    return state.part("profile", "ignore_memory", technique=DEFAULTS["technique"])
 
 
 def _versus_panel(state: State, allowlist: Allowlist) -> Panel:
@@ -139,16 +133,8 @@ MAX_GPUS = 64
 
 def _plans_question(state: State) -> State:
     """Return the part of the state that the search for plans depends on: no plan of the page, no other views."""
-    return State(
-        arguments={**state.arguments, **{name: DEFAULTS[name] for name in DEGREES}},
-        shape=state.shape,
-        profile=state.profile,
-        settings=state.settings,
-        variants=state.variants,
-        price=state.price,
-        max_ttft=state.max_ttft,
-        max_tpot=state.max_tpot,
-    )
+    degrees = {name: DEFAULTS[name] for name in DEGREES}
+    return state.part("profile", "variants", "price", "max_ttft", "max_tpot", **degrees)
 
 
 def _trained(state: State) -> tuple[str, ...]:
@@ -222,7 +208,7 @@ _BATCHES = (
 
 def _validation_question(state: State) -> State:
     """Return the part of the state that validation depends on: the scenario."""
-    return State(arguments=state.arguments, shape=state.shape, settings=state.settings)
+    return state.part()
 
 
 def _validation_panel(state: State, allowlist: Allowlist) -> Panel:

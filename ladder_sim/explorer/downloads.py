@@ -132,12 +132,8 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     return trace
 
 
-def _panel_csv(name: str) -> Callable[[Queries, str], str]:
-    return lambda queries, query: queries.panel(name, query).document.to_csv()
-
-
-def _panel_json(name: str) -> Callable[[Queries, str], str]:
-    return lambda queries, query: queries.panel(name, query).document.to_json()
+def _panel_file(name: str, form: str) -> Callable[[Queries, str], str]:
+    return lambda queries, query: str(getattr(queries.panel(name, query).document, f"to_{form}")())
 
 
 def _csv_of(grid: Grid, how: How) -> str:
@@ -165,8 +161,7 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
-    **{f"{name}.csv": _panel_csv(name) for name in VIEWS},
-    **{f"{name}.json": _panel_json(name) for name in VIEWS},
+    **{f"{name}.{form}": _panel_file(name, form) for name in VIEWS for form in ("csv", "json")},
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": _page,

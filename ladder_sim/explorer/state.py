@@ -139,17 +139,12 @@ class State:
         """Return the state without other views and without their number of requests in flight."""
         groups = self.arguments["dp"] * self.arguments["attention_dp"]
         requests = {name: DEFAULTS[name] for name in ("batch", "arrivals")} | {"concurrency": groups}
-        return type(self)(
-            arguments={**self.arguments, **requests},
-            shape=self.shape,
-            profile=self.profile,
-            settings=self.settings,
-            variants=self.variants,
-            price=self.price,
-            rate=self.rate,
-            ttft_p95=self.ttft_p95,
-            tpot_p95=self.tpot_p95,
-        )
+        return self.part("profile", "variants", "price", "rate", "ttft_p95", "tpot_p95", **requests)
+
+    def part(self, *names: str, **arguments: Any) -> Self:
+        """Return the scenario's state, of the other fields those of `names` alone; `arguments` are changed."""
+        kept = {name: getattr(self, name) for name in ("shape", "settings", *names)}
+        return type(self)(arguments={**self.arguments, **arguments}, **kept)
 
     def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
         """Return the scenario's arguments and settings as a point of a sweep, without the fields in `left_out`."""

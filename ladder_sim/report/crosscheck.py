@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.report.console import table
+from ladder_sim.report.console import table, to_html
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, figure_html, log_axis, page, variant_colour
 from ladder_sim.units import format_bytes, format_seconds
 
@@ -93,20 +93,10 @@ _SYMBOLS = {"prefill": "circle", "decode": "diamond"}
 
 def crosscheck_page(result: Result) -> str:
     """Return the page of a cross-check; it needs no network."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in rows_of(result)
-    )
-    style = (
-        "body{font:15px/1.45 Helvetica,Arial,sans-serif;max-width:1280px;margin:2em auto;color:#262626}"
-        "table{border-collapse:collapse}td,th{padding:.15em .8em;text-align:right}"
-        "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}tr:nth-child(even){background:#f5f5f5}"
-    )
+    style = "body{font:15px/1.45 Helvetica,Arial,sans-serif;max-width:1280px;margin:2em auto;color:#262626}"
     body = (
         "<h1>Predicted and measured on one machine</h1>\n"
-        f"<p>{escape(title(result)).replace(chr(10), '<br>')}</p>\n<p><b>{escape(verdict(result))}</b></p>\n"
-        f"{figure_html(error_figure(result))}\n<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
-        f"<p>{escape(fitted_to(result))}</p>"
+        f"{figure_html(error_figure(result))}\n{to_html(crosscheck_report(result))}\n<p>{escape(fitted_to(result))}</p>"
     )
     return page("Cross-check", body, style)
 
