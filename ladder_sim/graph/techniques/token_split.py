@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase, Portion
-from ladder_sim.graph.roles import PortionOf, ResidualOp, Role
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase, Portion, PortionOf, ResidualOp, Role
 from ladder_sim.graph.shapes import Count
 from ladder_sim.graph.sizes import PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
