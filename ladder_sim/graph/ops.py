@@ -1,4 +1,4 @@
-"""Operations of one rank in one forward pass."""
+"""Operations of one rank in one forward pass, and which of the pass's kernels each is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
