@@ -20,8 +20,8 @@ from ladder_sim.validation.compare import unseen, validate
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.stack_fit.fit import fit_stack
-from ladder_sim_calibration.stack_fit.unseen import conformal
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
+from ladder_sim_calibration.stack_fit.unseen import conformal
 from tests.conftest import REPO
 from tests.support.commands import run
 
