@@ -29,7 +29,7 @@ from ladder_sim.costs.collectives.algorithms import (
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
-from ladder_sim.des.shared import Floats, Number
+from ladder_sim.des.shared import Floats, Number, maximum
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import Group
 from ladder_sim.specs.cluster import FULL_NODE, TREE_LL, TreeLatency
@@ -74,10 +74,11 @@ class AcrossNodes:
             node_wire_s,
             low_latency_s,
             nvlink=self._cluster.intra.full_nvlink,
-            known_nccl=known_nccl and self._p2p,
+            known_nccl=known_nccl,
         )
         if not self._p2p:
-            ways = self._without_p2p(kind, message, node_wire_s, fastest_way(ways).seconds)
+            direct_s = fastest_way(ways).seconds
+            ways = self._without_p2p(kind, message, node_wire_s, direct_s, known_nccl=known_nccl)
         fabric = self._fabric if kind == "all_reduce" else None
         if fabric is not None:
             log_sizes, log_ratios = self._fabric_log_ratios
@@ -147,7 +148,7 @@ class AcrossNodes:
         return np.log(sizes), np.log(fabric.curve.seconds / ideal.seconds), ideal.names
 
     def _without_p2p(
-        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats
+        self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, direct_s: Floats, *, known_nccl: bool
     ) -> dict[str, Floats]:
         """Return the seconds of each algorithm that works without peer-to-peer access.
 
@@ -156,10 +157,9 @@ class AcrossNodes:
         """
         host_s, at_floor_s = self._host_stages_s(kind, message), self._host_stages_s(kind, np.zeros_like(message))
         # in place of the chain of GPUs in each node
-        chain_s = TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
-        longer_s = np.maximum(0.0, at_floor_s - chain_s)
+        longer_s = np.maximum(0.0, at_floor_s - self._chain_s)
         none_s = np.zeros_like(message)
-        through_host = self._ways(kind, message, host_s - at_floor_s, none_s, nvlink=False)
+        through_host = self._ways(kind, message, host_s - at_floor_s, none_s, nvlink=False, known_nccl=known_nccl)
         ways = {"tree": longer_s + through_host["tree"]}
         if nvls_in_nodes(self._ranks, self._cluster.intra.switch):
             through_switch = self._ways(kind, message, node_wire_s, none_s, nvlink=False)
@@ -167,6 +167,17 @@ class AcrossNodes:
         else:
             ways["nccl-host"] = longer_s + through_host["nccl"]
         return {name: np.maximum(direct_s, seconds) for name, seconds in ways.items()}
+
+    @property
+    def _chain_s(self) -> float:
+        """Seconds of the chains of GPUs inside the nodes that the fabric's floor holds."""
+        return TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
+
+    @property
+    def network_s(self) -> Number:
+        """Seconds of a small all-reduce by a tree outside of the nodes."""
+        floor_s = _floor_s(self._nodes, self._ranks, self._hardware.inter.allreduce_floor_s)
+        return maximum(0.0, floor_s - self._chain_s)
 
     def _ports_s(self, kind: CollectiveKind, name: str, message: Floats) -> Floats:
         """Return the seconds that an algorithm keeps a GPU's ports busy at least: in the node, and in the network."""
@@ -347,7 +358,7 @@ def across_nodes_s(
     known_nccl
         Whether NCCL is of `KNOWN_NCCL`, whose rates of the low-latency protocol are its own.
     """
-    floor_s = math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * allreduce_floor_s
+    floor_s = _floor_s(nodes, ranks_per_node, allreduce_floor_s)
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
     large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
@@ -363,6 +374,11 @@ def across_nodes_s(
         ways["tree-ll128"] = low128_s + path_s + LL128_BYTES / LL_BYTES * node_low_latency_s
     ways[name] = large_s + _piped_s(message, node_wire_s, rail_s)
     return ways
+
+
+def _floor_s(nodes: int, ranks_per_node: int, allreduce_floor_s: Number) -> Number:
+    """Return the seconds of a small all-reduce by a tree, given that of two full nodes."""
+    return math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * allreduce_floor_s
 
 
 def known_tree_rate(message: Floats) -> Floats:

@@ -116,9 +116,12 @@ class Network:
 
     def memory_steps(self, kind: str, times: CollectiveTimes) -> Number:
         """Return the steps through device memory that collectives take one after another."""
-        if not self._p2p:
-            return times.seconds / HOST_ROUND_TRIP_S
-        return times.choose([memory_steps(name, kind, self._nodes, self._ranks) for name in times.algorithms])
+        if self._p2p:
+            return times.choose([memory_steps(name, kind, self._nodes, self._ranks) for name in times.algorithms])
+        # all of it but what a tree does outside of the nodes
+        outside_s = self._across_nodes.network_s if self._across_nodes else 0.0
+        inside_s = [np.maximum(0.0, times.seconds - outside_s * (name == "tree")) for name in times.algorithms]
+        return times.choose([seconds / HOST_ROUND_TRIP_S for seconds in inside_s])
 
     @property
     def _holds_norm(self) -> bool:
