@@ -106,8 +106,8 @@ class Prediction:
 
     @property
     def tpot(self) -> Interval | None:
-        """Mean time per further token, `tpot_s`: step times have one error, that of the throughput."""
-        return None if self.tpot_s is None else Interval.around(self.tpot_s, self.confidence.widths[self.variant].rate)
+        """Mean time per further token: `tpot_s`."""
+        return None if self.tpot_s is None else Interval.around(self.tpot_s, self.confidence.widths[self.variant].tpot)
 
     @property
     def speedup(self) -> Interval:

@@ -76,7 +76,7 @@ class Confidence:
     @property
     def unchecked_wirings(self) -> list[str]:
         """Variants whose wiring no measured run had."""
-        return [name for name in self._requests if not has_wiring(name)]
+        return [name for name in self._requests if not has_wiring(name, self.scenario, self.compared.runs)]
 
     @cached_property
     def validated(self) -> Mapping[str, bool]:
@@ -147,7 +147,7 @@ class Confidence:
 
     def _unchecked(self, name: str) -> list[str]:
         """Return the parts of a variant's scenario that were not compared."""
-        return not_compared(name, self.validated)
+        return not_compared(name, self.scenario, self.compared.runs, self.validated)
 
     @cached_property
     def measured_fraction(self) -> float:

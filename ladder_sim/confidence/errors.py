@@ -34,6 +34,8 @@ class Widths:
     """Half-width of the throughput's interval."""
     speedup: float
     """Half-width of the interval of the speedup over standard."""
+    tpot: float
+    """Half-width of the interval of the time per token."""
     ttft: float
     """Half-width of the interval of the time to first token."""
 
@@ -126,7 +128,7 @@ def by_op(request: Request, standard: Request) -> Widths:
     )
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
     rate = log1p(hypot(*share.values()))
-    return Widths(rate=rate, speedup=log1p(hypot(*apart)), ttft=rate)
+    return Widths(rate=rate, speedup=log1p(hypot(*apart)), tpot=rate, ttft=rate)
 
 
 def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Widths:
@@ -143,7 +145,7 @@ def by_unchecked(request: Request, standard: Request, parts: Unchecked) -> Width
     waiting = hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
     computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
     rate = log1p(hypot(kernels * (1.0 - share), collectives * share))
-    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), ttft=rate)
+    return Widths(rate=rate, speedup=log1p(hypot(waiting, computing)), tpot=rate, ttft=rate)
 
 
 def by_own_algorithms(request: Request, other: Request, parts: Collection[str] = ("stack",)) -> float:
@@ -212,7 +214,7 @@ class Basis:
         # of a stack that was not compared, all speedups have its error anyway
         gains = unchecked(["stack"] if served and validated["stack"] else [])
         return cls(
-            unchecked={name: unchecked(not_compared(name, validated)) for name in variants},
+            unchecked={name: unchecked(not_compared(name, scenario, runs, validated)) for name in variants},
             gains=gains,
             tpot=tpot,
             ttft=ttft,
@@ -242,9 +244,11 @@ class Basis:
         )
 
 
-def not_compared(variant: str, validated: Mapping[str, bool]) -> list[str]:
+def not_compared(
+    variant: str, scenario: Scenario, runs: StackFit | ServingCheck, validated: Mapping[str, bool]
+) -> list[str]:
     """Return the parts of a variant's scenario that were not compared with runs."""
-    wiring = [] if has_wiring(variant) else ["wiring"]
+    wiring = [] if has_wiring(variant, scenario, runs) else ["wiring"]
     return [part for part, checked in validated.items() if not checked and part != "wiring"] + wiring
 
 
@@ -339,10 +343,16 @@ class Errors:
             # no narrower than the ops'
             rate = hypot(maximum(rate, log1p(self.basis.tpot)), speedup)
             ttft = maximum(ttft, log1p(self.basis.ttft))
-        elif self.fitted:
-            width = self.fitted.request_width(name, of_ops.rate)
-            rate, ttft = self.fitted.scale.rate * width, self.fitted.scale.ttft * width
-        return Widths(rate=hypot(rate, added.rate), speedup=hypot(speedup, added.speedup), ttft=hypot(ttft, added.ttft))
+        tpot = rate
+        if self.fitted and not self.basis.served:
+            width, scale = self.fitted.request_width(name, of_ops.rate), self.fitted.scale
+            rate, tpot, ttft = scale.rate * width, scale.tpot * width, scale.ttft * width
+        return Widths(
+            rate=hypot(rate, added.rate),
+            speedup=hypot(speedup, added.speedup),
+            tpot=hypot(tpot, added.tpot),
+            ttft=hypot(ttft, added.ttft),
+        )
 
     def over(self, name: str, base_name: str) -> Any:
         """Return the half-width of one variant's speed over another's."""

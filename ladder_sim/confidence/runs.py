@@ -12,7 +12,7 @@ from ladder_sim.costs.hardware import Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, parse
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, NO_COMMUNICATION, parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import Plan
@@ -91,9 +91,12 @@ def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Co
     ]
 
 
-def has_wiring(variant: str) -> bool:
-    """Whether measured runs had the wiring of a variant: those of the published runs; a hybrid's layers are of two."""
-    return dataclasses.replace(parse(variant), last=0).name in DEFAULT_VARIANTS
+def has_wiring(variant: str, scenario: Scenario, runs: StackFit | ServingCheck) -> bool:
+    """Whether measured runs had the wiring of a variant, over as many nodes; a hybrid's layers are of two."""
+    name = dataclasses.replace(parse(variant), last=0).name
+    if name not in DEFAULT_VARIANTS or name in ("standard", NO_COMMUNICATION) or isinstance(runs, ServingCheck):
+        return name in DEFAULT_VARIANTS
+    return not runs.rewired_nodes or scenario.group_nodes in runs.rewired_nodes
 
 
 def parts_alike(
@@ -116,7 +119,7 @@ def parts_alike(
     return {
         # the figures of a version are in the stack
         "stack": (stack.unversioned, stack.allreduce) == (runs.stack, runs.allreduce) and not own_figures(scenario),
-        "wiring": all(map(has_wiring, variants)),
+        "wiring": all(has_wiring(name, scenario, runs) for name in variants),
         # all runs were without
         "technique": not scenario.techniques.chosen,
         "gpu": _same_gpu(cluster, measured_on) and own_tables,

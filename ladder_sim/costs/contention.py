@@ -84,7 +84,8 @@ class OverlapParameters:
         unknown = sorted(set(overlap) - _OVERLAP_NAMES)
         if unknown:
             raise ProfileError(
-                f"overlap parameter '{unknown[0]}' is unknown", hint=f"known: {', '.join(sorted(_OVERLAP_NAMES))}"
+                f"overlap parameter '{unknown[0]}' is unknown",
+                hint=f"known: {', '.join(sorted(_OVERLAP_NAMES))}; `calibrate fit` makes it again from its samples",
             )
         return cls(**overlap)
 

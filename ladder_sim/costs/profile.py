@@ -89,6 +89,8 @@ class IntervalScale:
     """Scale of intervals of throughputs."""
     speedup: Positive = 1.0
     """Scale of intervals of speedups over standard."""
+    tpot: Positive = 1.0
+    """Scale of intervals of times per token."""
     ttft: Positive = 1.0
     """Scale of intervals of times to first token."""
 
@@ -119,6 +121,8 @@ class StackFit:
     """Families of those models; empty, as the next two: the file does not say."""
     nodes: tuple[int, ...] = ()
     """Nodes that their groups spanned."""
+    rewired_nodes: tuple[int, ...] = ()
+    """The same of wirings that change communication."""
     dtypes: tuple[DType, ...] = ()
     """Their precisions."""
     sizes: Mapping[str, tuple[Positive, Positive]] = field(default_factory=dict)
@@ -133,6 +137,16 @@ class StackFit:
     """For the models and degrees of the fit, at batches that it may not have seen."""
     other_scale: IntervalScale
     """For other models and degrees."""
+    left_out: Mapping[str, Positive] = field(default_factory=dict)
+    """Mean absolute error of figures of runs that the fit has not seen, as a fraction, by the names of `IntervalScale`;
+    empty: not known."""
+    left_out_models: tuple[str, ...] = ()
+    """Catalog ids of the models in those runs."""
+
+    @property
+    def compared_models(self) -> tuple[str, ...]:
+        """Models of all runs that predictions were compared with, those that the fit has not seen first."""
+        return tuple(dict.fromkeys((*self.left_out_models, *self.models)))
 
     def scale(self, model: str, tp: int) -> IntervalScale:
         """Return the scale of intervals for a model at a tensor-parallel degree."""

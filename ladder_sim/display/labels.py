@@ -10,7 +10,7 @@ from ladder_sim.best_standard import STANDARD
 from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import Compared, own_figures
-from ladder_sim.costs.profile import NO_PROFILE, run_sizes
+from ladder_sim.costs.profile import NO_PROFILE, StackFit, run_sizes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.catalog import stack, stack_names
@@ -367,9 +367,10 @@ def _runs_label(compared: Compared) -> str:
     if isinstance(runs, ServingCheck):
         what = f"{runs.servings} servings of standard, {runs.stack} {runs.versions}"
         load = "{batch} requests in flight"
+    models = runs.models if isinstance(runs, ServingCheck) else runs.compared_models
     spans = {name: f"{low:g}" + (f"-{high:g}" if high > low else "") for name, (low, high) in runs.sizes.items()}
     sizes = f", TP {{tp}}, {load}, prompt {{prompt}} + {{gen}}".format_map(spans) if spans else ""
-    return f"{what} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"
+    return f"{what} on {cluster.gpu.name}: {', '.join(models)} in {', '.join(runs.dtypes)}{sizes}"
 
 
 def evidence_text(*confidences: Confidence, wirings: Collection[str] | None = None) -> str:
@@ -401,19 +402,25 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[
     """Return the runs that are the most like a scenario, and what of it they did not have, as `_lacked` says it."""
     scenario, (cluster, runs) = confidence.scenario, confidence.compared
     served, what, engine, errors = isinstance(runs, ServingCheck), "runs", runs.stack, ""
-    absent = _absent(confidence)
+    absent, models = _absent(confidence), runs.models
+    if isinstance(runs, StackFit) and runs.left_out:
+        models = runs.compared_models
+        figures = ((label, runs.left_out.get(name)) for name, label in _LEFT_OUT.items())
+        errors = f"; left-out error {', '.join(f'{label} {_percent(each)}' for label, each in figures if each)}"
     if isinstance(runs, ServingCheck):
         what, engine = f"{runs.servings} servings", f"{runs.stack} {runs.versions}"
         errors = f"; left-out error TPOT {_percent(runs.tpot_error)}, TTFT {_percent(runs.ttft_error)}"
         # all servings were of standard
         absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
-    asked = [("", name) for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    nodes = scenario.group_nodes
+    where = f" over {nodes} nodes" if isinstance(runs, StackFit) and nodes not in runs.rewired_nodes else ""
+    asked = [("", f"{name}{where}") for name in absent.pop("wiring", []) if wirings is None or name in wirings]
     load = "servings" if served else "static batches"
     kind = f"{load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
     unlike = [] if confidence.compared.same_kind(scenario) else [("", kind)]
     lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
-    models = ", ".join(runs.models[:_NAMED]) + (f" and {more} more" if (more := len(runs.models) - _NAMED) > 0 else "")
-    nearest = f"Nearest: {what} of {models} ({engine}, {cluster.gpu.name}){errors}."
+    named = ", ".join(models[:_NAMED]) + (f" and {more} more" if (more := len(models) - _NAMED) > 0 else "")
+    nearest = f"Nearest: {what} of {named} ({engine}, {cluster.gpu.name}){errors}."
     return nearest, dict.fromkeys([*unlike, *asked, *lacked])
 
 
@@ -429,6 +436,10 @@ def _lacked(scenario: Scenario, part: str, details: Sequence[str], *, served: bo
         return "", _links_label(scenario)
     text = ", ".join(details)
     return "" if part in ("technique", "precision") else _part_label(part, served=served), text
+
+
+# figures of static batches, by the names of `IntervalScale`
+_LEFT_OUT = {"tpot": "TPOT", "ttft": "TTFT", "speedup": "speedup"}
 
 
 def _percent(share: float) -> str:

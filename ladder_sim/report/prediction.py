@@ -36,14 +36,13 @@ _SHOWN_SHARE = 5e-4
 
 
 def tpot_of(prediction: Prediction) -> Interval | None:
-    """Return TPOT with its interval: step times have one error, that of the throughput."""
-    widths = prediction.confidence.widths[prediction.variant]
-    return None if prediction.tpot_s is None else Interval.around(prediction.tpot_s, widths.rate)
+    """Return TPOT with its interval."""
+    return prediction.tpot
 
 
 def ttft_of(prediction: Prediction) -> Interval:
     """Return TTFT with its interval."""
-    return Interval.around(prediction.ttft_s, prediction.confidence.widths[prediction.variant].ttft)
+    return prediction.ttft
 
 
 # in JSON and CSV
@@ -83,7 +82,7 @@ class _Row(NamedTuple):
             name,
             speedup,
             # step times have one error, that of the throughput
-            Interval.around(float(request.decode_s) / steps, widths.rate) if steps else None,
+            Interval.around(float(request.decode_s) / steps, widths.tpot) if steps else None,
             Interval.around(ttft_s, widths.ttft),
             Interval.around(workload.in_flight * workload.gen / request_s, widths.rate),
             request.breakdown.exposed_comm_s / request_s,
@@ -219,7 +218,18 @@ def _reason(predictions: Predictions) -> str:
     if not best.breakdown.comm_s:
         return f"{said}; {best.variant} has none. Then {limit_text(best)}."
     hides = f"{best.variant} hides {percent(best.breakdown.hidden_share, 0)} of its own"
-    return f"{said}; {hides}. Then {limit_text(best)}."
+    bound = predictions.get(NO_COMMUNICATION)
+    behind = best.request_s / bound.request_s - 1.0 if bound else 0.0
+    if not bound or percent(behind, 0) == percent(0.0, 0):
+        return f"{said}; {hides}. Then {limit_text(best)}."
+    # what takes longer than without communication, the most first
+    longer = {
+        limit: (seconds - bound.breakdown.limits_s.get(limit, 0.0)) / bound.request_s
+        for limit, seconds in best.breakdown.limits_s.items()
+    }
+    most = sorted(longer, key=lambda limit: -longer[limit])[:2]
+    causes = ", ".join(f"{kind_label(limit)} {percent(longer[limit], 0)}" for limit in most)
+    return f"{said}; {hides} and stays {percent(behind, 0)} behind none at all ({causes})."
 
 
 def limit_text(prediction: Prediction) -> str:

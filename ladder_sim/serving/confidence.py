@@ -76,7 +76,7 @@ def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[st
     if steps is None:
         return confidence.widths
     rates = {name: math.hypot(MEASURED_STEPS_WIDTH, widths.speedup) for name, widths in confidence.widths.items()}
-    return {name: replace(confidence.widths[name], rate=rate, ttft=rate) for name, rate in rates.items()}
+    return {name: replace(confidence.widths[name], rate=rate, tpot=rate, ttft=rate) for name, rate in rates.items()}
 
 
 def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str]) -> str:

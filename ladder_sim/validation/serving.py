@@ -135,7 +135,7 @@ def _compare_group(
         ServingComparison(
             serving=row,
             ttft=Quantity(measured=row.ttft_s, predicted=Interval.around(first_s, widths.ttft)),
-            tpot=Quantity(measured=row.tpot_s, predicted=Interval.around(further_s / (row.gen - 1), widths.rate))
+            tpot=Quantity(measured=row.tpot_s, predicted=Interval.around(further_s / (row.gen - 1), widths.tpot))
             if row.gen > 1
             else None,
             note=note,

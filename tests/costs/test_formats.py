@@ -218,14 +218,14 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     shape = mixed(Scenario(**SERVING))[0]["mlp.up"][0].shape
     assert hot == pytest.approx(shape.flops / (SUSTAINED_SHARE * gpu.bf16_flops))
     assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
-    # a stack that was fitted to runs does not need it
+    # whatever stack runs them
     fitted = Scenario(model="70b")
     one, other = (
         predict_one(fitted, profile=with_overheads(fitted, sustained_share=share)).ttft_s
         for share in (1.0, SUSTAINED_SHARE)
     )
-    assert other > 1.05 * one
-    assert predict_one(fitted).ttft_s == one
+    assert other > 1.02 * one
+    assert predict_one(fitted).ttft_s == other
 
 
 @pytest.mark.parametrize(

@@ -249,15 +249,16 @@ def test_flash_reads_the_live_context_and_math_the_whole_cache() -> None:
         assert (prefill.q_len, prefill.kv_len) == (1024, prefill_kv)
 
 
-def test_math_attention_moves_more() -> None:
+def test_math_attention_moves_scores_and_reads_every_head() -> None:
     flash = AttentionShape(
         kernel="flash", batch=2, q_len=1, kv_len=1536, heads=8, kv_heads=1, head_dim=128, element_bytes=2
     )
     math = dataclasses.replace(flash, kernel="math")
     cache = 2 * 2 * 1536 * 128 * 2
     assert flash.moved_bytes == cache + 2 * 2 * 8 * 128 * 2
-    # keys and values read for each of eight query heads instead of once, and four passes over the scores
-    assert math.moved_bytes - flash.moved_bytes == 7 * cache + 4 * 2 * 8 * 1536 * 2
+    # five passes over scores of 32 bits; keys and values of each of eight query heads, from the GPU's cache
+    assert math.moved_bytes - flash.moved_bytes == 5 * 2 * 8 * 1536 * 4
+    assert math.expanded_bytes == 8 * cache
     assert math.flops == flash.flops
     # a whole prompt: flash skips what the causal mask hides
     whole = dataclasses.replace(flash, q_len=1536)

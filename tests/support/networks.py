@@ -1,5 +1,7 @@
 """Collectives of scenarios, by size, and what they are drawn from."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -7,6 +9,7 @@ from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.collectives.times import CollectiveTimes
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
 LATENCY = st.floats(1e-7, 1e-3)
@@ -16,8 +19,12 @@ MESSAGE = st.floats(1, 2**34)
 SIZES = 2.0 ** np.arange(3, 35)
 
 
+# NCCL of a version that is not stated, as those of public logs
+ANY_NCCL = replace(catalog.stack("gpt-fast"), nccl="")
+
+
 def scenario(**fields: object) -> Scenario:
-    return Scenario(**{"model": "405b", **fields})
+    return Scenario(**{"model": "405b", "stack": ANY_NCCL, **fields})
 
 
 def network(profile: CalibrationProfile | None, **fields: object) -> Network:

@@ -12,9 +12,10 @@ import numpy as np
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.des.shared import Floats
+from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.validation.dataset import Measurement
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import nominal_widths, scale, unseen_runs
+from ladder_sim_calibration.stack_fit.unseen import mean_errors, nominal_widths, scale, unseen_runs
 
 STARTS = 8
 # of the starting points, in standard deviations of the priors
@@ -61,7 +62,8 @@ def fit_stack(
     dataset, protocol
         Where the runs come from, and the rule by which they were chosen; stored in the profile.
     compared
-        All runs of the data set, whose sizes are stored; by default those of the fit.
+        All runs of the data set, by default those of the fit: the profile says what they had, and those that the fit
+        has not seen say how wide intervals must be outside of it.
     starts
         Starting points of the solver.
     draws
@@ -87,13 +89,19 @@ def fit_stack(
         # every run, predicted by a fit without its TP degree and batch; the same without its TP degree
         other_batches, other_degrees = (
             unseen_runs(problem, groups, pool.map(partial(problem.solve_without, best.at, groups), set(groups)))
+            if len(set(groups)) > 1
+            else []
             for groups in (problem.groups, problem.degrees)
         )
+    others = tuple(run for run in compared if run not in runs)
+    if others:
+        other_degrees = unseen_runs(Problem(others, base), [None] * len(others), [(None, best.at)])
     figures = problem.named(best.at)
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
     shipped = base.tables_of in shipped_profiles()
     scenarios = [run.configuration.scenario() for run in runs]
-    sizes = [run_sizes(configuration.scenario()) for configuration in {run.configuration for run in compared or runs}]
+    every = [configuration.scenario() for configuration in {run.configuration for run in (*runs, *compared)}]
+    sizes = list(map(run_sizes, every))
     unscaled = StackFit(
         stack=problem.scenario.stack.name,
         allreduce=problem.scenario.stack.allreduce,
@@ -105,9 +113,18 @@ def fit_stack(
         models=tuple(sorted({scenario.model.name for scenario in scenarios})),
         tps=_degrees(runs),
         host_tps=_degrees(run for run in runs if not run.configuration.p2p),
-        families=tuple(sorted({scenario.model.family for scenario in scenarios})),
-        nodes=tuple(sorted({scenario.group_nodes for scenario in scenarios})),
-        dtypes=tuple(sorted({scenario.workload.dtype for scenario in scenarios})),
+        families=tuple(sorted({scenario.model.family for scenario in every})),
+        nodes=tuple(sorted({scenario.group_nodes for scenario in every})),
+        rewired_nodes=tuple(
+            sorted(
+                {
+                    run.configuration.scenario().group_nodes
+                    for run in (*runs, *compared)
+                    if run.variant not in ("standard", NO_COMMUNICATION)
+                }
+            )
+        ),
+        dtypes=tuple(sorted({scenario.workload.dtype for scenario in every})),
         sizes={name: (min(each[name] for each in sizes), max(each[name] for each in sizes)) for name in sizes[0]},
         cost=best.cost,
         figures={
@@ -121,9 +138,13 @@ def fit_stack(
         other_scale=IntervalScale(),
     )
     fitted = replace(base, name=name, base=base.tables_of if shipped else "", created=created, stack_fit=unscaled)
-    nominal = nominal_widths(runs, fitted)
+    nominal = nominal_widths((*runs, *others), fitted)
     scaled = replace(
-        unscaled, fitted_scale=scale(other_batches, nominal), other_scale=scale(other_degrees or other_batches, nominal)
+        unscaled,
+        fitted_scale=scale(other_batches, nominal),
+        other_scale=scale(other_degrees or other_batches, nominal),
+        left_out=mean_errors(other_degrees or other_batches),
+        left_out_models=tuple(sorted({each.run.configuration.model for each in other_degrees or other_batches})),
     )
     return FitResult(
         profile=replace(fitted, stack_fit=scaled),

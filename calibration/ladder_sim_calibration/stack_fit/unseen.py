@@ -1,8 +1,10 @@
 """Runs predicted by fits without them, and how wide intervals must be to hold them."""
 
+import math
+import statistics
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,41 +22,33 @@ class UnseenRun:
 
     run: Measurement
     """What was measured."""
-    rate_log_error: float
-    """Error of the predicted throughput, in the logarithm."""
-    ttft_log_error: float | None
-    """Error of the predicted time to first token, in the logarithm; None if it was not measured apart."""
-    speedup_log_error: float | None
-    """Error of the speedup over standard, in the logarithm; None for standard, or if standard did not run."""
+    log_errors: Mapping[str, float]
+    """Errors of its figures, in the logarithm, by the names of `IntervalScale`, as far as they were measured."""
 
 
-def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:
-    """Return every run as predicted by the fit without its group; empty if there is only one group."""
-    if len(set(groups)) == 1:
-        return ()
-    errors: dict[str, list[float | None]] = {name: [None] * len(problem.runs) for name in ("tokens_per_s", "ttft_s")}
+def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> list[UnseenRun]:
+    """Return every run as predicted by the fit without its group."""
+    runs = problem.runs
+    errors: list[dict[str, float]] = [{} for _ in runs]
     for left_out, point in without:
         predicted = problem.predicted(point[np.newaxis])
-        for name, of_runs in errors.items():
-            for row, run in enumerate(problem.runs):
-                measured = getattr(run, name)
-                if groups[row] == left_out and measured is not None:
-                    of_runs[row] = float(np.log(predicted[name][0, row] / measured))
-    rates: list[Any] = errors["tokens_per_s"]
-    standard = {
-        run.configuration: error for run, error in zip(problem.runs, rates, strict=True) if run.variant == "standard"
-    }
-    return tuple(
-        UnseenRun(
-            run=run,
-            rate_log_error=rate,
-            ttft_log_error=ttft,
-            speedup_log_error=rate - standard[run.configuration]
-            if run.variant != "standard" and run.configuration in standard
-            else None,
-        )
-        for run, rate, ttft in zip(problem.runs, rates, errors["ttft_s"], strict=True)
-    )
+        for row, run in enumerate(runs):
+            if groups[row] != left_out:
+                continue
+            for name, figure in _FIGURES.items():
+                measured = getattr(run, figure)
+                if measured is not None:
+                    errors[row][name] = float(np.log(predicted[figure][0, row] / measured))
+    standard = {run.configuration: row for row, run in enumerate(runs) if run.variant == "standard"}
+    for row, run in enumerate(runs):
+        base = standard.get(run.configuration, row)
+        if base != row:
+            errors[row]["speedup"] = errors[row]["rate"] - errors[base]["rate"]
+    return [UnseenRun(run=run, log_errors=each) for run, each in zip(runs, errors, strict=True)]
+
+
+# by name of `IntervalScale`; speedups follow from rates
+_FIGURES = {"rate": "tokens_per_s", "tpot": "tpot_s", "ttft": "ttft_s"}
 
 
 def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> dict[tuple[Configuration, str], Widths]:
@@ -65,21 +59,27 @@ def nominal_widths(runs: Sequence[Measurement], fitted: CalibrationProfile) -> d
         predictions = predict(configuration.scenario(), variants, profile=fitted, ignore_memory=True)
         for name, prediction in predictions.items():
             rate, speedup = prediction.tokens_per_s.log_width, prediction.speedup.log_width
-            widths[configuration, name] = Widths(rate=rate, speedup=speedup, ttft=rate)
+            widths[configuration, name] = Widths(rate=rate, speedup=speedup, tpot=rate, ttft=rate)
     return widths
 
 
 def scale(unseen: Sequence[UnseenRun], nominal: Mapping[tuple[Configuration, str], Widths]) -> IntervalScale:
     """Return the factor that makes intervals hold 90 % of the unseen runs (split conformal prediction)."""
-    rates, speedups, firsts = [], [], []
+    scores: dict[str, list[float]] = defaultdict(list)
     for prediction in unseen:
         widths = nominal[prediction.run.configuration, prediction.run.variant]
-        rates.append(abs(prediction.rate_log_error) / widths.rate)
-        if prediction.ttft_log_error is not None:
-            firsts.append(abs(prediction.ttft_log_error) / widths.ttft)
-        if prediction.speedup_log_error is not None:
-            speedups.append(abs(prediction.speedup_log_error) / widths.speedup)
-    return IntervalScale(rate=conformal(rates), speedup=conformal(speedups), ttft=conformal(firsts))
+        for name, error in prediction.log_errors.items():
+            scores[name].append(abs(error) / getattr(widths, name))
+    return IntervalScale(**{name: conformal(each) for name, each in scores.items()})
+
+
+def mean_errors(unseen: Sequence[UnseenRun]) -> dict[str, float]:
+    """Return the mean absolute error of each figure, as a fraction, by the names of `IntervalScale`."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for prediction in unseen:
+        for name, error in prediction.log_errors.items():
+            errors[name].append(abs(math.expm1(error)))
+    return {name: statistics.fmean(each) for name, each in errors.items()}
 
 
 def conformal(scores: Sequence[float]) -> float:
