@@ -21,7 +21,7 @@ from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement,
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.stack_fit.fit import fit_stack
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import conformal
+from ladder_sim_calibration.stack_fit.unseen import conformal, unseen_runs
 from tests.conftest import REPO
 from tests.support.commands import run
 
@@ -172,13 +172,18 @@ def test_a_fit_sees_what_a_sum_hides(base: CalibrationProfile) -> None:
 def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base: CalibrationProfile) -> None:
     """The figures shipped are where the fit to exactly these rows stops: any other row would move them."""
     stack_fit = fitted(load_profile(SHIPPED[protocol]))
-    rows = tuple(filter(PROTOCOLS[protocol].fits, read_dataset("ladder-h100").measurements))
+    data = read_dataset("ladder-h100").measurements
+    rows = tuple(filter(PROTOCOLS[protocol].fits, data))
     assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-h100", protocol, len(rows))
-    scenarios = [row.configuration.scenario() for row in rows]
+    # evidence is of all rows: those that the fit did not see say how wide intervals must be
+    scenarios = [row.configuration.scenario() for row in data]
     assert {stack_fit.allreduce} == {each.stack.allreduce for each in scenarios}
     assert set(stack_fit.families) == {each.model.family for each in scenarios}
     assert set(stack_fit.nodes) == {each.group_nodes for each in scenarios}
     assert set(stack_fit.dtypes) == {each.workload.dtype for each in scenarios}
+    unseen_models = {row.configuration.model for row in data if row not in rows}
+    assert set(stack_fit.left_out_models) == unseen_models
+    assert set(stack_fit.models) == {row.configuration.model for row in rows}
     problem = Problem(rows, base)
     assert list(stack_fit.figures) == list(problem.figures)
     at = np.array(
@@ -277,7 +282,7 @@ def test_intervals_widen_beyond_the_runs() -> None:
     assert scale.scale("llama-3.1-70b", 4) == scale.fitted_scale
     assert scale.scale("llama-3.1-70b", 8) == scale.scale("llama-3.1-8b", 4) == scale.other_scale
     scenario = Scenario(model="70b", tp=8)
-    shown = {"rate": "tokens_per_s", "speedup": "speedup", "ttft": "ttft"}
+    shown = {"rate": "tokens_per_s", "speedup": "speedup", "tpot": "tpot", "ttft": "ttft"}
     for widened in shown:
         other_scale = dataclasses.replace(scale.other_scale, **{widened: 10 * getattr(scale.other_scale, widened)})
         wide = dataclasses.replace(profile, stack_fit=dataclasses.replace(scale, other_scale=other_scale))
@@ -302,6 +307,25 @@ def test_an_unknown_figure_widens_the_intervals_that_depend_on_it() -> None:
         for one in (full, half)
     )
     assert narrow.log_width < wide.log_width
+
+
+def test_a_run_that_was_left_out_is_judged_by_the_fit_without_it(base: CalibrationProfile) -> None:
+    """By every figure that was measured; its speedup where standard ran too."""
+    runs = runs_with({}, [configuration(batch=batch) for batch in (1, 4)], base)
+    runs = [*runs[:3], *whole(runs[3:])]
+    slow = dataclasses.replace(runs[1], tokens_per_s=runs[1].tokens_per_s / 2.0)
+    problem = Problem((runs[0], slow, *runs[2:]), base)
+    point = np.zeros(len(problem.figures))
+    errors = [
+        each.log_errors for each in unseen_runs(problem, problem.groups, [(each, point) for each in {*problem.groups}])
+    ]
+    assert [set(each) for each in errors] == [
+        {"rate", "tpot", "ttft"}, *[{"rate", "tpot", "ttft", "speedup"}] * 2, {"rate"}, *[{"rate", "speedup"}] * 2
+    ]  # fmt: skip
+    assert errors[1] == pytest.approx({"rate": np.log(2), "speedup": np.log(2), "tpot": 0.0, "ttft": 0.0}, abs=1e-9)
+    assert [value for each in (errors[0], *errors[2:]) for value in each.values()] == pytest.approx(
+        [0.0] * 10, abs=1e-9
+    )
 
 
 def test_conformal_by_hand() -> None:

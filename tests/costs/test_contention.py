@@ -281,10 +281,11 @@ def test_a_collective_waits_as_long_as_its_steps_take(nodes: int, phase: Phase) 
     assert of_comm
 
 
-@pytest.mark.parametrize("batch", [1, 64])
-def test_without_peer_to_peer_access_a_collective_is_round_trips(batch: int) -> None:
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_without_peer_to_peer_access_a_collective_is_round_trips(nodes: int, phase: Phase) -> None:
     """Through host memory, whatever its size: each passes through the device memory once."""
-    ops = priced(Scenario(model="70b", batch=batch, p2p=False), "decode")
+    ops = priced(Scenario(model="405b", nodes=nodes, tp=8 * nodes, p2p=False), phase)
     waits = [use.demand.waits for op, use in ops.values() if op.stream == "comm"]
     assert waits == pytest.approx([DEFAULTS.memory_step_s / HOST_ROUND_TRIP_S] * len(waits))
     assert waits
