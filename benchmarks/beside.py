@@ -48,38 +48,61 @@ class Step(NamedTuple):
     batch: int
     collective: str
     """One of `HELD_SMS`; all but `EXCHANGE` take a fixed time."""
+    exchanges: int
+    """Steps of the all-reduce through device memory."""
     alone_s: float
     """All-reduce by itself, seconds."""
-    exchanges: int
-    """Steps through device memory."""
     layer_s: float
     """Step of ladder for each layer, seconds."""
     upper_s: float
-    """Step without all-reduces for each layer, seconds."""
+    """The same without all-reduces."""
 
 
 def steps() -> Iterator[Step]:
     """Every measured step of ladder with an all-reduce that was also timed alone."""
     fixed = rows_in("steps_fixed.csv")
-    upper_s = {
-        (row["model"], row["batch"]): float(row["step_us_per_layer"]) * 1e-6 for row in fixed if row["wiring"] == "upper"
-    }
-    for row in fixed:
-        if row["wiring"] == "ladder":
-            times = float(row["ar_us"]) * 1e-6, float(row["step_us_per_layer"]) * 1e-6
-            yield Step(row["model"], int(row["batch"]), row["collective"], times[0], 0, times[1], upper_s[row["model"],row["batch"]])
+    upper_s = {(row["model"], row["batch"]): _seconds(row["step_us_per_layer"]) for row in fixed if _is(row, "upper")}
+    for row in filter(_is_ladder, fixed):
+        yield Step(
+            model=row["model"],
+            batch=int(row["batch"]),
+            collective=row["collective"],
+            exchanges=0,
+            alone_s=_seconds(row["ar_us"]),
+            layer_s=_seconds(row["step_us_per_layer"]),
+            upper_s=upper_s[row["model"], row["batch"]],
+        )
     rows = rows_in("steps_exchange.csv")
     group = ("model", "batch", "exchanges", "wait_ns")
     alone_s = {
-        tuple(row[name] for name in group): 1e-6
-        * mean([float(row["ar_after_attention_us"]), float(row["ar_after_mlp_us"])])
+        tuple(row[name] for name in group): mean(
+            [_seconds(row["ar_after_attention_us"]), _seconds(row["ar_after_mlp_us"])]
+        )
         for row in rows
-        if row["wiring"] == "standard"
+        if _is(row, "standard")
     }
-    for row in rows:
-        if row["wiring"] == "ladder":
-            times = alone_s[tuple(row[name] for name in group)], float(row["step_us_per_layer"]) * 1e-6
-            yield Step(row["model"], int(row["batch"]), EXCHANGE, times[0], int(row["exchanges"]), times[1], float(row["upper_us_per_layer"])*1e-6)
+    for row in filter(_is_ladder, rows):
+        yield Step(
+            model=row["model"],
+            batch=int(row["batch"]),
+            collective=EXCHANGE,
+            exchanges=int(row["exchanges"]),
+            alone_s=alone_s[tuple(row[name] for name in group)],
+            layer_s=_seconds(row["step_us_per_layer"]),
+            upper_s=_seconds(row["upper_us_per_layer"]),
+        )
+
+
+def _seconds(us: str) -> float:
+    return float(us) * 1e-6
+
+
+def _is(row: Row, wiring: str) -> bool:
+    return row["wiring"] == wiring
+
+
+def _is_ladder(row: Row) -> bool:
+    return _is(row, "ladder")
 
 
 def predicted_layer_s(step: Step) -> float:

@@ -34,8 +34,9 @@ from ladder_sim.costs.contention import OverlapParameters, collective_sms, kerne
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
 from ladder_sim.graph.shapes import AttentionShape, GemmShape, Shape
+from ladder_sim.report.crosscheck import error_figure as cross_check_figure
+from ladder_sim.report.errors import error_figure
 from ladder_sim.report.figures import style
-from ladder_sim.report.figures.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.figures.prediction import timeline_figure
 from ladder_sim.report.figures.style import (
     GRID_COLOUR,
@@ -45,7 +46,6 @@ from ladder_sim.report.figures.style import (
     log_axis,
     variant_colour,
 )
-from ladder_sim.report.figures.validation import error_figure
 from ladder_sim.validation.compare import validate
 from ladder_sim.validation.dataset import read_dataset
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from benchmarks.pages import DOCS, remade, table
 from ladder_sim.serving import MeasuredSteps, Outcome, Request
-from ladder_sim.serving.replicas.pools import Pool
-from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.replicas.simulation import Pool, simulate
 
 RECORDED = DOCS.parent / "tests" / "data"
 # of one wiring under load, by what the page calls the series

@@ -9,7 +9,7 @@ from pathlib import Path
 from ladder_sim import Scenario, predict, validate
 from ladder_sim.costs.profile_file import save_profile
 from ladder_sim.errors import exit_code
-from ladder_sim_calibration.passes.measure import measure
+from ladder_sim_calibration.passes.observe import measure
 from ladder_sim_runtime.runs import bench
 
 TIMED = ["standard", "ladder"]

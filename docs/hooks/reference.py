@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ladder_sim_calibration.__main__
 import ladder_sim_runtime.commands
 from ladder_sim.cli.commands import program
-from ladder_sim.cli.knobs import knob_rows
-from ladder_sim.report.tables.settings import settings_rows
+from ladder_sim.cli.flags import knob_rows
+from ladder_sim.report.settings import settings_rows
 from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import described

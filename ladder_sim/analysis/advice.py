@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Literal
 
 from ladder_sim.answer import Answer
+from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import load_label
-from ladder_sim.display.notes import Notes
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario

@@ -18,19 +18,19 @@ from ladder_sim.answer import Answer
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
-from ladder_sim.display.notes import Notes
+from ladder_sim.display.document import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
-from ladder_sim.specs.unused import unused
+from ladder_sim.specs.scenario_warnings import unused
 from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.axes import Axis, axis, resolve, used_value, value_at
-from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import run
+from ladder_sim.sweeps.table import confidences
 
 # values of the coarse scan
 SCANNED = 65

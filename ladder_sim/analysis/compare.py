@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.answer import Answer
-from ladder_sim.display.notes import Notes
+from ladder_sim.display.document import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog

@@ -8,26 +8,24 @@ overlap all the same.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ladder_sim.analysis.adaptation import Adaptation, adaptation
-from ladder_sim.analysis.contenders import change, changes_to, wirings_for
 from ladder_sim.answer import Answer
 from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
-from ladder_sim.display.labels import gpus_label
-from ladder_sim.display.notes import Notes
+from ladder_sim.display.document import Notes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names
+from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
-from ladder_sim.quality.published import quality_of
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, family_of
-from ladder_sim.specs.unused import used_settings
+from ladder_sim.specs.scenario_warnings import used_settings
+from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Support, Technique, Techniques, family_of
 from ladder_sim.specs.values import typed
 
 if TYPE_CHECKING:
@@ -35,11 +33,73 @@ if TYPE_CHECKING:
     from ladder_sim.serving.requests.traffic import Traffic
     from ladder_sim.serving.sizing.fleet import Fleet
 
+# one of each family, and ladder in more than one form; "drop" and "hybrid-ladder" in the upper half of the layers
+WIRINGS = ("parallel", "ladder", "ladder:2", "delayed:1", "farskip", "track:4", "desync:4", "partial:50")
+_HALVED = ("drop", "hybrid-ladder")
+# kernels that engines have besides NCCL's, where the stack or --allreduce says otherwise
+ENGINES_OWN = "all-reduce auto"
+_OWN_KERNELS = Technique(
+    summary="all-reduces by an engine's own kernels where these are faster than NCCL's",
+    needs="GPUs of one node that access each other's memory",
+    support=(
+        Support("vLLM", "0.32.0, custom_all_reduce.py"),
+        Support("TensorRT-LLM", "allreducePlugin.cpp"),
+        Support("SGLang", "0.5.23, custom_all_reduce_v2.py"),
+    ),
+)
+
+
+def wirings_for(model: ModelSpec) -> tuple[list[str], dict[str, str]]:
+    """Return those that suit a model, and why others do not."""
+    names, left_out = [], {}
+    for name in (*WIRINGS, *(f"{family}:{max(1, model.layers // 2)}" for family in _HALVED)):
+        try:
+            parse(name).check(model.layers)
+        except UsageError as error:
+            left_out[name] = error.message.partition(": ")[2]
+            continue
+        if name == "farskip" and not model.experts:
+            left_out[name] = "it is ladder in a model without experts"
+        else:
+            names.append(name)
+    return names, left_out
+
+
+def changes_to(
+    base: Scenario, techniques: str | Sequence[str] | None
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield what is compared besides wirings, and the fields of the scenario that it changes: nothing first."""
+    sets = list(dict.fromkeys((NO_TECHNIQUES, *_technique_sets(techniques))))
+    yield from ((chosen.chosen, {"techniques": chosen}) for chosen in sets)
+    if techniques is None and base.stack.allreduce != "auto":
+        engine = replace(base.stack, allreduce="auto")
+        for chosen in sets:
+            if len(chosen.chosen) < 2 and not any(TECHNIQUES[family_of(name)].limit for name in chosen.chosen):
+                yield (ENGINES_OWN, *chosen.chosen), {"stack": engine, "techniques": chosen}
+
+
+def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
+    """Yield the sets of techniques asked for; by default each alone, and every two that can be combined."""
+    if given is not None:
+        yield from (Techniques.of(each) for each in ([given] if isinstance(given, str) else given))
+        return
+    for name in TECHNIQUES:
+        yield Techniques.of(name)
+    for pair in combinations((name for name, each in TECHNIQUES.items() if not each.limit), 2):
+        try:
+            yield Techniques.of(pair)
+        except UsageError:
+            continue
+
+
+def change(name: str) -> Technique:
+    """Return a change other than the wiring: a technique, or an engine's own kernels."""
+    return TECHNIQUES.get(family_of(name), _OWN_KERNELS)
+
+
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
 SEEN = 1.01
-# names in a sentence; the others are counted
-_NAMED = 2
 
 
 # no slots: an interval is computed once, and only if it is read
@@ -54,7 +114,7 @@ class Option:
     retrained: bool
     """The model's weights were trained with another wiring."""
     changes: tuple[str, ...]
-    """What is done besides the wiring: `contenders.ENGINES_OWN`, techniques."""
+    """What is done besides the wiring: `ENGINES_OWN`, techniques."""
 
     @cached_property
     def gain(self) -> Interval:
@@ -216,39 +276,6 @@ class Versus(Answer):
         """Return the options, of some others, that are tied with one."""
         return [each for each in others if each is not option and not self.faster(option, each)]
 
-    @cached_property
-    def verdict(self) -> str:
-        """What gains most, in a few sentences, a line each."""
-        return "\n".join(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
-        standard, best, best_retrained = self.options["standard"], self.best_own, self.best_retrained
-        where = f"{self.scenario.plan} on {gpus_label(self.scenario)} under {self.scenario.stack.name}"
-        exact = _exact(self.own)
-        if self.faster(best, standard):
-            yield f"{where}: {best.name} gives {best.gain.text} without retraining{self._tied(best, exact)}."
-        else:
-            others = [each for each in exact if each is not standard and each.gain_alone >= SEEN]
-            most = f"; the most is {others[0].gain.text}, with {others[0].name}" if others else ""
-            yield f"{where}: nothing without retraining is told apart from standard{most}."
-        lossy = next((each for each in self.own if each.lossy), None)
-        if lossy and self.faster(lossy, best):
-            yield f"With other answers {lossy.name} gives {lossy.gain.text}."
-        if best_retrained:
-            tied = self._tied(best_retrained, [best, *_exact(self.retrained)])
-            quality = quality_of(best_retrained.prediction.variant)
-            unknown = ", of which no quality is known" if quality and not quality.known else ""
-            yield f"With retraining {best_retrained.name} gives {best_retrained.gain.text}{unknown}{tied}."
-        ladder, on_top = self.options.get("ladder"), self.ladder_on_top
-        if ladder and on_top:
-            added = self.ratio(on_top, best).text
-            yield f"Ladder gives {ladder.gain.text} alone, and {added} on top of {best.name}."
-        elif ladder and ladder.retrained and ladder is not best_retrained:
-            yield f"Ladder gives {ladder.gain.text}."
-
-        if self.earlier:
-            yield self.earlier_text
-
     @property
     def ladder_on_top(self) -> Option | None:
         """Ladder with the techniques of the best option without retraining; None: that has none."""
@@ -278,11 +305,6 @@ class Versus(Answer):
             f"First tokens come {first.ttft_gain:.2f} times as fast with {first.name} and {bound.ttft_gain:.2f} "
             "times without communication: its tokens take longer, so that fewer prompts are in the queue at a time."
         )
-
-    def _tied(self, option: Option, others: Sequence[Option]) -> str:
-        names = [each.name for each in self.tied(option, others)]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return f", not told apart from {', '.join(names[:_NAMED])}{more}" if names else ""
 
     @property
     def notes(self) -> Notes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ladder_sim.cli.knobs import knob_rows
+from ladder_sim.cli.flags import knob_rows
 from ladder_sim.errors import UnknownNameError, UsageError, printable
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import DEFAULTS
@@ -99,8 +99,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
     from rich.text import Text
 
     from ladder_sim.report.console import table
-    from ladder_sim.report.documents.settings import settings_document
-    from ladder_sim.report.tables.settings import settings_report
+    from ladder_sim.report.settings import settings_document, settings_report
 
     scenario = Scenario(
         model=model or DEFAULTS["model"],
@@ -118,8 +117,7 @@ def _settings(model: str | None, cluster: str | None, stack: str | None) -> "tup
 def _quality(wiring: str | None) -> "tuple[Document, RenderableType]":
     """Return the published quality of models with a wiring, of every wiring by default."""
     from ladder_sim.quality.published import published, quality_of, without_figures
-    from ladder_sim.report.documents.quality import quality_document
-    from ladder_sim.report.tables.quality import quality_report
+    from ladder_sim.report.quality import quality_document, quality_report
 
     rows, unknown = published(), without_figures()
     if wiring is not None:

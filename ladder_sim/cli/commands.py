@@ -33,7 +33,7 @@ class Entry:
 
 COMMANDS: Mapping[str, Entry] = {
     "predict": Entry(
-        "predict:predict",
+        "analysis:predict",
         "Predict latency, throughput and speedup of residual wirings, for a static batch or requests in flight.",
         (_SCENARIO, _FORM),
     ),
@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, Entry] = {
         (_SCENARIO, _FORM),
     ),
     "versus": Entry(
-        "versus:versus",
+        "analysis:versus",
         "Compare what hides communication: techniques without retraining, and wirings that need it.",
         (_SCENARIO, _FORM),
     ),
@@ -107,7 +107,7 @@ COMMANDS: Mapping[str, Entry] = {
         "Show what is installed, which devices this machine has, and which commands work here or why not.",
     ),
     "trace": Entry("trace:trace", "Learn from a recorded run what ladder would give it."),
-    "calibrate": Entry("calibrate:calibrate", "Make, read and compare measured profiles."),
+    "calibrate": Entry("run:calibrate", "Make, read and compare measured profiles."),
 }
 
 

@@ -18,7 +18,7 @@ import typer
 
 from ladder_sim import __version__
 from ladder_sim.errors import LadderSimError, install_command
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema
 from ladder_sim.units import format_bytes
 
 SCHEMA = Schema()

@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> int:
         hint = f"`{command_path} --help` lists the {listed}"
         unknown = getattr(error, "option_name", "")
         if unknown and place:
-            from ladder_sim.cli.knobs import instead_of
+            from ladder_sim.cli.flags import instead_of
 
             options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
             if "--set" in options and (instead := instead_of(unknown, place.info_name)):

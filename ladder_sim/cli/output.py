@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ladder_sim.answer import Answer
-    from ladder_sim.display.notes import Notes
+    from ladder_sim.display.document import Notes
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
 PANEL = "Output"
@@ -25,7 +25,7 @@ PANEL = "Output"
 def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
     """Return the output's format: a flag, else the extension of `save`, else text."""
     if json and csv:
-        raise UsageError("--json and --csv exclude each other", hint="leave one out, or use --save for a second file")
+        raise UsageError("--json and --csv exclude each other", hint="leave one out")
     if json or csv:
         return "json" if json else "csv"
     if save is None:
@@ -99,12 +99,12 @@ class Output:
 
     @classmethod
     def of(cls, context: typer.Context, plot: str | None) -> Self:
-        """Read the flags of a command that has those of `form`, and --save, if it has that."""
-        json, csv, save = map(context.params.get, ("json", "csv", "save"))
+        """Read the flags of a command that has those of `form`."""
+        json, csv = map(context.params.get, ("json", "csv"))
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
-        form = chosen_format(json=bool(json), csv=bool(csv), save=save)
-        return cls(form=form, explain=bool(context.params.get("explain")), save=save, plot=drawn)
+        form = chosen_format(json=bool(json), csv=bool(csv), save=None)
+        return cls(form=form, explain=bool(context.params.get("explain")), plot=drawn)
 
     def give(self, answer: "Answer") -> None:
         """Draw the answer, and print or write it with its notes; each is made only when it is needed."""

@@ -1,21 +1,22 @@
-"""`ladder-sim run`: real forward passes, made by the runtime package in processes of its own.
+"""`ladder-sim run` and `calibrate`: what other packages do in processes of their own, the runtime and calibration.
 
-Resolved here: the model, the stack and their settings. All other options are those of `python -m ladder_sim_runtime`.
+Resolved here for `run`: the model, the stack and their settings. All other options are those of
+`python -m ladder_sim_runtime`.
 """
 
 import importlib.util
 import json as json_format
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.cli.flags import of_context
+from ladder_sim.cli.flags import PASSED_ON, of_context
 from ladder_sim.cli.output import PANEL, chosen_format, show, write
-from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
+from ladder_sim.errors import MissingDependencyError, MissingPackageError, UnknownNameError, UsageError, install_command
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import HF_NAMES, ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -220,3 +221,39 @@ def runtime(arguments: Sequence[str], *, capture: bool) -> str:
         # it has printed why
         raise typer.Exit(code)
     return output
+
+
+COMMANDS = {
+    "run": "Measure ops on this machine; under torchrun: `-m ladder_sim_calibration run` on every rank.",
+    "evidence": "Measure a borrowed machine in one go: ops, runs, captures, and an archive to bring home.",
+    "fit": "Make a profile of the samples that `calibrate run` took.",
+    "check": "Measure this machine, predict every wiring from it, run them all, and compare.",
+    "diff": "Compare the times of two profiles.",
+    "export": "Write a profile's measurements as CSV.",
+    "import": "Make a profile or a fabric file of a log of nccl-tests.",
+    "fit-stack": "Fit a stack's figures that microbenchmarks cannot see to a few of its end-to-end runs.",
+    "fit-steps": "Fit times of steps to the log of a running vLLM server, for `serve --steps`.",
+    "show": "Show what a profile holds, where it comes from and how well it interpolates.",
+}
+
+calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True, add_completion=False)
+
+
+def pass_on(context: typer.Context, command: str) -> None:
+    """Run ``python -m ladder_sim_calibration COMMAND`` with the context's arguments, and exit with its code."""
+    if importlib.util.find_spec("ladder_sim_calibration") is None:
+        raise MissingDependencyError("the package 'ladder_sim_calibration' is missing", hint=install_command())
+    debug = ["--debug"] if context.find_root().params["debug"] else []
+    code, _ = processes.run(["ladder_sim_calibration", *debug, command, *context.args])
+    raise typer.Exit(code)
+
+
+def _passing_on(command: str) -> Callable[[typer.Context], None]:
+    def run(context: typer.Context) -> None:
+        pass_on(context, command)
+
+    return run
+
+
+for _name, _help in COMMANDS.items():
+    calibrate.command(_name, help=_help, context_settings=PASSED_ON)(_passing_on(_name))

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.cli.output import PANEL, Output
-from ladder_sim.errors import UsageError
+from ladder_sim.cli.output import Output
 from ladder_sim.specs.arguments import ASKED, LOAD
 
 # tokens of a prompt and of an answer by default
@@ -88,7 +87,7 @@ def serve(
     from ladder_sim.serving.serve import serve as simulate
     from ladder_sim.system.files import check_folder
     from ladder_sim.system.progress import Progress
-    from ladder_sim.traces.serving import write_steps
+    from ladder_sim.traces.perfetto import write_steps
 
     asked = _asked(context)
     output = Output.of(context, asked.knobs["plot"])
@@ -114,13 +113,6 @@ def capacity(
     slo: Annotated[str, typer.Option(help=_SLO, rich_help_panel=LOAD)],
     variant: Variants = None,
     price: flags.Price = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Write to a file as it runs, .json, .csv or .txt, to go on from.", rich_help_panel=PANEL),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a search with --save was killed.", rich_help_panel=PANEL)
-    ] = False,
 ) -> None:
     """Find the fewest GPUs that meet an SLO at a rate, over plans, and the rate at which one replica breaks it."""
     from ladder_sim.serving.capacity import capacity as search
@@ -128,15 +120,11 @@ def capacity(
 
     asked = _asked(context, "dp", ranged=True)
     output = Output.of(context, asked.knobs["plot"])
-    if resume and save is None:
-        raise UsageError("--resume without --save", hint="name the file whose search was killed")
     with Progress(1, "points") as progress:
         need = search(
             **_load(context, asked),
             slo=slo,
             usd_per_gpu_hour=price,
-            path=save,
-            resume=resume,
             curves=output.plot is not None,
             watch=progress,
         )

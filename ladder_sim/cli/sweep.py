@@ -73,10 +73,10 @@ def sweep(
 ) -> None:
     """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.sweeps.confidences import sweep_notes
     from ladder_sim.sweeps.grid import Grid, check_size, check_used
     from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
+    from ladder_sim.sweeps.table import sweep_notes
 
     asked = flags.Asked.of(context, ranged=True)
     ranges = {**asked.arguments, **asked.settings}
@@ -121,7 +121,7 @@ def sweep(
     if save is not None:
         print(f"written: {save} ({grid.size:,} points, {feasible:,} feasible)", file=sys.stderr)
     if table is not None:
-        from ladder_sim.report.figures.sweep import sweep_figure
+        from ladder_sim.report.sweep import sweep_figure
 
         points = table
         if not form:

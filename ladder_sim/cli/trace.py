@@ -285,7 +285,7 @@ def export(
 
     from ladder_sim.graph.ops import Phase
     from ladder_sim.graph.variants import canonical
-    from ladder_sim.report.figures.traces import trace_figure
+    from ladder_sim.report.traces import trace_figure
     from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.iterations import choose_step

@@ -13,10 +13,10 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.roofline import roofline_s
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.simulate.request import Request
+from ladder_sim.specs.catalog import release
 from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
-from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
 

@@ -15,7 +15,7 @@ import numpy as np
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.roofline import Experts
 from ladder_sim.des.shared import Floats
-from ladder_sim.specs.imbalance import Imbalance
+from ladder_sim.specs.workload import Imbalance
 
 # the imbalance that tables of experts are measured with; others are factors to it
 MEASURED_IMBALANCE: Imbalance = get_args(Imbalance)[1]

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import Count
+from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
 from ladder_sim.specs.layers import Dense, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

@@ -30,8 +30,7 @@ from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, 
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs.workload import KvDType
-from ladder_sim.system.files import read_bytes
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, read_bytes
 
 SCHEMA = Schema()
 # a larger document is not such a file: shipped ones unpack to about 0.1 MB

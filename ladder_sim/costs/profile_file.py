@@ -34,8 +34,7 @@ from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.workload import KvDType
-from ladder_sim.system.files import read_bytes, stamp, write_file
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, read_bytes, stamp, write_file
 
 # 2: a fit to end-to-end runs is called `stack_fit`, and its scales `near` and `beyond`; 3: entries of other formats of
 # weights, and a profile of a stack may hold what differs from its GPU's

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
-from ladder_sim.graph.inputs import STATE_BYTES, operands
 from ladder_sim.graph.shapes import (
     AttentionShape,
     BmmShape,
@@ -26,10 +25,10 @@ from ladder_sim.graph.shapes import (
     SampleShape,
     Shape,
 )
+from ladder_sim.graph.sizes import STATE_BYTES, operands
 from ladder_sim.specs.cluster import GpuSpec
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, TensorCores
+from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, Imbalance, TensorCores
 
 Kind = Literal[
     "gemm",

@@ -14,7 +14,7 @@ from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind, TableOf, rooflin
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.shapes import Shape
-from ladder_sim.specs.imbalance import Imbalance
+from ladder_sim.specs.workload import Imbalance
 
 # shapes by name, as files hold them
 SHAPES = {shape.__name__: shape for shape in get_args(Shape)}

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema
 from ladder_sim.units import quoted
 
 Error = TypeVar("Error", bound=LadderSimError)

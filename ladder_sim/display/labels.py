@@ -14,9 +14,8 @@ from ladder_sim.costs.profile import NO_PROFILE, StackFit, run_sizes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.catalog import stack, stack_names
-from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import Workload
+from ladder_sim.specs.workload import USUAL, Workload
 from ladder_sim.units import decimals_of, format_count, format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
@@ -267,25 +266,10 @@ def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
     return f"{scenario.model.name}, {where}, {workload_label(scenario, batch=batch)}, {scenario.stack.name}"
 
 
-def hardware_label(scenario: Scenario) -> str:
-    """Return the degree of parallelism, GPUs and links, in words."""
-    return f"{scenario.plan} on {gpus_label(scenario)}, {_links_label(scenario)}"
-
-
-def gpus_label(scenario: Scenario) -> str:
-    """Return the nodes, and the GPUs of each, in words."""
-    return f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
-
-
 def _links_label(scenario: Scenario) -> str:
     p2p = "" if scenario.p2p else " (P2P off)"
     across = f" + {scenario.cluster.inter.fabric}" if scenario.crosses_nodes else ""
     return f"{scenario.cluster.intra.fabric}{p2p}{across}"
-
-
-def stack_label(scenario: Scenario) -> str:
-    """Return the engine, all-reduce and techniques, in words."""
-    return f"stack {_stack_text(scenario)}"
 
 
 def _stack_text(scenario: Scenario) -> str:

@@ -1,30 +1,31 @@
-"""What the server does when a control moves.
+"""What the server and the page's script (``assets/explorer.js``) do when a control moves.
 
-The page's script writes the query from the controls (`clientside`). The headline answers each query at once; the other
-views follow when the controls rest.
+The script writes the query from the controls. The server answers each query with the headline at once; the other views
+follow when the controls rest.
 """
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
+from ladder_sim.display.labels import asked_text
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import capacity_cards, headline, panel_parts, style
+from ladder_sim.explorer import headline, panel_parts, style
 from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.controls import control_id, page_words
-from ladder_sim.explorer.figures import FIGURES
-from ladder_sim.explorer.markup import markup
+from ladder_sim.explorer.controls import SCENARIO_KEYS, SLIDER_KEYS, SWITCHES, control_id, page_words
+from ladder_sim.explorer.downloads import FIGURES
+from ladder_sim.explorer.panel_parts import markup
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.explorer.scheduler import Scheduler, StaleError
 from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State as PageState
-from ladder_sim.explorer.upload import read_config
+from ladder_sim.explorer.state import read_config
 
 # views that are drawn when the controls rest
 _VIEWS = ("curve", "timeline", "map", "pareto", "tornado")
@@ -72,7 +73,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
             answer = queries.answer(own)
             parts = {
                 "error": None,
-                "summary": headline.summary(answer),
+                "summary": asked_text(answer.scenario),
                 "cards": headline.cards(answer),
                 "quality": headline.quality(answer),
                 "memory": headline.memory_bar(answer),
@@ -130,7 +131,7 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
     @app.callback(
         Output("load-progress", "children"),
         Output("load-result", "children"),
-        Output("load-cards", "children"),
+        Output("load-needs", "children"),
         Output("load-notes", "children"),
         Output("load-views", "hidden"),
         Output("goodput", "figure"),
@@ -175,10 +176,10 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
             if result is not None and result.figures:
                 figures = [style.on_page(result.figures[name], dark=dark) for name in ("goodput", "latency")]
             return (
-                None if done else capacity_cards.progress(result, ahead),
-                capacity_cards.verdict(result) if result and done else None,
-                capacity_cards.cards(result) if result else no_update,
-                capacity_cards.notes(result) if result else no_update,
+                None if done else panel_parts.progress(result, ahead),
+                result.verdict if result and done else None,
+                panel_parts.needs(result) if result else no_update,
+                panel_parts.notes(result) if result else no_update,
                 False if result and result.figures else no_update,
                 *figures,
                 True,
@@ -303,3 +304,61 @@ def _control_values(queries: Queries, query: object) -> headline.ControlValues:
 
 def _banner(error: LadderSimError) -> html.Div:
     return html.Div([html.Strong(error.message), html.Span(error.hint)], className="banner")
+
+
+TEXTS_TO_COPY = ("link", "cli", "python", "load-cli", "load-python", *(f"{name}-cli" for name in VIEWS))
+# figures that can be saved as a picture
+PICTURES = [name for name in FIGURES if name != "comparison"]
+# in the order of the script's arguments
+CONTROLS = (
+    *SLIDER_KEYS,
+    *("model", "cluster", "concurrency", "arrivals", "imbalance", "dtype", "kv_dtype", "stack", "allreduce"),
+    *("technique", "profile"),
+    *("along", "across", "up", "variant", "over", "phase"),
+    *(*SWITCHES, "variants", "settings", "layers", "every", "others"),
+    *("price", "max_ttft", "max_tpot", "ttft_p95", "tpot_p95"),
+)
+
+
+def register_script(app: Dash) -> None:
+    """Put all of them on the app."""
+
+    def call(script: str, *wires: Output | Input | State, first: bool = False) -> None:
+        """Have a function of the script answer inputs; if `first`, also when the page is loaded."""
+        function = ClientsideFunction(namespace="explorer", function_name=script)
+        app.clientside_callback(function, *wires, prevent_initial_call=not first)
+
+    def again(keys: Iterable[str]) -> list[Output]:
+        """Return the outputs for values of controls that another callback writes, too."""
+        return [Output(control_id(key), "value", allow_duplicate=True) for key in keys]
+
+    pins, shape, query = Input("pins", "data"), Input("shape", "data"), Input("query", "data")
+    written = (*(Output(control_id(key), "value") for key in CONTROLS), Output("pins", "data"), Output("shape", "data"))
+    call("spread", *written, Input("visit", "data"), State("start", "data"), State("defaults", "data"), first=True)
+    call(
+        "gather",
+        Output("query", "data"),
+        *(Input(control_id(key), "value") for key in CONTROLS),
+        pins,
+        shape,
+        first=True,
+    )
+    call("own_model", Output(control_id("model"), "empty"), shape)
+    call("settle", Output("settled", "data"), query, first=True)
+    sliders = [f"{control_id(key)}-slider" for key in SLIDER_KEYS]
+    for key, slider in zip(SLIDER_KEYS, sliders, strict=True):
+        call("slide", *again([key]), Input(slider, "value"), State(slider, "id"))
+    placeholders = (Output(control_id(key), "placeholder") for key in SLIDER_KEYS)
+    call("show", *(Output(slider, "value") for slider in sliders), *placeholders, Input("answer", "data"))
+    call("reset", *again((*SCENARIO_KEYS, "settings")), Input("reset", "n_clicks"))
+    call("serve", *again(["rate"]), Input("serve", "n_clicks"), State(control_id("rate"), "value"))
+    answers = (State(f"guide-{part}", "value") for part in ("model", "cluster", "nodes", "aim"))
+    call("guide", Output("guide-show", "title"), Input("guide-show", "n_clicks"), *answers)
+    pinned = Output("pins", "data", allow_duplicate=True)
+    clicks = Input("pin", "n_clicks"), Input("unpin", "n_clicks")
+    call("pin", pinned, *clicks, State("pins", "data"), State("query", "data"))
+    switch = Output("theme-switch", "children"), Input("theme-switch", "n_clicks")
+    call("theme", Output("theme", "data"), *switch, first=True)
+    for action, names in (("copy", TEXTS_TO_COPY), ("png", PICTURES)):
+        for button in (f"{action}-{name}" for name in names):
+            call(action, Output(button, "title"), Input(button, "n_clicks"), State(button, "id"))

@@ -1,27 +1,95 @@
-"""The panel of controls. Their ids are the names of a link's fields."""
+"""The panel of controls. Their ids are the names of a link's fields.
+
+``assets/native.js`` draws those that are the browser's own form fields: dcc's trap the keyboard, and nest controls.
+"""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from ladder_sim.display.labels import field_title
+from ladder_sim.display.labels import LEGEND, field_title
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.glossary import GLOSSARY
-from ladder_sim.explorer.native import Choices, FileField, Select
-from ladder_sim.explorer.upload import MAX_BYTES
-from ladder_sim.graph.variants import DEFAULT_VARIANTS
+from ladder_sim.explorer.state import MAX_BYTES
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import Arrivals, DType, KvDType
+from ladder_sim.specs.workload import Arrivals, DType, Imbalance, KvDType
 from ladder_sim.units import short_name
+
+
+class _Native(Component):
+    """What Dash wants to know of a form field; keyword arguments are its properties, the id of its label among them."""
+
+    _namespace = "ladder_sim_native"
+
+    def __init__(self, **properties: Any) -> None:
+        self._type = type(self).__name__
+        self._prop_names = self.available_properties = list(properties)
+        self._valid_wildcard_attributes = self.available_wildcard_properties = []
+        super().__init__(**properties)  # type: ignore[no-untyped-call]
+
+
+class Select(_Native):
+    """A list: ``options`` are values, labels with values, or labels with options of their own: a group.
+
+    ``empty`` is the text of no choice, if it is allowed.
+    """
+
+
+class Choices(_Native):
+    """Boxes or buttons in a group: ``type`` is "checkbox", with a list as ``value``, or "radio", with one."""
+
+
+class FileField(_Native):
+    """A button that a file can be dropped on; ``file`` holds the latest: name, contents as a data URL, and number."""
+
+
+# what the words on the page mean: its tooltips, and the list at its end
+GLOSSARY: Mapping[str, str] = {
+    **{family.pattern: family.sentence for family in FAMILIES.values()},
+    "hybrid-NAME:K": "Standard, with the last K layers as any of these, parameter included: hybrid-delayed:2:16.",
+    "All-reduce": "The sum over all GPUs after each block, which all of them wait for.",
+    "Tensor-parallel degree": "GPUs that share each layer; empty: all that the other degrees leave.",
+    "Pipeline stages": "Groups of GPUs that hold consecutive layers; a stage sends its result to the next.",
+    "Expert-parallel degree": "Parts into which whole experts are spread; 1: every GPU has a share of each expert.",
+    "Data-parallel attention": "Groups of GPUs with requests of their own, which share the experts and nothing else.",
+    "Replicas": "Copies of the model, which share the requests and exchange nothing.",
+    "Measured profile": "Times measured on a GPU, which the prediction is based on.",
+    "Batch": "Requests of a static batch: they start and end together. Servers batch requests as they arrive.",
+    "Requests in flight": "Kept in flight by an engine that batches continuously; empty: one static batch.",
+    "TTFT": "Time to first token: the prefill of the whole batch.",
+    "TPOT": "Time per output token after the first: the mean decode step.",
+    "tok/s": "New tokens per second of the whole batch, prefill included, with the 90 % interval.",
+    "$/Mtok": "US dollars for a million new tokens at this rate, without idle time.",
+    "90 %": (
+        "The interval that holds the true value in nine of ten cases, if the model's errors are as estimated; wider "
+        "where no end-to-end run was compared."
+    ),
+    "hidden": f"{LEGEND['hidden'].capitalize()}.",
+    "limit": "What takes the largest share of the critical path.",
+    "critical path": f"{LEGEND['critical path'].capitalize()}.",
+    "Requests per second": "That arrive at random (a Poisson process), at all replicas together.",
+    "Promise": "Bounds that 95 % of requests keep, with a queue that does not grow without end.",
+    "limit of each": "The highest rate at which one replica alone keeps the promise.",
+    "rate per GPU": "At which one replica breaks the promise, over standard's.",
+    "breaks first": "The bound that is not kept above this rate.",
+    "Goodput": "Requests per second that keep every bound.",
+    "KV cache": "Keys and values of all tokens so far, which each decode step reads.",
+    "Pareto front": "Degrees and batches that no other beats in both latency and throughput.",
+    "measured": "Interpolated within measurements of this GPU and this link.",
+    "fitted": "Between or beyond measurements of this GPU and this link, or a formula fitted to them.",
+    "transferred": "Measured on other hardware or at sizes far from this one, and carried over by formulas.",
+    "roofline": "From datasheet figures and a formula.",
+    "stack": "What the engine takes itself: waits and launches; in memory its context, communicators and workspaces.",
+}
+
 
 # fields that a curve or a map can be drawn over
 AXIS_FIELDS = (

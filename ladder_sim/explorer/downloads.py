@@ -1,22 +1,103 @@
-"""The files that the page offers, each a function of the query."""
+"""The figures and files that the page offers, each a function of the query, with the current scenario marked."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ladder_sim.display.labels import scenario_label
 from ladder_sim.errors import LadderSimError, UnknownNameError
 from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.figures.page import figure_page
+from ladder_sim.report.advise import pareto_figure
+from ladder_sim.report.compare import comparison_figure
+from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
+from ladder_sim.report.figures.style import figure_page
+from ladder_sim.report.sensitivity import tornado_figure
+from ladder_sim.report.sweep import speedup_lines, speedup_map
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import stream
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.predicted import predicted_run
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+# what draws a figure of a query
+Draw = Callable[[Queries, str], "go.Figure"]
+
+
+def _breakdown(queries: Queries, query: str) -> "go.Figure":
+    answer = queries.answer(query)
+    return breakdown_figure(answer.scenario, answer.predictions, compact=True)
+
+
+def _timeline(queries: Queries, query: str) -> "go.Figure":
+    answer = queries.answer(query)
+    return timeline_figure(answer.scenario, answer.predictions, answer.state.phase, compact=True)
+
+
+def _curve(queries: Queries, query: str) -> "go.Figure":
+    answer = queries.answer(query)
+    speedups = {name: one.request_speedup for name, one in answer.predictions.items() if name != "standard"}
+    return speedup_lines(queries.curve(query), compact=True, now=(answer.current(answer.along), speedups))
+
+
+def _map(queries: Queries, query: str) -> "go.Figure":
+    answer = queries.answer(query)
+    now = answer.current(answer.across), answer.current(answer.up)
+    return speedup_map(queries.map(query), answer.state.variant, answer.state.over, compact=True, now=now)
+
+
+def _pareto(queries: Queries, query: str) -> "go.Figure":
+    answer = queries.answer(query)
+    chosen = answer.chosen
+    now = chosen.variant, chosen.tpot_s or chosen.ttft_s, chosen.rate / answer.scenario.plan.gpus
+    return pareto_figure(queries.advice(query), scenario_label(answer.scenario), compact=True, now=now)
+
+
+def _tornado(queries: Queries, query: str) -> "go.Figure":
+    answer = queries.answer(query)
+    subtitle = scenario_label(answer.scenario)
+    return tornado_figure(queries.sensitivity(query), answer.chosen.variant, subtitle, compact=True)
+
+
+def _comparison(queries: Queries, query: str) -> "go.Figure":
+    return comparison_figure(queries.candidates(queries.state(query)), compact=True)
+
+
+def _computed(figure: Callable[[Queries, str], Mapping[str, Any]]) -> Draw:
+    """Return what draws a figure that another process has computed, as plotly writes it."""
+
+    def drawn(queries: Queries, query: str) -> "go.Figure":
+        import plotly.graph_objects as go
+
+        return go.Figure(figure(queries, query))
+
+    return drawn
+
+
+def _panel(name: str) -> Draw:
+    return _computed(lambda queries, query: queries.panel(name, query).figure)
+
+
+# by the name that links and the page use
+FIGURES: Mapping[str, Draw] = {
+    "breakdown": _breakdown,
+    "curve": _curve,
+    "timeline": _timeline,
+    "map": _map,
+    "pareto": _pareto,
+    "tornado": _tornado,
+    "comparison": _comparison,
+    "goodput": _computed(lambda queries, query: queries.serving(query).figures["goodput"]),
+    "latency": _computed(lambda queries, query: queries.serving(query).figures["latency"]),
+    **{name: _panel(name) for name in VIEWS},
+}
+
 
 _TYPES = {"csv": "text/csv", "json": "application/json", "html": "text/html"}
 
@@ -51,12 +132,8 @@ def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     return trace
 
 
-def _panel_csv(name: str) -> Callable[[Queries, str], str]:
-    return lambda queries, query: queries.panel(name, query).document.to_csv()
-
-
-def _panel_json(name: str) -> Callable[[Queries, str], str]:
-    return lambda queries, query: queries.panel(name, query).document.to_json()
+def _panel_file(name: str, form: str) -> Callable[[Queries, str], str]:
+    return lambda queries, query: str(getattr(queries.panel(name, query).document, f"to_{form}")())
 
 
 def _csv_of(grid: Grid, how: How) -> str:
@@ -84,8 +161,7 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
-    **{f"{name}.csv": _panel_csv(name) for name in VIEWS},
-    **{f"{name}.json": _panel_json(name) for name in VIEWS},
+    **{f"{name}.{form}": _panel_file(name, form) for name in VIEWS for form in ("csv", "json")},
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": _page,

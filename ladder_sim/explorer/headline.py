@@ -13,17 +13,13 @@ from ladder_sim.display.document import scenario_fields
 from ladder_sim.display.labels import (
     field_text,
     field_title,
-    hardware_label,
     interval_text,
     kind_label,
     next_to_label,
-    stack_label,
     validated_lines,
-    workload_label,
 )
-from ladder_sim.explorer.controls import RATE, SLIDERS, extra, page_words
-from ladder_sim.explorer.glossary import GLOSSARY
-from ladder_sim.explorer.panel import page_notes
+from ladder_sim.explorer.background import page_notes
+from ladder_sim.explorer.controls import GLOSSARY, RATE, SLIDERS, extra, page_words
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import Prediction
@@ -46,13 +42,6 @@ _SOURCES = {
 USUAL_RATE = 10.0
 # by slider: its value, and the same as the reader would type it
 ControlValues = dict[str, dict[str, float | str]]
-
-
-def summary(answer: Answer) -> str:
-    """Return a line on what was simulated."""
-    scenario = answer.scenario
-    labels = hardware_label(scenario), workload_label(scenario), stack_label(scenario)
-    return f"{scenario.model.name}, {'; '.join(labels)}"
 
 
 def cards(answer: Answer) -> list[html.Article]:

@@ -1,6 +1,7 @@
 """The page: a panel of controls, and the views."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
@@ -11,24 +12,96 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.controls import (
     AMOUNTS,
+    GLOSSARY,
     RATE,
     SLIDERS,
     SWITCHES,
+    Choices,
+    Select,
     axis_choice,
     control_id,
     controls,
     extra,
     labelled,
+    models,
     slider_row,
     text_row,
 )
-from ladder_sim.explorer.glossary import GLOSSARY
-from ladder_sim.explorer.guide import AIMS, guide
-from ladder_sim.explorer.native import Choices, Select
+from ladder_sim.explorer.headline import USUAL_RATE
 from ladder_sim.explorer.state import PHASES, SLO_BOUNDS, State
 from ladder_sim.explorer.style import EMPTY
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
+
+# an engine that is neither idle nor full
+_SERVED = {"concurrency": "64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """Something to know."""
+
+    text: str
+    """As the reader would ask."""
+    fields: Mapping[str, str]
+    """Arguments of the link, besides model and GPUs."""
+    place: str
+    """Element with the answer."""
+
+
+AIMS = (
+    Aim(text="What does Ladder gain while many requests are served?", fields=_SERVED, place="cards"),
+    Aim(text="What does Ladder gain for one request alone?", fields={}, place="cards"),
+    Aim(text="What gains most, with and without training a model?", fields=_SERVED, place="versus-view"),
+    Aim(text="Over how many GPUs, and how, should the model be spread?", fields=_SERVED, place="plans-view"),
+    Aim(text="How many GPUs does my traffic need?", fields={**_SERVED, "rate": f"{USUAL_RATE:g}"}, place="load"),
+    Aim(text="How well are setups like mine predicted?", fields=_SERVED, place="validation-view"),
+)
+
+
+def guide(allowlist: Allowlist) -> html.Details:
+    """Return the questions to start with; the list is open on a page without a link."""
+    nodes = dcc.Input(id="guide-nodes", type="number", min=1, step=1, value=DEFAULTS["nodes"])
+    return html.Details(
+        [
+            html.Summary("Where to start: three questions"),
+            html.Div(
+                [
+                    _step(
+                        "1. What do you run?",
+                        html.Label("Model to start with", htmlFor="guide-model", className="hidden"),
+                        Select(id="guide-model", options=models(allowlist), value=DEFAULTS["model"]),
+                        html.P("Any other decoder: drop its config.json on the controls.", className="note"),
+                    ),
+                    _step(
+                        "2. On what?",
+                        html.Label("GPUs to start with", htmlFor="guide-cluster", className="hidden"),
+                        Select(id="guide-cluster", options=list(allowlist.clusters), value=DEFAULTS["cluster"]),
+                        html.Div([html.Label("Nodes to start with", htmlFor="guide-nodes"), nodes], className="row"),
+                    ),
+                    _step(
+                        "3. What do you want to know?",
+                        Choices(
+                            id="guide-aim",
+                            type="radio",
+                            title="What do you want to know?",
+                            options=[{"label": aim.text, "value": str(number)} for number, aim in enumerate(AIMS)],
+                            value="0",
+                        ),
+                    ),
+                ],
+                className="steps",
+            ),
+            html.Button("Show the answer", id="guide-show", className="strong"),
+        ],
+        id="guide",
+        className="panel",
+    )
+
+
+def _step(title: str, *parts: Component) -> html.Div:
+    return html.Div([html.H2(title), *parts], className="step")
+
 
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _LATENCY = "Busiest link's all-reduce floor"
@@ -248,7 +321,7 @@ def _serving() -> html.Section:
         html.Div([slider_row(RATE), *promised, html.Button("Simulate", id="serve")], className="load"),
         html.Div(id="load-progress"),
         html.P(id="load-result", role="status"),
-        html.Div(id="load-cards", className="cards"),
+        html.Div(id="load-needs", className="tables"),
         html.Div(id="load-notes"),
         snippets,
         links=[_download("serving.csv", "CSV", title), _download("serving.json", "JSON", title)],

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.display.labels import field_title, scenario_label, validated_lines
-from ladder_sim.explorer import quantities
+from ladder_sim.explorer import queries
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.panel import Panel
+from ladder_sim.explorer.background import VIEWS, Panel
 from ladder_sim.explorer.queries import Answer
 from ladder_sim.explorer.serving import ServingResult
 from ladder_sim.explorer.snippets import command_line
@@ -87,19 +86,17 @@ def standalone_page(
 def _serving(served: ServingResult) -> str:
     """Return a panel on what requests under load need."""
     # imported here: dash is not needed to write a page
-    from ladder_sim.explorer.capacity_cards import cards, notes, verdict
-    from ladder_sim.explorer.markup import markup
+    from ladder_sim.explorer.panel_parts import markup, needs, notes
 
     head = "<div class='head'><h2>Serving under load, as it was</h2></div>"
-    needs = f"<p id='load-result'>{markup(verdict(served))}</p><div class='cards'>{markup(cards(served))}</div>"
-    return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(served))}</div></section>"
+    said = f"<p id='load-result'>{markup(served.verdict)}</p><div class='tables'>{markup(needs(served))}</div>"
+    return f"<section class='panel' id='load'>{head}{said}<div id='load-notes'>{markup(notes(served))}</div></section>"
 
 
 def _panel(name: str, panel: Panel) -> str:
     """Return a panel of a view from another process; the script draws its figure."""
     # imported here: as above
-    from ladder_sim.explorer.markup import markup
-    from ladder_sim.explorer.panel_parts import details, tables
+    from ladder_sim.explorer.panel_parts import details, markup, tables
 
     title = html.escape(VIEWS[name].title)
     figure = f"<div class='graph {name}' id='{name}' role='img' aria-label='{title}'></div>"
@@ -113,14 +110,14 @@ def _panel(name: str, panel: Panel) -> str:
 
 def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
     """Return the grid and its predictions; batches outermost, then the sliders in order."""
-    link = quantities.busiest_link(answer.scenario)
+    link = queries.busiest_link(answer.scenario)
     counts = {
         f"{link}.bandwidth_Bps": BANDWIDTH_VALUES,
         f"{link}.allreduce_floor_s": LATENCY_VALUES,
         "gpu.hbm_bandwidth_Bps": MEMORY_VALUES,
     }
     axes = {
-        name: quantities.values(answer.scenario, name, answer.profile, count)
+        name: queries.scanned(answer.scenario, name, answer.profile, count)
         for name, count in counts.items()
         if answer.current(name) > 0.0
     }

@@ -1,14 +1,16 @@
-"""A panel that another process has computed, as parts of the page."""
+"""What other processes have computed as parts of the page: panels, and what requests under load need."""
 
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
 
+from ladder_sim.explorer.background import Panel, Table
 from ladder_sim.explorer.controls import extra
 from ladder_sim.explorer.headline import warnings
-from ladder_sim.explorer.panel import Panel, Table
+from ladder_sim.explorer.serving import ServingResult
 
 # the address of the page's scenario with other arguments, where there is one
 Link = Callable[[Mapping[str, Any]], str] | None
@@ -46,3 +48,56 @@ def _table(table: Table, link: Link) -> html.Div:
 
 def _name(text: str, address: str) -> str | html.A:
     return html.A(text, href=address) if address else text
+
+
+_NAMES = {"className": "class", "htmlFor": "for", "tabIndex": "tabindex"}
+
+
+def markup(component: object) -> str:
+    """Return the HTML of a component, a text, or a list of both; text in it stays text.
+
+    Examples
+    --------
+    >>> from dash import html
+    >>> markup([html.P("a < b", className="note"), html.Span(style={"width": "5%", "color": "red"})])
+    '<p class="note">a &lt; b</p><span style="width: 5%; color: red"></span>'
+    """
+    if isinstance(component, list | tuple):
+        return "".join(map(markup, component))
+    if not isinstance(component, Component):
+        return "" if component is None else escape(str(component))
+    plain = component.to_plotly_json()
+    attributes = dict(plain["props"])
+    inner = markup(attributes.pop("children", None))
+    tag = plain["type"].lower()
+    written = "".join(f' {_NAMES.get(name, name)}="{escape(_text(value))}"' for name, value in attributes.items())
+    return f"<{tag}{written}>{inner}</{tag}>"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {part}" for name, part in value.items())
+    return str(value)
+
+
+def progress(result: ServingResult | None, ahead: int) -> list[Component | str]:
+    """Return how far the simulation is; `ahead` are questions of other pages that come first."""
+    doing = result.doing if result else "starting"
+    if ahead:
+        doing = f"waits for {ahead} other question{'s' * (ahead > 1)}"
+    share = f"{result.share:.3f}" if result else "0"
+    return [html.Progress(value=share, max="1", **extra("aria-label", "Simulation of requests")), doing]
+
+
+def needs(result: ServingResult) -> html.Div | None:
+    """Return a table of what each variant needs that was simulated; None as long as there is none."""
+    return _table(Table.of(result.table), None) if result.table else None
+
+
+def notes(result: ServingResult) -> list[Component]:
+    """Return what was simulated, the runs it was compared with, and warnings on the times."""
+    return [
+        html.P(result.label, className="summary"),
+        html.P(" ".join(result.compared)),
+        *([warnings(result.cautions)] if result.cautions else []),
+    ]

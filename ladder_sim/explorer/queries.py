@@ -4,24 +4,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
+import numpy as np
+
 from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.compare import Candidate, Comparison
 from ladder_sim.analysis.sensitivity import Sensitivities, sensitivity
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile
-from ladder_sim.display.notes import Notes
+from ladder_sim.display.document import Notes
+from ladder_sim.display.labels import field_title
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer import background, quantities
+from ladder_sim.explorer import background
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.panel import Panel
+from ladder_sim.explorer.background import VIEWS, Panel
 from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.state import State
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import Prediction, Predictions, predict, resolve_profile
 from ladder_sim.specs.arguments import keywords_of
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.unused import used_settings
+from ladder_sim.specs.scenario_warnings import used_settings
+from ladder_sim.sweeps.axes import used_value, value_at
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -29,6 +32,54 @@ from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.validation.compare import Comparison as ComparedRun
 from ladder_sim.validation.compare import ErrorStats, error_stats, unseen, validate
+
+# a figure goes from the scenario's value divided by this to that multiplied by it
+REACH = 16.0
+CURVE_VALUES, MAP_VALUES = 41, 40
+# first and last of whole numbers that double
+_DOUBLED = {
+    "nodes": (1, 16),
+    "batch": (1, 256),
+    "concurrency": (1, 512),
+    "prompt": (128, 32_768),
+    "gen": (16, 4096),
+}
+
+
+def busiest_link(scenario: Scenario) -> str:
+    """Return the tier that the all-reduce waits for: "inter" if there are several nodes, else "intra"."""
+    return "inter" if scenario.crosses_nodes else "intra"
+
+
+def value_of(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
+    """Return a field's value; raise UsageError if it is not given."""
+    value = used_value(scenario, name, profile)
+    if value is None:
+        raise UsageError(f"{field_title(name)} is empty here", hint="enter a number first, or choose another field")
+    return float(value)
+
+
+def scanned(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
+    """Return the values of a field to scan, ascending; raise UsageError if the field is 0: 0 has no multiples."""
+    if name == "tp":
+        return list(scenario.tp_degrees())
+    if name in _DOUBLED:
+        low, high = _DOUBLED[name]
+        here = int(value_of(scenario, name, profile))
+        doubled = [low]
+        # beyond the scenario's own value
+        while doubled[-1] < max(high, here):
+            doubled.append(doubled[-1] * 2)
+        return doubled
+    middle = value_of(scenario, name, profile)
+    if middle <= 0.0:
+        raise UsageError(f"{field_title(name)} is 0 here", hint="choose another field, or set it to a number above 0")
+    if isinstance(value_at(scenario, name), int):
+        spread = np.geomspace(max(middle / REACH, 1.0), middle * REACH, 9)
+        return [int(value) for value in np.unique(np.round(spread))]
+    reals: list[float] = np.geomspace(middle / REACH, middle * REACH, count).tolist()
+    return reals
+
 
 # results of each kind that are kept
 KEPT = 256
@@ -50,7 +101,7 @@ class Setup:
     @property
     def along(self) -> str:
         """Field of the curve."""
-        return self.state.along or f"{quantities.busiest_link(self.scenario)}.allreduce_floor_s"
+        return self.state.along or f"{busiest_link(self.scenario)}.allreduce_floor_s"
 
     @property
     def across(self) -> str:
@@ -60,11 +111,11 @@ class Setup:
     @property
     def up(self) -> str:
         """Field of the map, upwards."""
-        return self.state.up or f"{quantities.busiest_link(self.scenario)}.allreduce_floor_s"
+        return self.state.up or f"{busiest_link(self.scenario)}.allreduce_floor_s"
 
     def current(self, name: str) -> float:
         """Return a field's value in this scenario; raise UsageError if it is not given."""
-        return quantities.current(self.scenario, name, self.profile)
+        return value_of(self.scenario, name, self.profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +228,7 @@ class Queries:
     def curve_grid(self, query: str) -> tuple[Grid, How]:
         """Return the grid of the curve, and what all its points share."""
         answer = self.answer(query)
-        values = quantities.values(answer.scenario, answer.along, answer.profile, quantities.CURVE_VALUES)
+        values = scanned(answer.scenario, answer.along, answer.profile, CURVE_VALUES)
         return self._grid(answer, tuple(answer.predictions), {answer.along: values})
 
     def map_grid(self, query: str) -> tuple[Grid, How]:
@@ -186,10 +237,7 @@ class Queries:
         across = answer.across
         if across == answer.up:
             raise UsageError("both axes of the map are the same", hint="choose another field for one of them")
-        axes = {
-            name: quantities.values(answer.scenario, name, answer.profile, quantities.MAP_VALUES)
-            for name in (answer.up, across)
-        }
+        axes = {name: scanned(answer.scenario, name, answer.profile, MAP_VALUES) for name in (answer.up, across)}
         if min(map(len, axes.values())) < 2:
             raise UsageError("one axis of the map has one value", hint="choose another field, or more GPUs")
         return self._grid(answer, tuple(dict.fromkeys((answer.state.variant, answer.state.over))), axes)

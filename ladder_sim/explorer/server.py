@@ -12,7 +12,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer import callbacks, clientside
+from ladder_sim.explorer import callbacks
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.downloads import download
 from ladder_sim.explorer.layout import layout
@@ -63,7 +63,7 @@ def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | No
     )
     queries = Queries(allowlist)
     app.layout = lambda: layout(allowlist, start)
-    clientside.register(app)
+    callbacks.register_script(app)
     callbacks.register(app, queries)
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES

@@ -11,10 +11,14 @@ from typing import Any
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
-from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
+from ladder_sim.display.labels import placed_text, validated_lines, wiring_label
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import SLO_BOUNDS, State
-from ladder_sim.report.figures.rates import goodput_figure, latency_figure
+from ladder_sim.report.capacity import NEEDS, CapacityReport
+from ladder_sim.report.columns import Column, table_of
+from ladder_sim.report.console import WholeTable
+from ladder_sim.report.figures.serve import goodput_figure, latency_figure
+from ladder_sim.report.requests import bound_label
 from ladder_sim.serving import SLO, Capacity, Fleet, Lengths, Need, Outcome, Request, Service, Traffic
 from ladder_sim.serving.engine.replica import SimulatedReplica
 from ladder_sim.serving.sizing.best_plan import Best
@@ -49,6 +53,10 @@ class ServingResult:
     """What one replica of each variant does at each rate."""
     figures: Mapping[str, dict[str, Any]]
     """Figures by name, as plotly writes them."""
+    verdict: str = ""
+    """The GPUs that the load needs, in a sentence; empty as long as intervals are not known."""
+    table: WholeTable | None = None
+    """What each variant needs, as text."""
     compared: tuple[str, ...] = ()
     """What was compared with runs."""
     cautions: tuple[str, ...] = ()
@@ -131,7 +139,7 @@ class _Answer:
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
         self._result = ServingResult(
-            label=f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {self._asked}",
+            label=f"{placed_text(scenario)}; {self._asked}",
             doing="times of steps",
             share=0.0,
             needs=Document(content={}),
@@ -146,7 +154,7 @@ class _Answer:
         for group in (self._variants[:2], self._variants[2:]):
             for name in group:
                 self._needs[name] = self._searches[name].need()
-                self._put(needs=self._document())
+                self._put(needs=self._document(), table=self._found())
             for name, need in self._needs.items():
                 if need.rate_limit:
                     self._point(name, need.rate_limit)
@@ -161,11 +169,23 @@ class _Answer:
             self._fleets[name] = with_intervals(best, first)
             self._times[name] = bounded_times(self._fleets[name], self._searches[name])
             self._put(needs=self._document())
+        report = CapacityReport(self._sure())
         confidences = [each.confidence for each in self._fleets.values() if each.confidence]
         compared = validated_lines(*confidences) if confidences else []
-        sure = self._sure()
-        cautions = (*sure.cautions, *filter(None, [sure.interval_note]))
-        self._put(compared=tuple(compared), cautions=cautions, doing="", share=1.0)
+        cautions = (*report.answer.cautions, *filter(None, [report.answer.interval_note]))
+        known = {"verdict": report.brief.sentence, "table": report.table()}
+        self._put(compared=tuple(compared), cautions=cautions, doing="", share=1.0, **known)
+
+    def _found(self) -> WholeTable:
+        """Return a table of the needs that are known, without intervals."""
+        needs = [self._needs[name] for name in self._shown if name in self._needs]
+        columns: list[Column[Need]] = [
+            Column("", lambda need: wiring_label(need.variant), "variant"),
+            Column("", lambda need: need.gpus or "none", "GPUs"),
+            Column("", lambda need: need.rate_limit, "req/s each"),
+            Column("", lambda need: ", ".join(map(bound_label, need.breaks)), "limit"),
+        ]
+        return table_of(columns, needs, title=NEEDS)
 
     def _sure(self) -> Capacity:
         """Return the variants with intervals so far, in the order of the page."""
@@ -238,8 +258,9 @@ class _Answer:
 
     def _figures(self) -> dict[str, dict[str, Any]]:
         scenario = self._scenario
-        where = f"{scenario.model.name}, {scenario.plan} on {scenario.cluster.name}, {scenario.stack.name}"
-        subtitle = f"{where}, {self._asked}"
+        subtitle = (
+            f"{scenario.model.name}, {scenario.plan} on {scenario.cluster.name}, {scenario.stack.name}, {self._asked}"
+        )
         curves = self._shown_curves()
         figures = {
             "goodput": goodput_figure(subtitle, curves, self._needs),

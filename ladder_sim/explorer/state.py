@@ -1,5 +1,7 @@
-"""Everything that a page shows, as a link: read, checked and written."""
+"""Everything that a page shows, as a link: read, checked and written; and a config.json that was dropped on it."""
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,12 +18,11 @@ from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.engine_options import EngineOption
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import choice, field_kinds
-from ladder_sim.specs.workload import KvDType
+from ladder_sim.specs.workload import Imbalance, KvDType
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
@@ -138,17 +139,12 @@ class State:
         """Return the state without other views and without their number of requests in flight."""
         groups = self.arguments["dp"] * self.arguments["attention_dp"]
         requests = {name: DEFAULTS[name] for name in ("batch", "arrivals")} | {"concurrency": groups}
-        return type(self)(
-            arguments={**self.arguments, **requests},
-            shape=self.shape,
-            profile=self.profile,
-            settings=self.settings,
-            variants=self.variants,
-            price=self.price,
-            rate=self.rate,
-            ttft_p95=self.ttft_p95,
-            tpot_p95=self.tpot_p95,
-        )
+        return self.part("profile", "variants", "price", "rate", "ttft_p95", "tpot_p95", **requests)
+
+    def part(self, *names: str, **arguments: Any) -> Self:
+        """Return the scenario's state, of the other fields those of `names` alone; `arguments` are changed."""
+        kept = {name: getattr(self, name) for name in ("shape", "settings", *names)}
+        return type(self)(arguments={**self.arguments, **arguments}, **kept)
 
     def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
         """Return the scenario's arguments and settings as a point of a sweep, without the fields in `left_out`."""
@@ -373,3 +369,60 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "ttft_p95": _duration,
     "tpot_p95": _duration,
 }
+
+
+# a config.json is a few kilobytes
+MAX_BYTES = 1_000_000
+# origins that say nothing about the model: pasted text, and the name that every such file has
+_PASTED = "pasted"
+_UNNAMED = (_PASTED, "config")
+
+
+def read_config(file: object, pasted: object) -> tuple[str, str]:
+    """Return the model's name, and its shape as a link holds it.
+
+    Parameters
+    ----------
+    file
+        Name and contents, a data URL, of an uploaded file; any JSON, because a browser sent it.
+    pasted
+        Text instead of a file; None: a file was uploaded.
+
+    Raises
+    ------
+    UsageError
+        It is too large, not a JSON object, or not a dense decoder.
+    """
+    if pasted is not None:
+        return _named_shape(_PASTED, _check_length(pasted, MAX_BYTES))
+    name, contents = (file.get("name"), file.get("contents")) if isinstance(file, dict) else (None, None)
+    if not isinstance(contents, str) or not isinstance(name, str):
+        raise UsageError("no file was uploaded", hint="drop a config.json, or paste its text")
+    _, _, encoded = _check_length(contents, 2 * MAX_BYTES).partition(",")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
+    except (binascii.Error, UnicodeDecodeError):
+        raise UsageError("the file is not text", hint="give the model's config.json, not its weights") from None
+    return _named_shape(name.removesuffix(".json"), _check_length(text, MAX_BYTES))
+
+
+def _check_length(text: object, maximum: int) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError("the text is empty", hint="paste the model's config.json")
+    if len(text) > maximum:
+        raise UsageError(f"the file is larger than {MAX_BYTES} bytes", hint="a config.json has a few kilobytes")
+    return text
+
+
+def _named_shape(origin: str, text: str) -> tuple[str, str]:
+    """Return a model's name and shape; the name comes from the file, else from the config in it."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UsageError(f"not valid JSON: {reason}", hint="give the whole config.json") from None
+    if not isinstance(config, dict):
+        raise UsageError("a config.json must be a JSON object", hint='it starts with "{"')
+    own = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    name = model_name(own if own and origin in _UNNAMED else origin)
+    return name, model_text(ModelSpec.from_hf(config, name=name, source="config.json"))

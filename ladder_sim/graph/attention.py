@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MlaShape
+from ladder_sim.graph.sizes import STATE_BYTES
 from ladder_sim.specs.layers import Gqa, Mla
 from ladder_sim.specs.workload import Format
 

@@ -10,10 +10,10 @@ combine may overlap the next block.
 
 from typing import Literal
 
-from ladder_sim.graph.inputs import STATE_BYTES, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import CollectiveShape, MoeShape
+from ladder_sim.graph.sizes import STATE_BYTES, operands
 from ladder_sim.specs.layers import Dense, Moe
 from ladder_sim.specs.workload import FORMATS
 

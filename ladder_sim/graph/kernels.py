@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ladder_sim.graph.inputs import STATE_BYTES, RankPass, operands
 from ladder_sim.graph.ops import CollectiveKind, Op, OpKind
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, Group, Shape
+from ladder_sim.graph.sizes import STATE_BYTES, RankPass, operands
 from ladder_sim.specs.workload import Format
 
 # position of what a block starts from

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.kernels import NORM, BlockStructure
-from ladder_sim.graph.ops import OpKind
-from ladder_sim.graph.roles import BlockKey, InChunks, PortionOf, ResidualOp, Role
+from ladder_sim.graph.ops import BlockKey, InChunks, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.graph.variants import Part
 from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
 from ladder_sim.specs.layers import BlockNorms

@@ -11,13 +11,11 @@ from typing import cast
 
 from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
-from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
-from ladder_sim.graph.ops import WHOLE, Op, OpKind, Phase, Portion
-from ladder_sim.graph.roles import BlockKey, InChunks, PortionOf, ResidualOp, Role
+from ladder_sim.graph.ops import WHOLE, BlockKey, InChunks, Op, OpKind, Phase, Portion, PortionOf, ResidualOp, Role
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
-from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.sizes import STATE_BYTES, PassInputs, RankPass, Sizes, model_blocks, operands
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.scenario import Scenario

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import Sampling
+from ladder_sim.specs.workload import Imbalance
 
 # of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.sizes`); their fields are typed as
 # the numbers that they are everywhere else

@@ -2,31 +2,34 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Outcome
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
-from ladder_sim.display.labels import asked_text, evidence_text, interval_text, workload_label
-from ladder_sim.display.notes import Notes
+from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.labels import asked_text, evidence_text, interval_text
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
-from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.figures.analysis import pareto_figure
+from ladder_sim.report.console import WholeTable
+from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
 from ladder_sim.report.prediction import limit_text, tpot_of, ttft_of
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes, format_seconds
 
-# rows of the default answer; plans and dominating options behind it
-_SHOWN, PLANS_SHOWN, _DOMINATORS_SHOWN = 4, 8, 4
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+# rows of the default answer, and plans behind it
+_SHOWN, PLANS_SHOWN = 4, 8
 # of two figures: a smaller difference rounds to 0 %; one that is worth a remark
 _SAME, _WORTH = 0.005, 1.05
+# ratio of two figures of a Pareto front, from which both options are named
+_FAR = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +78,7 @@ VALUES: Sequence[Column[Row]] = (
     Column("tokens_per_s_high", lambda row: row.rate and row.rate.high, null=True),
     Column("tokens_per_s_per_gpu", _figure(lambda option: option.tokens_per_gpu), "per GPU", null=True),
     _PRICE,
-    Column("outcome", lambda row: row.outcome, kind=Outcome | Literal["memory", "infeasible"]),
+    Column("outcome", lambda row: row.outcome, "outcome", kind=Outcome | Literal["memory", "infeasible"]),
     Column("reason", lambda row: row.reason, kind=str),
 )
 
@@ -105,9 +108,10 @@ class AdviceReport(Report[Advice]):
     def label(self) -> str:
         """What was searched, in a line."""
         advice, scenario = self.answer, self.answer.best.scenario
-        gpus = f"at most {_counted(advice.gpus, 'GPU')} of {scenario.cluster.name}"
-        load = workload_label(scenario, batch=len(advice.loads) == 1)
-        return f"{scenario.model.name} on {gpus}, {load}, {scenario.stack.name}"
+        where = f"at most {advice.gpus} x {scenario.cluster.gpu.name}"
+        loads = f"{advice.loads[0]} to {advice.loads[-1]}" if len(advice.loads) > 1 else ""
+        load = loads and (f"static batches of {loads}" if _static(advice) else f"{loads} in flight")
+        return asked_text(scenario, where=where, load=load)
 
     @property
     def search(self) -> str:
@@ -160,18 +164,14 @@ class AdviceReport(Report[Advice]):
         return table_of(columns, places, title=title)
 
     def _brief(self) -> Brief:
-        advice, best = self.answer, self.answer.best
-        places = self.places(_SHOWN)
-        where = f"at most {advice.gpus} x {best.scenario.cluster.gpu.name}"
-        loads = f"{advice.loads[0]} to {advice.loads[-1]}" if len(advice.loads) > 1 else ""
-        load = loads and (f"static batches of {loads}" if _static(advice) else f"{loads} in flight")
+        advice, places = self.answer, self.places(_SHOWN)
         warnings = self.notes.warnings
         # of static batches the first says that this is no advice for serving
         first = [Remark("caution", f"{warnings.pop(0)}.")] if _static(advice) else []
         hidden = len({option.plan for option in advice.options}) - len({place.option.plan for place in places})
         return Brief(
             sentence=self.verdict,
-            asked=f"{asked_text(best.scenario, where=where, load=load)}; {_counted(advice.plans, 'plan')}",
+            asked=f"{self.label}; {_counted(advice.plans, 'plan')}",
             table=self.plans(places),
             remarks=[*first, *self._remarks(places)],
             cautions=warnings,
@@ -222,8 +222,7 @@ class AdviceReport(Report[Advice]):
                 f"{advice.place(most.scenario)} on {_counted(most.plan.gpus, 'GPU')} gives more per GPU: {rates} tok/s "
                 "(--objective tokens_per_gpu).",
             )
-        for reason, closest, count in (*_not_run(advice), *_over_bounds(advice)):
-            yield Remark("left out", f"{_counted(int(count), 'option')}: {reason}; closest: {closest}.")
+        yield from (Remark("left out", text) for text in self.left_out())
 
     def _next(self, best: Option) -> str:
         """Return how far the next plan of the first variant is behind, as a sentence."""
@@ -236,32 +235,22 @@ class AdviceReport(Report[Advice]):
         return f" Next best: {advice.place(after.scenario)} ({_apart(behind)} {name})."
 
     def details(self) -> RenderableType:
-        losers, tables = self.losers(), (self.plans(self.places(PLANS_SHOWN), "best plans"), self.best(), self.front())
-        return Group(
-            *(part for each in tables for part in (each, Text())),
-            losers if losers.rows else Text("all options are on the front"),
-            Text(self.search),
-        )
+        places = self.plans(self.places(PLANS_SHOWN), "best plans")
+        return Group(places, Text(), self.options(), Text(), Text(self.search))
 
-    def best(self) -> WholeTable:
-        """Return a table of the best option of each variant."""
-        return self._options("best of each variant", list(self.answer.best_by_variant.values()))
-
-    def front(self) -> WholeTable:
-        """Return a table of the best trade-offs."""
-        return self._options("Pareto front of TPOT and tok/s per GPU", self.answer.front)
-
-    def _options(self, title: str, options: Sequence[Option]) -> WholeTable:
+    def options(self) -> WholeTable:
+        """Return a table of the best option of each variant, and of the best trade-offs; CSV has the others."""
         advice = self.answer
         left_out = [*([_LOAD] if len(advice.loads) == 1 else []), *([_PRICE] if not _priced(advice) else [])]
         columns = [column for column in VALUES if column not in left_out]
-        return table_of(columns, [self._row(each) for each in options], left=2, wrapped=(), title=title)
+        rows = [self._row(each) for each in advice.predictions]
+        title = "best of each variant, and the Pareto front of TPOT and tok/s per GPU"
+        return table_of(columns, rows, left=2, wrapped=(), title=title)
 
-    def losers(self) -> WholeTable:
-        """Return a table of options that are not on the front, by reason, and of what came closest."""
-        columns = ("not on the front", "closest", "options")
-        rows = [*_not_run(self.answer), *_over_bounds(self.answer), *_dominated(self.answer)]
-        return table(columns, rows, left=2, wrapped=columns[:2], title="why not the others")
+    def left_out(self) -> list[str]:
+        """Return sentences on the options that cannot run or exceed a bound, by reason, and on the closest of them."""
+        every = (*_not_run(self.answer), *_over_bounds(self.answer))
+        return [f"{_counted(count, 'option')}: {reason}; closest: {closest}." for reason, closest, count in every]
 
     def _row(self, option: Option) -> Row:
         advice, outcome = self.answer, self.answer.outcome(option)
@@ -336,49 +325,115 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def _not_run(advice: Advice) -> Iterator[tuple[str, str, str]]:
+def _not_run(advice: Advice) -> Iterator[tuple[str, str, int]]:
     no_room = [each for each in advice.unfit if not each.problem]
     others = [each for each in advice.unfit if each.problem]
     if no_room:
         lacking = f"{advice.place(no_room[0].scenario)} lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
-        yield "no room in memory", lacking, str(len(no_room) * len(advice.variants))
+        yield "no room in memory", lacking, len(no_room) * len(advice.variants)
     if others:
         yield (
             "cannot run",
             f"{advice.place(others[0].scenario)}: {others[0].problem}",
-            str(len(others) * len(advice.variants)),
+            len(others) * len(advice.variants),
         )
 
 
-def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, str]]:
+def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, int]]:
     over: dict[str, list[Option]] = {"max_tpot": [], "max_ttft": []}
     for option in advice.beyond:
         over[advice.outcome(option)].append(option)
     if slow := over["max_tpot"]:
         fastest = min(slow, key=lambda option: option.tpot_s)
         bound = format_seconds(advice.max_tpot_s)
-        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", str(len(slow))
+        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", len(slow)
     if late := over["max_ttft"]:
         first = min(late, key=lambda option: option.ttft_s)
         bound = format_seconds(advice.max_ttft_s)
-        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", str(len(late))
-
-
-def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
-    by_better: dict[Option, list[Option]] = {}
-    for option in advice.options:
-        if better := advice.dominating(option):
-            by_better.setdefault(better, []).append(option)
-    groups = sorted(by_better.items(), key=lambda group: -len(group[1]))
-    for better, worse in groups[:_DOMINATORS_SHOWN]:
-        closest = max(worse, key=lambda option: option.tokens_per_gpu)
-        rate, tpot = closest.tokens_per_gpu / better.tokens_per_gpu, closest.tpot_s / better.tpot_s
-        detail = f"{_label(advice, closest)}: {_apart(rate)} tok/s per GPU, {_apart(tpot)} TPOT"
-        yield f"no better than {_label(advice, better)}", detail, str(len(worse))
-    if rest := groups[_DOMINATORS_SHOWN:]:
-        count = sum(len(worse) for _, worse in rest)
-        yield "no better than others of the front", "each in --json and --csv", str(count)
+        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", len(late)
 
 
 def _apart(ratio: float) -> str:
     return "the same" if abs(ratio - 1) < _SAME else f"{100.0 * (ratio - 1):+.0f} %"
+
+
+def pareto_figure(
+    advice: Advice, subtitle: str = "", *, compact: bool = False, now: tuple[str, float, float] | None = None
+) -> "go.Figure":
+    """Time per token against tokens per GPU: every option, and the front with its 90 % intervals.
+
+    Parameters
+    ----------
+    advice
+        The options.
+    subtitle
+        What they are for.
+    compact
+        For a part of a page: the front's options are not named and have no intervals.
+    now
+        A scenario to mark: its variant, seconds per token, and tokens per second and GPU.
+    """
+    import plotly.graph_objects as go
+
+    drawn = figure("Latency against throughput", subtitle)
+    front = advice.front
+    heights = [option.tokens_per_gpu for option in advice.options]
+    errors = None
+    if not compact:
+        rates = [(advice.predictions[option].tokens_per_s, option.plan.gpus) for option in front]
+        errors = error_bars([rate for rate, _ in rates], [gpus for _, gpus in rates])
+        heights += [end / gpus for rate, gpus in rates for end in (rate.low, rate.high)]
+    drawn.add_trace(
+        go.Scatter(
+            x=[1e3 * option.tpot_s for option in front],
+            y=[option.tokens_per_gpu for option in front],
+            mode="lines" if compact else "lines+text",
+            line={"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
+            text=_front_names(advice),
+            textposition="top left",
+            textfont={"size": 11},
+            cliponaxis=False,
+            name="Pareto front",
+            error_y=errors,
+        )
+    )
+    for variant in dict.fromkeys(option.variant for option in advice.options):
+        options = [option for option in advice.options if option.variant == variant]
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * option.tpot_s for option in options],
+                y=[option.tokens_per_gpu for option in options],
+                mode="markers",
+                marker={"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
+                name=variant,
+                text=[advice.place(option.scenario) for option in options],
+                hovertemplate="%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
+            )
+        )
+    if now is not None:
+        variant, tpot_s, tokens_per_gpu = now
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * tpot_s],
+                y=[tokens_per_gpu],
+                mode="markers",
+                marker=NOW_MARKER,
+                name=f"now, {variant}",
+                hovertemplate="now: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
+            )
+        )
+    return drawn.update_layout(
+        xaxis=log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
+        yaxis=log_axis("tokens per second and GPU", heights),
+    )
+
+
+def _front_names(advice: Advice) -> list[str]:
+    """Return the names of the front's options; one that is close to the one before it has none."""
+    texts: list[str] = []
+    named: Option | None = None
+    for option in advice.front:
+        apart = named is None or max(option.tpot_s / named.tpot_s, option.tokens_per_gpu / named.tokens_per_gpu) > _FAR
+        texts.append(advice.place(option.scenario) if apart else "")
+        named = option if apart else named
+    return texts

@@ -8,11 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
-from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
 from ladder_sim.report.console import table
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.units import format_seconds
 from ladder_sim.validation.archive import FIGURES, Archive, Row
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -10,14 +10,23 @@ from rich.text import Text
 
 from ladder_sim.analysis.breakeven import BreakEven, Range
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
-from ladder_sim.display.labels import asked_text, evidence_text, field_label, field_text, scenario_label, wiring_label
-from ladder_sim.display.notes import Notes
-from ladder_sim.report.brief import Brief, Remark
+from ladder_sim.display.document import Document, Notes
+from ladder_sim.display.labels import (
+    asked_text,
+    axis_values,
+    evidence_text,
+    field_label,
+    field_text,
+    scenario_label,
+    wiring_label,
+)
 from ladder_sim.report.columns import Column, fields_of, table_of
 from ladder_sim.report.console import WholeTable
-from ladder_sim.report.figures.analysis import breakeven_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour
+from ladder_sim.report.report import Brief, Remark, Report
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # rows of the default answer
 _SHOWN = 7
@@ -206,3 +215,38 @@ class BreakEvenReport(Report[BreakEven]):
         scan |= {"speedup_low": result.lows, "speedup_high": result.highs}
         rows = zip(*(values.tolist() for values in scan.values()), strict=True)
         return Document.of_rows(head, [dict(zip(scan, row, strict=True)) for row in rows])
+
+
+def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
+    """Draw the speedup along the field, and where it passes the target."""
+    import plotly.graph_objects as go
+
+    drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)
+    values, axis = value_axis(result.field, result.values, typed=result.unit)
+    drawn.add_trace(
+        go.Scatter(
+            x=values,
+            y=result.speedups,
+            mode="lines",
+            line={"color": variant_colour(result.variant), "width": 2.5},
+            name=result.variant,
+            showlegend=False,
+        )
+    )
+    drawn.add_hline(y=result.target, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
+    # in the unit of the axis, which the largest value decides
+    crossed = [*(crossing.value for crossing in result.crossings), result.values[-1]]
+    _, places = axis_values(result.field, crossed, result.unit)
+    for crossing, place in zip(result.crossings, places, strict=False):
+        drawn.add_trace(
+            go.Scatter(
+                x=[place],
+                y=[result.target],
+                mode="markers+text",
+                marker={"color": TEXT_COLOUR, "size": 11},
+                text=[field_text(result.field, crossing.value, result.unit)],
+                textposition="top center" if crossing.direction == "rising" else "bottom center",
+                showlegend=False,
+            )
+        )
+    return drawn.update_layout(xaxis=axis, yaxis={"title": {"text": f"speedup over {result.over}"}})

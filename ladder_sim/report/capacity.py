@@ -9,14 +9,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
-from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of, times_text
+from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.serve import capacity_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.report.requests import (
     bound_label,
     cautions_of,
@@ -31,10 +30,12 @@ from ladder_sim.report.requests import (
     with_label,
 )
 from ladder_sim.serving import Capacity, Fleet
-from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.best_plan import MORE
 from ladder_sim.serving.sizing.search import ENDLESS
 
+# title of tables
+NEEDS = "GPUs that the requests need"
 # variants of the default answer: the first, and those that need least
 _SHOWN = 6
 
@@ -146,6 +147,11 @@ class CapacityReport(Report[Capacity]):
             cautions=cautions_of(need, self.notes),
             more=" and ".join(left),
         )
+
+    def table(self) -> WholeTable:
+        """Return a table of what each variant needs, with its price where GPUs have one."""
+        columns = [*SHOWN, *([_PRICE] if self.answer.usd_per_gpu_hour is not None else [])]
+        return table_of(columns, self._rows, left=2, wrapped=_WRAPPED, title=NEEDS)
 
     def details(self) -> RenderableType:
         need = self.answer

@@ -7,15 +7,12 @@ from typing import Any, ClassVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import asked_text, evidence_text, interval_text
-from ladder_sim.display.notes import Notes
-from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, fields_of, number_text, percent, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.errors import error_columns, error_fields, left_out, quantity_columns
-from ladder_sim.report.figures.validation import loads_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.errors import error_columns, error_fields, left_out, loads_figure, quantity_columns
+from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.serving import Traffic
 from ladder_sim.serving.requests.result import Result
 from ladder_sim.units import step_for

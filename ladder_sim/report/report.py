@@ -1,23 +1,148 @@
 """How an answer looks: the lines of a terminal, a page, plain values and figures. Each kind of answer has its own."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.constrain import Constrain
 from rich.text import Text
 
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import validated_lines
-from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UnknownNameError
-from ladder_sim.report.brief import Brief, Rest
-from ladder_sim.report.console import to_html, to_text
+from ladder_sim.report.console import WholeTable, to_html, to_text
+from ladder_sim.specs.scenario_warnings import is_decisive
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+# lines of an answer, and columns of a line
+LINES, WIDTH = 14, 100
+# columns of the word before a remark
+_MARGIN = 10
+_STYLES = {"caution": "yellow"}
+_SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a reader should know besides the figures, in a sentence or two after a word."""
+
+    word: str
+    """ "why", "evidence", "instead", "caution", "cost", "load", "left out", "more"."""
+    text: str
+
+    @property
+    def first(self) -> "Remark":
+        """Remark of which only the first sentence is left."""
+        return Remark(self.word, _SENTENCES.split(self.text, maxsplit=1)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """An answer in at most 14 lines of 100 columns."""
+
+    sentence: str
+    """The answer, as a person would say it: one figure, its interval, the condition."""
+    asked: str
+    """Model, plan, GPUs, engine and load."""
+    table: WholeTable | None
+    """A row a variant, plan or cluster."""
+    remarks: Sequence[Remark] = ()
+    """The most important first: those without room are left out."""
+    offers: Sequence[Remark] = ()
+    """What else the reader could do, and what it costs."""
+    cautions: Sequence[str] = ()
+    """Warnings: those without which the figures mislead stand before the offers, the others at the end."""
+    more: str = ""
+    """What --explain has besides them, e.g. "12 more plans"."""
+
+    def shown(self, console: Console) -> list[Remark]:
+        """Return the remarks that have room on `LINES`; the last says how many have none."""
+        head = [*(_height(console, text, WIDTH) for text in (self.sentence, self.asked)), 1]
+        options = console.options.update_width(WIDTH)
+        room = LINES - sum(head) - (len(console.render_lines(self.table, options)) if self.table else 0)
+        wanted = [
+            *self.remarks,
+            *(_caution(text) for text in self.cautions if is_decisive(text)),
+            *self.offers,
+            *(_caution(text) for text in self.cautions if not is_decisive(text)),
+        ]
+        rest = Remark("more", f"--explain has {self.more or 'the rest'}")
+        own = [rest] if self.more else []
+        if sum(_remark_height(console, each) for each in (*wanted, *own)) <= room:
+            return [*wanted, *own]
+        # a line says what has no room
+        room -= _remark_height(console, rest)
+        kept: dict[int, Remark] = {}
+        decisive = [_caution(text) for text in self.cautions if is_decisive(text)]
+        for number, part in _by_need(wanted, decisive):
+            longer = _remark_height(console, part) - (_remark_height(console, kept[number]) if number in kept else 0)
+            if longer <= room:
+                kept[number] = part
+                room -= longer
+        return [*(kept[number] for number in sorted(kept)), rest]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts: list[RenderableType] = [Text(self.sentence, "bold"), Text(self.asked), Text()]
+        if self.table:
+            parts.append(self.table)
+        for part in parts:
+            yield Constrain(part, WIDTH)
+        for remark in self.shown(console):
+            yield from _lines(console, options, remark)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The remarks of an answer that had no room, or not for all of their sentences."""
+
+    brief: Brief
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.brief.shown(console)
+        rest = [remark for remark in (*self.brief.remarks, *self.brief.offers) if remark not in shown]
+        for remark in rest:
+            yield from _lines(console, options, remark)
+        if rest:
+            yield Text()
+
+
+def _lines(console: Console, options: ConsoleOptions, remark: Remark) -> Iterator[Text]:
+    word, width = remark.word, min(options.max_width, WIDTH) - _MARGIN
+    # a page has colours of its own
+    style = "bold" if console.record else _STYLES.get(word, "dim")
+    for line in Text(remark.text).wrap(console, max(width, 20)):
+        yield Text.assemble((f"{word:<{_MARGIN}}", style), line.plain.rstrip())
+        word = ""
+
+
+def _by_need(remarks: Sequence[Remark], decisive: Collection[Remark]) -> Iterator[tuple[int, Remark]]:
+    """Yield remarks by number in the order in which they get room, a sentence of each first; the evidence whole."""
+    first = [(number, each) for number, each in enumerate(remarks) if each in decisive]
+    evidence = [(number, each) for number, each in enumerate(remarks) if each.word == "evidence"]
+    others = [(number, each) for number, each in enumerate(remarks) if (number, each) not in (*first, *evidence)]
+    yield from ((number, each.first) for number, each in [*first, *evidence, *others[:1]])
+    yield from evidence
+    yield from ((number, each.first) for number, each in others[1:])
+    yield from (*first, *others)
+
+
+def _height(console: Console, text: str, width: int) -> int:
+    return len(Text(text).wrap(console, width))
+
+
+def _remark_height(console: Console, remark: Remark) -> int:
+    return _height(console, remark.text, WIDTH - _MARGIN)
+
+
+def _caution(text: str) -> Remark:
+    return Remark("caution", text + ("" if text.endswith(".") else "."))
+
 
 A = TypeVar("A")
 

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import evidence_text, interval_text
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import ROUGH
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
-from ladder_sim.serving.confidence import steps_note
 from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.intervals import steps_note
 from ladder_sim.serving.sizing.search import ENDLESS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import step_for

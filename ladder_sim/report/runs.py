@@ -6,10 +6,9 @@ from dataclasses import asdict
 from rich.console import RenderableType
 
 from ladder_sim.display.document import Document
-from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import percent
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.validation.runs import QUANTITIES, Compared, RunCheck
 
 # quantities of the table, and its rows at most

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivities, Sensitivity
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import (
     asked_text,
     evidence_text,
@@ -18,19 +18,23 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
-from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import Column, table_of
 from ladder_sim.report.console import WholeTable, table
-from ladder_sim.report.figures.analysis import tornado_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.figures.style import TEXT_COLOUR, figure
+from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.settings import find_setting
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # rows of the default answer
 _SHOWN = 5
 # of an engine and of its fit: no figures of what can be bought
 _OWN = ("stack.", "overlap.")
+# bars of a tornado
+MAX_BARS = 12
+_LOWER_COLOUR, _HIGHER_COLOUR = "#E69F00", "#0072B2"
 
 
 class SensitivityReport(Report[Sensitivities]):
@@ -184,3 +188,57 @@ def _longer(share: float, time: str) -> str:
     if size == "0.0 %":
         return f"leaves {time} as it is"
     return f"adds {size} to {time}" if share > 0.0 else f"takes {size} off {time}"
+
+
+def tornado_figure(
+    sensitivities: Sensitivities, variant: str, subtitle: str = "", *, compact: bool = False
+) -> "go.Figure":
+    """Change of one variant's request time as each figure falls and rises; `compact` for a part of a page."""
+    import plotly.graph_objects as go
+
+    step = sensitivities.step
+    visible = [item for item in sensitivities if item.widest(variant) >= MIN_CHANGE]
+    visible = sorted(visible, key=lambda item: -item.widest(variant))[:MAX_BARS]
+    if compact:
+        # a name above its value leaves room for the bars on a phone
+        values = [float(f"{item.value:.3g}") for item in visible]
+        names = [
+            f"{field_title(item.figure)}<br>{field_text(item.figure, value, item.unit)}"
+            for item, value in zip(visible, values, strict=True)
+        ]
+    else:
+        names = [f"{field_label(item.figure)} ({field_text(item.figure, item.value, item.unit)})" for item in visible]
+    drawn = figure(f"Sensitivity of {variant}'s request time", subtitle)
+    for name, colour, changes in (
+        (f"figure divided by {1 + step:g}", _LOWER_COLOUR, [item.responses[variant].request_lower for item in visible]),
+        (f"figure times {1 + step:g}", _HIGHER_COLOUR, [item.responses[variant].request_higher for item in visible]),
+    ):
+        drawn.add_trace(
+            go.Bar(
+                y=names,
+                x=[100.0 * change for change in changes],
+                name=name,
+                orientation="h",
+                marker={"color": colour},
+                text=[f"{change:+.1%}" for change in changes],
+                textposition="outside",
+                textfont={"size": 11} if compact else {},
+                cliponaxis=False,
+                hovertemplate="%{y}<br>request time %{x:+.2f} %<extra>%{fullData.name}</extra>",
+            )
+        )
+    # room for the numbers at the bars
+    reach = (1.75 if compact else 1.25) * max((abs(bar) for trace in drawn.data for bar in trace.x), default=1.0)
+    drawn.update_layout(
+        barmode="overlay",
+        bargap=0.3,
+        height=190 + 34 * len(names),
+        xaxis={
+            "title": {"text": "request time (%)" if compact else "change of the request time (%)"},
+            "zeroline": True,
+            "zerolinecolor": TEXT_COLOUR,
+            "range": [-reach, reach],
+        },
+        yaxis={"autorange": "reversed", "showgrid": False},
+    )
+    return drawn.update_layout(xaxis={"nticks": 6}, yaxis={"tickfont": {"size": 11}}) if compact else drawn

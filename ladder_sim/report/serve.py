@@ -9,14 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.confidence import Interval
-from ladder_sim.display.document import Document
+from ladder_sim.display.document import Document, Notes
 from ladder_sim.display.labels import interval_text, placed_text, wiring_label
-from ladder_sim.display.notes import Notes
 from ladder_sim.graph.variants import NO_COMMUNICATION
-from ladder_sim.report.brief import WIDTH, Brief, Remark
 from ladder_sim.report.columns import ROUGH, Column, fields_of, number_text, table_of, times_text
 from ladder_sim.report.figures.serve import load_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.report.requests import (
     bound_label,
     cautions_of,

@@ -9,11 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.document import Document
-from ladder_sim.report.brief import Brief, Remark
 from ladder_sim.report.columns import Column, cut, fields_of, percent, table_of
-from ladder_sim.report.errors import error_columns, error_fields, left_out, quantity_columns
-from ladder_sim.report.figures.validation import servings_figure
-from ladder_sim.report.report import Report
+from ladder_sim.report.errors import error_columns, error_fields, left_out, quantity_columns, servings_figure
+from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.validation.compare import ErrorStats
 from ladder_sim.validation.serving import REPEATS, ServingComparison, ServingValidation, summarize_servings, summary
 

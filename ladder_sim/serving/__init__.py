@@ -8,8 +8,8 @@
     what one replica runs in each step
 ``replicas``
     several of them behind a router, and what becomes of the requests
-``service``, ``confidence``, ``intervals``
-    what serves a load; how sure its times are; what becomes of the load, with intervals
+``service``, ``intervals``
+    what serves a load; what becomes of the load, and how sure that is
 ``sizing``
     the fewest replicas, and GPUs, that meet an SLO
 ``asked``, ``serve``, ``capacity``
@@ -20,11 +20,10 @@ from ladder_sim.serving.capacity import Capacity
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.intervals import Served, ServedVariant
 from ladder_sim.serving.replicas.outcome import Outcome
-from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traces import Trace
-from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.requests.traffic import Lengths, Traffic
 from ladder_sim.serving.service import Service
 from ladder_sim.serving.sizing.fleet import Fleet
 from ladder_sim.serving.sizing.search import Need

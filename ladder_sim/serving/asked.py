@@ -9,8 +9,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.simulation import Router
-from ladder_sim.serving.requests.lengths import Lengths
-from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.requests.traffic import Lengths, Traffic
 from ladder_sim.specs.arguments import DEFAULTS, REQUESTS, keywords_of
 from ladder_sim.specs.scenario import Scenario, point_asked
 

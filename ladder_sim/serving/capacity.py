@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from ladder_sim.answer import Answer
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.asked import LoadFields, arguments_asked, check_prefill, service_asked, traffic_asked
-from ladder_sim.serving.confidence import interval_note
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.intervals import interval_note
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS
@@ -106,8 +105,6 @@ def capacity(
     prefill_tp: int | str | Sequence[int] | None = None,
     seeds: int | None = None,
     usd_per_gpu_hour: float | None = None,
-    path: str | Path | None = None,
-    resume: bool = False,
     curves: bool = False,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **fields: Unpack[CapacityFields],
@@ -134,10 +131,6 @@ def capacity(
         Number of loads whose mean is compared with a bound: 3 by default.
     usd_per_gpu_hour
         Price of one GPU.
-    path
-        File next to which simulations are kept until the search ends.
-    resume
-        Whether to go on with what a killed search has left there.
     curves
         Whether to simulate one replica of the best plan at further rates, for figures.
     watch
@@ -151,7 +144,7 @@ def capacity(
     Raises
     ------
     UsageError
-        There is no rate, what was left is of another search, or no plan can be simulated.
+        There is no rate, or no plan can be simulated.
 
     Examples
     --------
@@ -184,8 +177,6 @@ def capacity(
         plans=_plans(base, degrees, measured=how["steps"] is not None),
         prefill_tps=prefill_tps,
         seeds=count,
-        path=None if path is None else Path(path),
-        resume=resume,
         curves=curves,
         watch=watch,
         **how,

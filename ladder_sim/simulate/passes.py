@@ -24,11 +24,10 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum, values_of
 from ladder_sim.des.timeline import TaskTimes, Timeline
-from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import WHOLE, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import CachedAttention, Multiplication
-from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.sizes import PassInputs, Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives

@@ -13,12 +13,11 @@ from typing import Any, Literal, TypedDict, get_args, get_origin
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
-from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
-from ladder_sim.specs.workload import Arrivals, DType, KvDType
+from ladder_sim.specs.workload import USUAL, Arrivals, DType, ExpertLoads, Imbalance, KvDType
 
 ASKED, PLAN, LOAD = "Asked", "Plan", "Load"
 

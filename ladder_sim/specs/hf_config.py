@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json: the file, and the shape of the decoder it describes.
 
 Field names are those of the configuration classes of Hugging Face transformers; what a model's type implies is in
-`ladder_sim.specs.hf_types`.
+`ladder_sim.specs.hf_reader`.
 """
 
 import json
@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.hf_reader import ENCODERS, MAXIMA, TEXT_CONFIGS, ConfigReader
-from ladder_sim.specs.hf_refusals import EXPERT_COUNTS, refuse_architectures, refuse_types
-from ladder_sim.specs.hf_types import EXPERTS, LATENT_TYPES, SIZES
+from ladder_sim.specs.hf_reader import ENCODERS, EXPERTS, LATENT_TYPES, MAXIMA, SIZES, TEXT_CONFIGS, TYPES, ConfigReader
 from ladder_sim.specs.layers import BlockNorms, QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
@@ -306,3 +304,104 @@ def read_ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
             "correct ladder_layers in the file",
         )
     return tuple(sorted(chosen))
+
+
+# model types in which attention and MLP read the same input, and which differ from Llama in other things as well
+_PARALLEL = ("falcon", "gpt_neox", "gptj", "phi")
+
+# values of `layer_types` that are attention
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
+
+_EQUAL_LAYERS = "only models in which every layer is attention and an MLP or experts can be simulated"
+_KNOWN_ATTENTION = "only multi-head, grouped-query and DeepSeek's latent attention can be simulated"
+_SIDE_BY_SIDE = "attention and MLP side by side in one block"
+_ONLY_PARALLEL = 'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has'
+# what cannot be simulated, the fields that say so, and the way out
+_REFUSED = (
+    (
+        "sparse attention, in which an indexer chooses the tokens,",
+        ("index_topk", "index_n_heads", "sparse_attention_config"),
+        _KNOWN_ATTENTION,
+    ),
+    (
+        "layers of linear attention",
+        ("linear_num_key_heads", "linear_attn_config", "full_attention_interval"),
+        _KNOWN_ATTENTION,
+    ),
+    (
+        "state-space and recurrent layers",
+        (
+            *("state_size", "ssm_cfg", "ssm_state_size", "mamba_d_state", "mamba_d_conv", "layers_block_type"),
+            *("attn_layer_period", "hybrid_override_pattern", "lru_width"),
+        ),
+        _EQUAL_LAYERS,
+    ),
+    (
+        "encoder-decoder models",
+        ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
+        "only decoders can be simulated",
+    ),
+    (
+        "layers of different shapes",
+        ("block_configs", "per_layer_config"),
+        "only models whose layers have equal widths and heads can be simulated",
+    ),
+    (_SIDE_BY_SIDE, ("parallel_attn", "use_parallel_residual"), _ONLY_PARALLEL),
+    ("layers that attend to an encoder", ("cross_attention_layers",), _EQUAL_LAYERS),
+    ("embeddings of each layer", ("hidden_size_per_layer_input",), _EQUAL_LAYERS),
+)
+# fields that say how many experts there are, or that attention is latent: contradictions in a type that has neither
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERT_FIELDS = (*EXPERT_COUNTS, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts")
+_LATENT_RANKS = ("kv_lora_rank", "q_lora_rank")
+
+
+def refuse_architectures(reader: ConfigReader) -> None:
+    """Raise a SpecError if a field says that the model has parts that cannot be simulated."""
+    for what, keys, way_out in _REFUSED:
+        for key in keys:
+            # 0, false and empty objects are how configs say "none"
+            if reader.config.get(key):
+                raise reader.error(key, f"{what} are not supported", way_out)
+    kinds = reader.config.get("attn_type_list")
+    if kinds is not None and not (isinstance(kinds, list) and all(kind == 1 for kind in kinds)):
+        raise reader.error(
+            "attn_type_list", "1 is attention; layers of linear attention are not supported", _KNOWN_ATTENTION
+        )
+    layers = reader.config.get("layer_types")
+    if layers is not None and not (isinstance(layers, list) and all(kind in _ATTENTION_LAYERS for kind in layers)):
+        raise reader.error("layer_types", f"must be a list of {' and '.join(_ATTENTION_LAYERS)}", _KNOWN_ATTENTION)
+    # the object around a decoder has a type of its own
+    if not any(reader.config.get(key) for key in TEXT_CONFIGS):
+        _refuse_contradictions(reader)
+
+
+def _refuse_contradictions(reader: ConfigReader) -> None:
+    """Refuse fields of experts or of latent attention in a type of model that has none."""
+    for key in _EXPERT_FIELDS:
+        if reader.config.get(key) and reader.model_type() not in EXPERTS:
+            raise reader.error(
+                key,
+                f"model_type {quoted(reader.model_type())} is not a mixture-of-experts type that can be simulated",
+                f"those are {', '.join(EXPERTS)}; drop {key} if its layers have no experts",
+            )
+    for key in _LATENT_RANKS:
+        if reader.config.get(key) and reader.model_type() not in LATENT_TYPES:
+            raise reader.error(
+                key,
+                f"model_type {quoted(reader.model_type())} is not a type whose latent attention can be simulated",
+                f"those are {', '.join(LATENT_TYPES)}",
+            )
+
+
+def refuse_types(reader: ConfigReader) -> None:
+    """Raise a SpecError if the model's type is not one that can be simulated."""
+    if reader.model_type() in _PARALLEL:
+        raise reader.error("model_type", f"{_SIDE_BY_SIDE} are not supported", _ONLY_PARALLEL)
+    if reader.model_type() not in TYPES:
+        # BERT, Mamba 2 and others share field names with Llama but not the blocks
+        raise reader.error(
+            "model_type",
+            "must be a type that is known to have a decoder's blocks, attention and an MLP or experts, with norms",
+            f'if its blocks are those of Llama, write "model_type": "llama"; known are {", ".join(TYPES)}',
+        )

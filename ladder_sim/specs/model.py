@@ -194,8 +194,8 @@ class ModelSpec:
         Parameters
         ----------
         config
-            The parsed ``config.json`` of a type in `ladder_sim.specs.hf_types.TYPES`. Of a multimodal model the decoder
-            is read (``text_config``). A config may set ``"gated_mlp": false`` for an MLP without a gate.
+            The parsed ``config.json`` of a type in `ladder_sim.specs.hf_reader.TYPES`. Of a multimodal model the
+            decoder is read (``text_config``). A config may set ``"gated_mlp": false`` for an MLP without a gate.
         name
             Name of the model.
         source

@@ -6,12 +6,11 @@ from typing import Annotated, Any
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.engine_options import name_in
-from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.techniques import Techniques
 from ladder_sim.specs.values import Limits, check_fields
-from ladder_sim.specs.workload import Workload
+from ladder_sim.specs.workload import ExpertLoads, Workload
 
 # far beyond any cluster
 MAX_RANKS = 100_000

@@ -8,11 +8,19 @@ from numbers import Real
 from typing import Literal, TypeVar, get_args, get_origin
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.specs.former import RENAMED
 from ladder_sim.specs.values import choice, flag, settable_fields
 from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
 
 _Spec = TypeVar("_Spec")
+
+# fields by their names in earlier versions, and what a warning says of them
+_RENAMED: Mapping[str, tuple[str, str]] = {
+    "latency_s": (
+        "allreduce_floor_s",
+        "is called allreduce_floor now: it is the time of a small all-reduce over the full tier, not the latency of a "
+        "link, which is hop_latency",
+    )
+}
 
 
 def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> str | None:
@@ -25,7 +33,7 @@ def find_field(key: str, names: Mapping[str, object], *, prefix: str = "") -> st
     field = next((name for name in names if short_name(name) == key), None)
     if field is not None:
         return field
-    for old, (new, about) in RENAMED.items():
+    for old, (new, about) in _RENAMED.items():
         if key in (old, short_name(old)) and new in names:
             warnings.warn(f"{prefix}{key} {about}", FutureWarning, stacklevel=2)
             return new

@@ -14,7 +14,6 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields, keywords_of
 from ladder_sim.specs.cluster import ClusterSpec
-from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import (
     MAX_RANKS,
@@ -31,7 +30,7 @@ from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_par
 from ladder_sim.specs.stack import AllReduceRule, StackSpec
 from ladder_sim.specs.techniques import Techniques
 from ladder_sim.specs.values import flag, nonempty, typed, whole
-from ladder_sim.specs.workload import FORMATS, KvDType, Workload
+from ladder_sim.specs.workload import FORMATS, ExpertLoads, KvDType, Workload
 
 # arguments that the specs check
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}
@@ -63,7 +62,7 @@ class Scenario:
     concurrency, arrivals
         Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
     imbalance
-        How unevenly tokens choose experts: a name (`ladder_sim.specs.imbalance.Imbalance`), a file of tokens per
+        How unevenly tokens choose experts: a name (`ladder_sim.specs.workload.Imbalance`), a file of tokens per
         expert, or a list of them.
     dtype, kv_dtype
         Precision of linear layers (`ladder_sim.specs.workload.FORMATS`) and of the KV cache; by default what the

@@ -9,7 +9,6 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.engine_options import EngineOption, names_of, option_names
-from ladder_sim.specs.former import instead_of
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
@@ -228,7 +227,7 @@ def _setting(key: str) -> Setting:
 def unknown_setting(key: str, also: Sequence[str] = (), commands: Sequence[str] = ()) -> UnknownNameError:
     """Return the error of an unknown setting: `also` may be meant, and `commands` have a setting of this name."""
     argument = ARGUMENTS.get(key.replace("-", "_"))
-    answer = instead_of(key)
+    answer = ""
     if argument is not None:
         answer = f"it is a flag: {argument.flag}" if argument.has_flag else "it is an argument"
     elif commands:

@@ -1,4 +1,4 @@
-"""A sweep's results in memory, by column."""
+"""A sweep's results in memory, by column, and how sure they are."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.answer import Answer, frame_of
-from ladder_sim.display.notes import Notes
-from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.sweeps.confidences import sweep_notes
+from ladder_sim.confidence import Confidence
+from ladder_sim.display.document import Notes
+from ladder_sim.display.labels import field_label, field_text
+from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
+from ladder_sim.prediction import predict
+from ladder_sim.sweeps.axes import Axis
 from ladder_sim.sweeps.evaluate import PROBLEM, How, Rows, result_columns
 from ladder_sim.sweeps.files import csv_of
-from ladder_sim.sweeps.grid import Grid
+from ladder_sim.sweeps.grid import Grid, scenario_at
+from ladder_sim.sweeps.price import PRICE_CAVEAT
 from ladder_sim.system.files import write_file
 from ladder_sim.units import quoted
 
@@ -106,3 +110,41 @@ def _column(values: list[Any]) -> NDArray[Any]:
     """Return numbers as numbers, names as Python strings: no copy of a name per row."""
     numeric = all(isinstance(value, int | float) for value in values)
     return np.array(values) if numeric else np.array(values, object)
+
+
+# values of an axis that are looked at one by one; of more, and of numbers in ranges, the ends
+_FEW = 16
+
+
+def sweep_notes(grid: Grid, how: How) -> Notes:
+    """Return what the reader of a sweep should know."""
+    about = () if how.usd_per_gpu_hour is None else (PRICE_CAVEAT,)
+    return Notes(confidences=confidences(grid, how), about=about)
+
+
+def confidences(grid: Grid, how: How) -> dict[str, Confidence]:
+    """Return the confidence at each value of each axis, with the others' last or first values; only what runs."""
+    bases = [{each.name: each.values[end] for each in grid.axes} for end in (-1, 0)]
+    points = {
+        f"{field_label(each.name)} {field_text(each.name, getattr(value, 'name', value), each.unit)}": [
+            {**base, each.name: value} for base in bases
+        ]
+        for each in grid.varied
+        for value in _looked_at(each)
+    }
+    answers = {}
+    for name, tried in (points or {"": bases[:1]}).items():
+        for point in tried:
+            try:
+                scenario = scenario_at(point)
+                answers[name] = predict(
+                    scenario, grid.variants, profile=how.profile, ignore_memory=how.ignore_memory
+                ).confidence
+                break
+            except LadderSimError:
+                continue
+    return answers
+
+
+def _looked_at(each: Axis) -> Sequence[Any]:
+    return each.values if len(each.values) <= _FEW else (each.values[0], each.values[-1])

@@ -1,4 +1,4 @@
-"""Files: one reader with a size limit, one way to write, one lock.
+"""Files: one reader with a size limit, one way to write, one lock, and versions of what is written.
 
 Everything that a user names is read and written here: a device, a pipe or an archive that unpacks without end is
 refused, and a full disk or a killed process leaves either the old file or the new one.
@@ -15,12 +15,52 @@ import secrets
 import stat
 import tomllib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ladder_sim.errors import LadderSimError, SpecError, UsageError, printable
-from ladder_sim.system.schema import KEY, Schema
+
+KEY = "schema_version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The versions of one kind of document.
+
+    A JSON object or a TOML file has its version under ``schema_version``. One without it is of version 1: not every
+    document of ladder-sim 0.1 was marked, and a file that was written by hand need not be.
+    """
+
+    version: int = 1
+    """Version that is written."""
+    oldest: int = 1
+    """Oldest version that can still be read."""
+    stale: str = ""
+    """The way out of an older one."""
+
+    def marked(self, /, **content: Any) -> dict[str, Any]:
+        """Return a document with its version."""
+        return {KEY: self.version, **content}
+
+    def check(self, document: Mapping[str, Any], origin: str, *, error: type[LadderSimError]) -> int:
+        """Return the version of a document, called `origin` in errors; raise `error` if it cannot be read."""
+        version = document.get(KEY, 1)
+        if type(version) is not int or version < 1:
+            raise error(
+                f"{origin}: {KEY} is {ascii(version)[:60]}: must be a whole number from 1 on",
+                hint="create it again; it was edited or damaged",
+            )
+        if version > self.version:
+            raise error(
+                f"{origin} has {KEY} {version}; this ladder-sim reads up to {self.version}",
+                hint="it was written by a newer ladder-sim; upgrade",
+            )
+        if version < self.oldest:
+            raise error(f"{origin} has {KEY} {version}; this ladder-sim reads from {self.oldest} on", hint=self.stale)
+        return version
+
 
 # a config.json is a few kilobytes
 SMALL_BYTES = 10_000_000

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import locked
+from ladder_sim.system.files import Schema, locked
 from ladder_sim.system.progress import Progress
-from ladder_sim.system.schema import Schema
 from ladder_sim_runtime.assemble import TORCH_DTYPES, assemble, device_of
 from ladder_sim_runtime.comm.base import Times
 from ladder_sim_runtime.comm.emulate import EmulatedLink

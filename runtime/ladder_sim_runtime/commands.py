@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from ladder_sim.specs.values import field_kinds, meanings
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
-from ladder_sim_runtime.checkpoint.convert import convert
+from ladder_sim_runtime.checkpoint.files import convert
 from ladder_sim_runtime.checkpoint.prompts import Text, prepare_completion
 from ladder_sim_runtime.config import (
     BenchConfig,

@@ -11,8 +11,7 @@ from typing import Annotated, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wiring
-from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
-from ladder_sim.specs.hf_types import LATENT_TYPES
+from ladder_sim.specs.hf_reader import LATENT_TYPES, MAXIMA, ConfigReader
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity

@@ -160,7 +160,7 @@ def test_a_restriction_never_improves(restricted: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_processes_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ladder_sim.analysis.options.FEW_REPLICAS", 1)
+    monkeypatch.setattr("ladder_sim.analysis.advise.FEW_REPLICAS", 1)
     alone, shared = (advise(gpus=2, workers=workers, **{**EXPERTS, "concurrency": 8}) for workers in (1, 2))
     assert list(map(str, shared.options)) == list(map(str, alone.options))
     assert list(map(_figures, shared.options)) == list(map(_figures, alone.options))

@@ -13,6 +13,7 @@ from ladder_sim.analysis.versus import Versus
 from ladder_sim.analysis.winners import winners
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.report.versus import cautions
 from ladder_sim.specs import catalog
 from tests.support.commands import run
 
@@ -87,7 +88,9 @@ def test_first_tokens_that_come_earlier_than_without_communication_are_explained
         assert each.tpot_gain is not None
         assert bound.tpot_gain is not None
         assert each.tpot_gain < bound.tpot_gain
-    assert "without communication: its tokens take longer, so that fewer prompts are in the queue" in result.verdict
+    assert (
+        "without communication: its tokens take longer, so that fewer prompts are in the queue" in result.earlier_text
+    )
     assert not result_of().earlier
 
 
@@ -165,21 +168,18 @@ def test_a_wiring_that_a_model_has_needs_no_retraining() -> None:
     assert {"standard", "ladder"} <= {each.prediction.variant for each in result.retrained}
 
 
-def test_the_verdict_says_what_is_not_told_apart() -> None:
-    result = served()
-    assert result.verdict.startswith("TP 8 on 1 x 8 H100 SXM5 80GB under vllm: fused-norm gives 1.05 (")
-    assert "\nWith retraining ladder + fused-norm gives " in result.verdict
-    assert ", not told apart from ladder:2 + fused-norm" in result.verdict
-    assert " alone, and " in result.verdict
-    assert result.verdict.endswith(" on top of fused-norm.")
+def test_the_verdict_says_what_gains_most_with_and_without_training() -> None:
+    said = served().report.verdict
+    assert said.startswith("Keep your weights: fused-norm, 1.05x (")
+    assert " Retrain: ladder + fused-norm, " in said
+    assert "on top of fused-norm ladder gains " in said
     slow = result_of(model="70b", tp=8, cluster="l40s-pcie", stack="gpt-fast", gen=512)
-    # nor is one named that gains less than a percent
-    assert "nothing without retraining is told apart from standard.\n" in slow.verdict
+    assert slow.report.verdict.startswith("Keep your weights: nothing is clearly faster than standard")
     # its one measured machine is too odd to tell what other answers gain
-    assert "With other answers" not in slow.verdict
-    assert "of which no quality is known" in slow.verdict
+    assert "If answers may change" not in slow.report.verdict
+    assert any("quality" in text for text in cautions(slow))
     prompts = result_of(model="70b", tp=8, cluster="rtx-pro-6000", stack="gpt-fast", batch=16, gen=16)
-    assert "With other answers quantized-allreduce:int8" in prompts.verdict
+    assert "If answers may change, quantized-allreduce:int8 + token-split:2 gives " in prompts.report.verdict
 
 
 def test_the_command_compares_what_it_is_given() -> None:

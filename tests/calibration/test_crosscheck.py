@@ -22,8 +22,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError, install_command
 from ladder_sim.report import console
-from ladder_sim.report.figures.crosscheck import crosscheck_page
-from ladder_sim.report.tables.crosscheck import crosscheck_report
+from ladder_sim.report.crosscheck import crosscheck_page, crosscheck_report
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.runs import Compared, bootstrap

@@ -20,7 +20,7 @@ from ladder_sim.validation.archive import read_archive
 from ladder_sim.validation.dataset import read_dataset
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.evidence import serving, steps
-from ladder_sim_calibration.evidence.checks import Check
+from ladder_sim_calibration.evidence.runs import Check
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.measure import command as measuring
 from ladder_sim_runtime import environment

@@ -8,8 +8,7 @@ import pytest
 
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
-from ladder_sim_calibration.evidence import checks
-from ladder_sim_calibration.evidence.checks import kernels_per_layer, of_captures, of_run, of_samples
+from ladder_sim_calibration.evidence.runs import kernels_per_layer, of_captures, of_run, of_samples
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from tests.conftest import DATA
 from tests.support.trace_files import COMM, COMPUTE, TraceFile, tensor_parallel
@@ -79,7 +78,7 @@ def test_all_reduces_of_ladder_alone_leave_the_stream_of_the_computation(tmp_pat
 
 def test_captures_that_are_not_there_or_launch_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(tmp_path) == {"standard: capture": False, "ladder: capture": False}
-    monkeypatch.setattr(checks, "MAX_LAUNCHES", {"gpt-fast": 1})
+    monkeypatch.setattr("ladder_sim_calibration.evidence.runs.MAX_LAUNCHES", {"gpt-fast": 1})
     assert not judged(tmp_path, tensor_parallel(stream=COMPUTE), ladder())["standard: kernels"]
 
 

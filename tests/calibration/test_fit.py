@@ -24,8 +24,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.fit.overheads import floor_s
-from ladder_sim_calibration.fit.profile import make_profile
+from ladder_sim_calibration.fit.profile import floor_s, make_profile
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from tests.support.graphs import build
 

@@ -25,19 +25,17 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.fit.samples import COORDINATES, ELEMENTWISE, LAYER, TABLES, Sample, SampleStore
-from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, timed
+from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, DRAWN, normal, timed
 from ladder_sim_calibration.measure.collectives import UNSUPPORTED, collective
 from ladder_sim_calibration.measure.command import budget_s, undivided
-from ladder_sim_calibration.measure.holder import _held_sms, _hold_kernel
 from ladder_sim_calibration.measure.kernels import DRAWS, WeightPool, _draw, kernel, launches_of
 from ladder_sim_calibration.measure.layouts import Layout, groups, layouts
-from ladder_sim_calibration.measure.numbers import DRAWN, normal
 from ladder_sim_calibration.measure.ops import measure
-from ladder_sim_calibration.measure.overlap import OverlapMeasurement
+from ladder_sim_calibration.measure.overlap import OverlapMeasurement, _held_sms, _hold_kernel
 from ladder_sim_calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
 from ladder_sim_calibration.measure.ranks import Ranks
 from ladder_sim_calibration.passes.observations import scenario_of
-from ladder_sim_calibration.passes.testbed import Testbed
+from ladder_sim_calibration.passes.observe import Testbed
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.device import DEVICES
 from ladder_sim_runtime.device import Device as RuntimeDevice
@@ -511,7 +509,7 @@ def test_held_sms_are_taken_before_the_kernels_and_given_back_after_them(monkeyp
             released.append(args[0])
             cuda.ran.append((stream.name, "hold"))
 
-    monkeypatch.setattr("ladder_sim_calibration.measure.holder._hold_kernel", Hold)
+    monkeypatch.setattr("ladder_sim_calibration.measure.overlap._hold_kernel", Hold)
     properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
     with _held_sms(16, torch.device("cpu")):

@@ -11,13 +11,11 @@ import pytest
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serving import Lengths, MeasuredSteps, Outcome, Traffic
-from ladder_sim.serving.replicas.pools import Pool
-from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.serving.steps.mix import Mix
 from ladder_sim_calibration.__main__ import main
-from ladder_sim_calibration.step_log import read_step_log
-from ladder_sim_calibration.steps_fit import fit_steps, steps_toml
+from ladder_sim_calibration.steps_fit import fit_steps, read_step_log, steps_toml
 from tests.support.replicas import SERVER
 
 # as vLLM 0.32.0 writes it, shortened where nothing is read

@@ -231,7 +231,7 @@ def test_sizes_that_do_not_go_together() -> None:
         ("model.layers=0", ("layers is 0", "must be a whole number")),
         ("stack.vocab_parallel=maybe", ("stack.vocab_parallel is 'maybe'", "must be true or false")),
         ("stack.cuda_graphs=false", ("unknown stack.cuda_graphs 'false'", "known: all, decode, off")),
-        ("stack.gemv_factor=0.9", ("unknown setting 'stack.gemv_factor'", "ladder-sim calibrate fit-stack")),
+        ("stack.gemv_factor=0.9", ("unknown setting 'stack.gemv_factor'", "`ladder-sim list settings` shows all")),
         ("stack.attention=flush", ("unknown stack.attention 'flush'", "did you mean 'flash'?")),
         ("inter.bandwidth", ("--set 'inter.bandwidth' is not KEY=VALUE", "--set inter.bandwidth=100Gb/s")),
         ("inter.bandwidth=", ("is not KEY=VALUE",)),
@@ -378,12 +378,13 @@ def test_formats_exclude_each_other() -> None:
 
 
 def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
-    search = ("capacity", "--model", "8b", "--slo", "tpot_p95=30ms", "--rate", "1", "--requests", "20", "--seeds", "1")
+    info = ("trace", "info", str(REPO / "tests" / "data" / "traces" / "cuda_event_sync.json.gz"))
     missing = tmp_path / "missing" / "x.json"
-    refused((*search, "--save", str(missing)), 2, f"'{missing}' cannot be written", "No such file", "folder")
-    refused((*search, "--json", "--save", str(tmp_path)), 2, f"'{tmp_path}'", "directory")
+    refused((*info, "--save", str(missing)), 2, f"'{missing}' cannot be written", "No such file", "folder")
+    refused((*info, "--json", "--save", str(tmp_path)), 2, f"'{tmp_path}'", "directory")
     for name in ("x.foo", "x", "x.json.bak"):
-        refused((*search, "--save", str(tmp_path / name)), 2, name, "unknown extension", ".json, .csv, .txt")
+        measured = ("run", "--bench", "--model", "8b", "--save", str(tmp_path / name))
+        refused(measured, 2, name, "unknown extension", ".json, .csv, .txt")
     assert list(tmp_path.iterdir()) == []
 
 

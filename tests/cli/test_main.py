@@ -15,7 +15,7 @@ import pytest
 from ladder_sim import __version__
 from ladder_sim.cli.commands import COMMANDS as EVERY
 from ladder_sim.cli.commands import load
-from ladder_sim.cli.knobs import knobs_of
+from ladder_sim.cli.flags import knobs_of
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_text
 from ladder_sim.errors import install_command

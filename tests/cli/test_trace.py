@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from ladder_sim.cli.trace import trace
 from ladder_sim.des.program import NO_GROUP
 from ladder_sim.errors import LadderSimError, MemoryFitError, UsageError
-from ladder_sim.report.figures.traces import trace_figure
+from ladder_sim.report.traces import trace_figure
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from ladder_sim.cli.main import main
 from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.clientside import CONTROLS
+from ladder_sim.explorer.callbacks import CONTROLS
 from ladder_sim.explorer.controls import SLIDER_KEYS, SWITCHES, control_id
 from tests.support.accessibility import violations
 from tests.support.explorer_browser import Watched

@@ -9,10 +9,8 @@ import pytest
 from ladder_sim.display.labels import wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.background import VIEWS, answer
-from ladder_sim.explorer.markup import markup
-from ladder_sim.explorer.panel import Panel
-from ladder_sim.explorer.panel_parts import details, tables
+from ladder_sim.explorer.background import VIEWS, Panel, answer
+from ladder_sim.explorer.panel_parts import details, markup, tables
 from ladder_sim.explorer.server import make_app
 from ladder_sim.explorer.state import State
 from ladder_sim.specs.plan import Plan

@@ -12,8 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Route
 from ladder_sim import Scenario, predict
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
-from ladder_sim.explorer.quantities import REACH
-from ladder_sim.explorer.queries import Queries
+from ladder_sim.explorer.queries import REACH, Queries
 from ladder_sim.units import format_seconds
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_browser import Watched, artefacts, served
@@ -279,16 +278,17 @@ def test_requests_under_load_are_simulated_when_they_are_asked_for(seen: Watched
     assert page.locator("#load-views").is_hidden()
     assert page.inner_text("#load-result") == ""
     page.click("#serve")
-    seen.until_text("#load-result", "Ladder needs")
+    seen.until_text("#load-result", "10 requests/s within the SLO need")
     assert "rate=10" in page.url
     seen.until("!!document.querySelector('#latency .scatterlayer .trace')")
-    assert page.inner_text("#load-cards .card[data-variant='ladder'] .gain") == "2 GPUs"
+    gpus = page.locator("#load-needs tr", has_text="ladder").locator("td").nth(1)
+    assert gpus.inner_text() == "2"
     page.fill("#c-rate", "2000")
     page.press("#c-rate", "Enter")
     seen.until_text("#load-notes", "2000 requests/s")
-    seen.until_text("#load-result", "Ladder needs")
+    seen.until_text("#load-result", "2000 requests/s within the SLO need")
     link, needs = page.url, page.inner_text("#load-result")
-    assert page.inner_text("#load-cards .card[data-variant='ladder'] .gain") != "2 GPUs"
+    assert gpus.inner_text() != "2"
     page.click("text=Command line and Python")
     assert "--rate 2000" in page.inner_text("#load-cli")
     with page.expect_download() as table:
@@ -300,7 +300,7 @@ def test_requests_under_load_are_simulated_when_they_are_asked_for(seen: Watched
     seen.until_text("#load-notes", "prompt 128 + 4")
     page.fill("#c-tpot_p95", "1us")
     page.press("#c-tpot_p95", "Enter")
-    seen.until_text("#load-result", "No number of GPUs keeps this promise.")
+    seen.until_text("#load-result", "No number of GPUs keeps the SLO")
     page.select_option("#c-stack", "gpt-fast")
     seen.until_text("#load-result", "gpt-fast")
     page.goto("about:blank")

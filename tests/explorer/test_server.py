@@ -21,7 +21,7 @@ from ladder_sim.display.labels import field_label, field_title
 from ladder_sim.explorer import server as server_module
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.clientside import CONTROLS
+from ladder_sim.explorer.callbacks import CONTROLS
 from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS, models
 from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.explorer.state import State

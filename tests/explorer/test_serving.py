@@ -4,17 +4,14 @@ import csv
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import capacity_cards, serving
+from ladder_sim.explorer import panel_parts, serving
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.capacity_cards import cards, progress, verdict
-from ladder_sim.explorer.markup import markup
+from ladder_sim.explorer.panel_parts import markup, needs, progress
 from ladder_sim.explorer.server import make_app
 from ladder_sim.explorer.serving import ServingResult, ServingView
 from ladder_sim.explorer.snippets import capacity_code, capacity_command
@@ -130,49 +127,31 @@ def test_no_load_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("", "fewer than standard."),
-        ("&variants=standard", "Standard needs"),
-        ("&rate=0.5", "Ladder needs 2 GPUs, as many as standard."),
-        ("&ttft_p95=1us", "No number of GPUs keeps this promise."),
-        ("&price=2.5", "fewer than standard."),
+        ("", "150 requests/s within the SLO need"),
+        ("&variants=standard", "with your weights."),
+        ("&rate=0.5", "0.5 requests/s within the SLO need 2 GPUs (2 or more) with your weights"),
+        ("&ttft_p95=1us", "No number of GPUs keeps the SLO at 150 requests/s, with your weights or ladder."),
+        ("&price=2.5", "150 requests/s within the SLO need"),
     ],
 )
-def test_cards_say_what_is_needed(change: str, says: str) -> None:
+def test_what_is_needed_is_said_as_the_command_says_it(change: str, says: str) -> None:
     key = change[1:].partition("=")[0]
     kept = "&".join(part for part in QUERY.split("&") if part.partition("=")[0] != key)
     last = results(kept + change)[-1]
-    assert says in verdict(last)
-    shown = texts(markup(cards(last)))
-    for name, row in rows(last).items():
-        assert name in shown
-        if row["gpus"]:
-            assert f"{row['gpus']:.0f} GPUs" in shown
-            assert f"{row['gpus_low']:.0f}-" in shown
-        else:
-            assert "no number of GPUs keeps it" in shown
-    assert ("$/Mtok" in shown) == ("price" in change)
+    assert says in last.verdict
+    assert last.table is not None
+    place = last.table.columns.index("GPUs (90 %)")
+    for (name, row), cells in zip(rows(last).items(), last.table.rows, strict=True):
+        assert cells[0] == name
+        assert cells[place].partition(" ")[0] == (f"{row['gpus']:.0f}" if row["gpus"] else "none")
+    assert ("$/Mtoken" in last.table.columns) == ("price" in change)
+    assert last.table.rows[0][place] in texts(markup(needs(last)))
 
 
 def test_a_price_is_that_of_the_gpus_at_the_rate_that_is_served() -> None:
     row = rows(results(f"{QUERY}&price=3.6")[-1])["ladder"]
     # a GPU-second costs 0.1 cents
     assert row["usd_per_Mtoken"] == pytest.approx(1e-3 * row["gpus"] / (150 * 32) * 1e6)
-
-
-def test_a_card_has_intervals_once_they_are_there() -> None:
-    row = {"variant": "standard", "gpus": 8, "replicas": 1, "rate_limit": 989.4, "breaks": "tpot_p95"}
-    row |= {"ttft_p95_s": 0.1, "tpot_p95_s": 0.02}
-    ends = {"gpus_low": 8.0, "gpus_high": None, "rate_limit_low": 801.2, "rate_limit_high": 1320.4}
-    ends |= {"ttft_p95_s_low": 0.08, "ttft_p95_s_high": 0.12}
-    result = ServingResult(
-        label="", doing="", share=1.0, needs=Document(content={}, rows=[row]), curves=Document(content={}), figures={}
-    )
-    assert "limit of each 989 requests/s" in " ".join(texts(markup(cards(result))).split())
-    sure = replace(result, needs=Document(content={}, rows=[row | ends]))
-    shown = " ".join(texts(markup(cards(sure))).split())
-    assert "90 % 8-none GPUs" in shown
-    assert "limit of each 989 (801-1320) requests/s" in shown
-    assert "TTFT p95 100 ms (80.0 ms-120 ms)" in shown
 
 
 def test_progress_names_questions_that_come_first() -> None:
@@ -216,7 +195,7 @@ def test_the_page_gets_pieces_until_all_is_there(page: Page) -> None:
     assert first["load-clock"]["disabled"] is False
     assert texts(first["load-progress"]["children"]) == "starting"
     last = answered(page, SHORT)
-    assert "Ladder needs" in last["load-result"]["children"]
+    assert "50 requests/s within the SLO need" in last["load-result"]["children"]
     assert last["load-views"]["hidden"] is False
     assert {trace["name"] for trace in last["goodput"]["figure"]["data"] if "name" in trace} == {"standard", "ladder"}
     assert texts(last["load-cli"]["children"]).startswith("ladder-sim capacity --model 8b --tp 2 --prompt 64 --gen 4")
@@ -233,7 +212,7 @@ def test_an_end_while_the_last_result_is_put_on_the_page_is_told_next_time(
 ) -> None:
     """Guards against a page that stops asking before it has the result."""
     job = Job(question=QUERY, updates=1, result=results(QUERY)[-1])
-    show = capacity_cards.cards
+    show = panel_parts.needs
 
     def ended(result: ServingResult) -> Any:
         if not job.done:
@@ -241,21 +220,21 @@ def test_an_end_while_the_last_result_is_put_on_the_page_is_told_next_time(
         return show(result)
 
     monkeypatch.setattr(Worker, "ask", lambda self, page, question: job)
-    monkeypatch.setattr(capacity_cards, "cards", ended)
+    monkeypatch.setattr(panel_parts, "needs", ended)
     first, last = (page.ask("load-result.children", QUERY) for _ in range(2))
     assert (first["load-clock"]["disabled"], first["load-result"]["children"]) == (False, None)
     assert last["load-clock"]["disabled"] is True
-    assert "Ladder needs" in last["load-result"]["children"]
+    assert "requests/s within the SLO need" in last["load-result"]["children"]
 
 
 def test_files_hold_what_the_page_shows(page: Page) -> None:
     last = answered(page, SHORT)
-    needs = json.loads(page.client.get(f"/download/serving.json?{SHORT}").text)["rows"]
-    shown = texts(last["load-cards"]["children"])
+    found = json.loads(page.client.get(f"/download/serving.json?{SHORT}").text)["rows"]
+    shown = texts(last["load-needs"]["children"])
     for row, line in zip(
-        needs, csv.DictReader(page.client.get(f"/download/serving.csv?{SHORT}").text.splitlines()), strict=True
+        found, csv.DictReader(page.client.get(f"/download/serving.csv?{SHORT}").text.splitlines()), strict=True
     ):
-        assert f"{row['gpus']:.0f} GPUs" in shown
+        assert f"{row['gpus']:.0f}" in shown
         assert str(row["rate_limit"]) == line["rate_limit"]
     curves = csv.DictReader(page.client.get(f"/download/rates.csv?{SHORT}").text.splitlines())
     assert {row["variant"] for row in curves} == {"standard", "ladder"}

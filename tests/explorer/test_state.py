@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ladder_sim import predict
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer import plans, versus
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.background import VIEWS
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.explorer.snippets import capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State
@@ -236,7 +236,7 @@ def test_commands_of_a_page_are_given_no_setting_that_they_refuse() -> None:
     """Regression: lengths of requests under load are flags."""
     allowlist = Allowlist.of()
     state = State.parse("model=8b&rate=4&stack.frontend=20ms&workload.prompt=64&gpu.hbm_bandwidth=3TB/s", allowlist)
-    for command in (command_line, versus.command, plans.command):
+    for command in (command_line, VIEWS["versus"].command, VIEWS["plans"].command):
         settings = ["stack.frontend=20ms", "workload.prompt=64", "gpu.hbm_bandwidth=3TB/s"]
         assert settings_of(command(state, allowlist)) == settings
     assert run(*shlex.split(command_line(state, allowlist))[1:]).code == 0

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.errors import UsageError
-from ladder_sim.serving.engine.defaults import scheduler_spec
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.replicas.outcome import Outcome
-from ladder_sim.serving.replicas.pools import Pool, Prefill
-from ladder_sim.serving.replicas.simulation import ROUTERS, simulate
+from ladder_sim.serving.replicas.simulation import ROUTERS, Pool, Prefill, simulate
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.service import scheduler_spec
 from tests.support.laws import law
 from tests.support.replicas import LinearTimes
 from tests.support.strategies import ODD

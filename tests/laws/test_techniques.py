@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
-from ladder_sim.analysis.contenders import WIRINGS
-from ladder_sim.analysis.options import at_load
+from ladder_sim.analysis.advise import at_load
+from ladder_sim.analysis.versus import WIRINGS
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import Prediction
 from ladder_sim.simulate.passes import ForwardPass

@@ -13,7 +13,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import BoundError, InfeasibleError, MissingPackageError, ProfileError, UsageError
 from ladder_sim.validation.runs import Compared, RunCheck, compare_requests
-from ladder_sim_calibration.passes.measure import measure
+from ladder_sim_calibration.passes.observe import measure
 from ladder_sim_runtime.runs import Runs, Times, bench
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

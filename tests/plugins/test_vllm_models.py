@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ladder_sim_runtime.checkpoint.convert import convert
-from ladder_sim_runtime.checkpoint.files import Checkpoint
+from ladder_sim_runtime.checkpoint.files import Checkpoint, convert
 from tests.conftest import REPO
 from tests.support.checkpoints import save_checkpoint
 from tests.support.reference import reference_logits

@@ -15,10 +15,10 @@ import pytest
 import ladder_sim
 from ladder_sim import Prediction, Predictions, Scenario, predict
 from ladder_sim.analysis.sensitivity import sensitivity
-from ladder_sim.display.notes import Notes
+from ladder_sim.display.document import Notes
 from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError
-from ladder_sim.report.brief import LINES, WIDTH
 from ladder_sim.report.prediction import prediction_fields
+from ladder_sim.report.report import LINES, WIDTH
 from ladder_sim.specs.scenario_warnings import Caution
 from ladder_sim.sweeps.run import sweep
 from tests.support.commands import run

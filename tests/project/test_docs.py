@@ -10,7 +10,7 @@ import pytest
 import ladder_sim_calibration.__main__
 import ladder_sim_runtime.commands
 from ladder_sim.cli.commands import program
-from ladder_sim.cli.knobs import knobs_of
+from ladder_sim.cli.flags import knobs_of
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import find_setting
 from tests.conftest import REPO

@@ -25,7 +25,7 @@ from ladder_sim.validation.serving import compare_servings
 from ladder_sim.validation.serving_table import read_servings
 from ladder_sim_calibration.fit.samples import SampleStore, medians
 from ladder_sim_calibration.nccl_tests.sweep import fabric_text, read_sweep
-from ladder_sim_runtime.comm.table import LatencyTable
+from ladder_sim_runtime.comm.emulate import LatencyTable
 from tests.conftest import REPO
 from tests.support.commands import process, run
 from tests.support.strategies import damaged, damaged_text

@@ -11,7 +11,7 @@ import ladder_sim
 import ladder_sim.serving
 import ladder_sim_calibration.__main__ as calibration
 import ladder_sim_runtime.commands as runtime
-from ladder_sim.cli.knobs import knob_rows
+from ladder_sim.cli.flags import knob_rows
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO
 from tests.support.commands import run

@@ -7,7 +7,7 @@ import pytest
 
 from ladder_sim import Scenario, advise, breakeven, compare, sensitivity, sweep, versus
 from ladder_sim.answer import Answer
-from ladder_sim.report.brief import LINES, WIDTH
+from ladder_sim.report.report import LINES, WIDTH
 from tests.support.commands import run
 
 SERVED = {"model": "70b", "stack": "vllm", "concurrency": 64}

@@ -7,7 +7,7 @@ import pytest
 
 from ladder_sim import Trace, validate
 from ladder_sim.answer import Answer
-from ladder_sim.report.brief import LINES, WIDTH
+from ladder_sim.report.report import LINES, WIDTH
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.traces.trace import Rewired
 from ladder_sim.traces.whatif import Changes

@@ -20,12 +20,15 @@ from ladder_sim.analysis.versus import versus
 from ladder_sim.analysis.winners import Winners, winners
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
 from ladder_sim.graph.variants import FAMILIES
+from ladder_sim.report.advise import pareto_figure
+from ladder_sim.report.breakeven import breakeven_figure
+from ladder_sim.report.compare import comparison_figure
 from ladder_sim.report.figures import style
-from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import VARIANT_COLOURS, log_axis, save_figure, variant_colour
-from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
-from ladder_sim.report.figures.versus import versus_figure, winners_figure
+from ladder_sim.report.sensitivity import tornado_figure
+from ladder_sim.report.sweep import speedup_lines, speedup_map, sweep_figure
+from ladder_sim.report.versus import versus_figure, winners_figure
 from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
 from tests.support.browser import browser_path

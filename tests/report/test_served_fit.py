@@ -11,7 +11,7 @@ import pytest
 from ladder_sim import Scenario, capacity, serve
 from ladder_sim.answer import Answer
 from ladder_sim.errors import UsageError
-from ladder_sim.report.brief import LINES, WIDTH
+from ladder_sim.report.report import LINES, WIDTH
 from ladder_sim.serving import Request
 from tests.support.commands import run
 

@@ -14,7 +14,7 @@ from ladder_sim import Predictions, Scenario, predict
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import LEGEND
 from ladder_sim.report.console import show, table, to_text
-from ladder_sim.report.tables.explanation import explanation
+from ladder_sim.report.prediction import explanation
 from tests.support.commands import run
 from tests.support.terminal import Terminal
 

@@ -17,8 +17,7 @@ from ladder_sim.errors import InfeasibleError, UsageError, install_command
 from ladder_sim_runtime.bench import _Sample, bench
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator, Handle
-from ladder_sim_runtime.comm.emulate import EmulatedLink
-from ladder_sim_runtime.comm.table import LatencyTable
+from ladder_sim_runtime.comm.emulate import EmulatedLink, LatencyTable
 from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder

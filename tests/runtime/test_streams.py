@@ -17,11 +17,10 @@ from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.bench import _request
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
-from ladder_sim_runtime.comm.emulate import EmulatedGpuLink
+from ladder_sim_runtime.comm.emulate import EmulatedGpuLink, LatencyTable
 from ladder_sim_runtime.comm.process_group import ProcessGroup, check_variables
 from ladder_sim_runtime.comm.streams import SideStream
 from ladder_sim_runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
-from ladder_sim_runtime.comm.table import LatencyTable
 from ladder_sim_runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
 from ladder_sim_runtime.environment import gpu_links, gpu_states, variables
 from ladder_sim_runtime.model import kernels

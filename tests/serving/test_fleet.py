@@ -2,26 +2,18 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladder_sim import Scenario, serve
 from ladder_sim import capacity as search_plans
-from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.serving import SLO, Capacity, Lengths, Service, Traffic
-from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.sizing.search import Case, Need, Search
-from tests.conftest import REPO
 from tests.support.commands import run
 from tests.support.replicas import SERVER, capacity, keywords
 
@@ -250,68 +242,6 @@ def test_slower_steps_break_at_lower_rates() -> None:
     assert limits[0] > 1.05 * limits[1] > 1.1 * limits[2]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.serving import test_fleet as here
-
-def watch(done, total):
-    if done == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-here.few_requests(path=Path(sys.argv[1]), watch=watch)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_search_goes_on_and_gives_the_same_answer(tmp_path: Path) -> None:
-    """Killed twice with -9; nothing that was simulated is simulated again."""
-    path = tmp_path / "answer.json"
-    whole: list[int] = []
-    expected = few_requests(watch=lambda done, total: whole.append(done))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), "9"], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
-    assert path.with_name("answer.json.part.journal").exists()
-    resumed: list[int] = []
-    answer = few_requests(path=path, resume=True, watch=lambda done, total: resumed.append(done))
-    # the one that it was killed in begins again
-    assert len(resumed) == len(whole) - 8
-    for name, each in answer.items():
-        assert (each.gpus, each.rate_limit, each.tried) == (
-            expected[name].gpus,
-            expected[name].rate_limit,
-            expected[name].tried,
-        )
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_search_is_not_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "answer.json"
-    subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), "4"], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False
-    )
-    with pytest.raises(UsageError, match="belongs to another sweep or search"):
-        few_requests(path=path, resume=True, seeds=3)
-
-
-def test_a_profile_that_was_changed_makes_another_search(tmp_path: Path) -> None:
-    path, file = tmp_path / "answer.json", tmp_path / "profile.json"
-    profile = load_profile("h100-sxm-vllm")
-
-    def interrupt(done: int, total: int) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    save_profile(profile, file)
-    with pytest.raises(KeyboardInterrupt):
-        few_requests(path=path, profile=str(file), watch=interrupt)
-    save_profile(replace(profile, created="2020-01-01"), file)
-    with pytest.raises(UsageError, match="belongs to another sweep or search"):
-        few_requests(path=path, profile=str(file), resume=True)
-
-
 def test_progress_goes_up_and_ends() -> None:
     calls: list[tuple[int, int]] = []
     few_requests(watch=lambda done, total: calls.append((done, total)))
@@ -319,12 +249,11 @@ def test_progress_goes_up_and_ends() -> None:
     assert all(done <= total for done, total in calls)
 
 
-def test_the_command_gives_every_figure(tmp_path: Path) -> None:
-    path = tmp_path / "answer.json"
+def test_the_command_gives_every_figure() -> None:
     flags = ("capacity", *FLAGS, "--tp", "2", "--pp", "1", "--rate", "200", "--slo", "tpot_p95=8ms", "--price", "2")
-    result = run(*flags, "--set", "prefill_tp=1", "--seeds", "1", "--save", str(path), "--resume")
+    result = run(*flags, "--set", "prefill_tp=1", "--seeds", "1", "--json")
     assert result.code == 0, result.err
-    answer = json.loads(path.read_text())
+    answer = json.loads(result.out)
     assert (answer["promise"], answer["seeds"], answer["load"]["rate"]) == ("tpot_p95=8.00ms", 1, 200.0)
     for row in answer["rows"]:
         for name in ("gpus", "rate_limit", "gpus_saved", "rate_gain", "usd_per_Mtoken"):
@@ -333,7 +262,6 @@ def test_the_command_gives_every_figure(tmp_path: Path) -> None:
         assert (row["plan"] == "TP 2") == (not row["prefill_replicas"])
     assert {plan["plan"] for plan in answer["plans"]} == {"TP 2", "TP 2, prompts on TP 1"}
     assert [*answer["validated"]] == ["standard", "ladder"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["answer.json"]
 
 
 @pytest.mark.parametrize(
@@ -347,12 +275,12 @@ def test_the_command_gives_every_figure(tmp_path: Path) -> None:
         (("--rate", "1"), "Missing option"),
         (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),
-        (("--rate", "1", "--slo", "tpot_p95=8ms", "--resume"), "--resume without --save"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--resume"), "unknown option '--resume'"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--seeds", "0"), "seeds is 0"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--price", "0"), "price 0: must be above 0"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--tp", "3"), "tp"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--prompt", "5000000"), "the KV cache has room for"),
-        (("--rate", "1", "--slo", "tpot_p95=8ms", "--save", "no/such/x.json"), "cannot be written"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--save", "x.json"), "redirect the output"),
     ],
 )
 def test_bad_flags_are_named(flags: tuple[str, ...], shown: str) -> None:

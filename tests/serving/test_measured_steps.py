@@ -9,8 +9,7 @@ import pytest
 from ladder_sim import Scenario
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.serving import MeasuredSteps, Request, Service
-from ladder_sim.serving.replicas.pools import Pool
-from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.steps.mix import Mix
 from tests.support.commands import run
 from tests.support.replicas import SERVER

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.serving import Lengths, Service, StepLimits, Traffic
-from ladder_sim.serving.confidence import confidence_of
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.replica import Replica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.engine.speculation import Speculation
+from ladder_sim.serving.intervals import confidence_of
 from ladder_sim.serving.replicas.outcome import Outcome
-from ladder_sim.serving.replicas.pools import Pool, Prefill
-from ladder_sim.serving.replicas.simulation import ROUTERS, simulate
+from ladder_sim.serving.replicas.simulation import ROUTERS, Pool, Prefill, simulate
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.steps.mix import Mix
 from tests.support.commands import run

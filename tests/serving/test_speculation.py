@@ -7,10 +7,10 @@ import pytest
 from ladder_sim import Scenario
 from ladder_sim.errors import UsageError
 from ladder_sim.serving import Lengths, Service, Traffic
-from ladder_sim.serving.engine.defaults import scheduler_spec
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.requests.request import Request
+from ladder_sim.serving.service import scheduler_spec
 from ladder_sim.serving.steps.mix import Mix
 from tests.support.commands import run
 from tests.support.replicas import Steps, serve

@@ -18,13 +18,12 @@ from ladder_sim.des.program import Program
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving import StepLimits, StepTimes
-from ladder_sim.serving.steps import cache as cache_module
-from ladder_sim.serving.steps.cache import cached, folder
+from ladder_sim.serving.steps import times as cache_module
 from ladder_sim.serving.steps.grids import Grids
 from ladder_sim.serving.steps.mix import Mix
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.serving.steps.step_model import Attention, Mixes, StepModel, rows_of
-from ladder_sim.serving.steps.times import Axis, Grid
+from ladder_sim.serving.steps.times import Axis, Grid, cached, folder
 from tests.support.scenarios import with_overheads
 
 LIMITS = StepLimits(requests=256, tokens=8192, context=8192)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pages import DOCS
 from benchmarks.vllm_servers import COMPILED, FIGURES, LINKS, SERIES, VARIANTS, Runs, compare, pages, predict
 from ladder_sim.serving import MeasuredSteps
-from ladder_sim.serving.confidence import MEASURED_STEPS_WIDTH
+from ladder_sim.serving.intervals import MEASURED_STEPS_WIDTH
 
 # errors beyond it are named on the page
 LIMIT = 0.15

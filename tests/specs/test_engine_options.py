@@ -7,7 +7,7 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
-from ladder_sim.serving.engine.defaults import scheduler_spec
+from ladder_sim.serving.service import scheduler_spec
 from ladder_sim.sweeps.grid import Grid
 from tests.support.commands import run
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from ladder_sim.specs.hf_types import CLASS_SIZES, EXPERTS, SIZES, TYPES
+from ladder_sim.specs.hf_reader import CLASS_SIZES, EXPERTS, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
 from tests.conftest import DATA
 

@@ -12,7 +12,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.hf_types import CLASS_SIZES, EXPERTS, SIZES, TYPES
+from ladder_sim.specs.hf_reader import CLASS_SIZES, EXPERTS, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig

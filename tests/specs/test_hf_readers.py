@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ladder_sim.specs.hf_types import EXPERTS, LATENT_TYPES, TYPES
+from ladder_sim.specs.hf_reader import EXPERTS, LATENT_TYPES, TYPES
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
 

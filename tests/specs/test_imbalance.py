@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.errors import LadderSimError, SpecError, UnknownNameError, UsageError
-from ladder_sim.specs.imbalance import USUAL, ExpertLoads
+from ladder_sim.specs.workload import USUAL, ExpertLoads
 
 COUNTS = [4.0, 0.0, 1.0, 3.0]
 

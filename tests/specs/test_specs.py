@@ -192,7 +192,6 @@ def test_bad_cluster_file(tmp_path: Path, old: str, new: str, kind: type[LadderS
         ("fused_norm_rules = [", "fused_norm_rules = [\n    8,", "fused_norm_rules[0] is 8: must be a table"),
         ("gpu_limits = [", "gpu_limits = [\n    8,", "gpu_limits[0] is 8: must be a table"),
         ("step_tokens = 16384 }", "step_token = 16384 }", "did you mean 'step_tokens'?"),
-        ('engine = "vllm"', "allreduce_copies = 2\nversion = 9", "allreduce_copies, version: no such field any more"),
         ("{ gpus = 2, one-shot", "{ gpus = 2.5, one-shot", "gpus is 2.5: must be a whole number"),
         ("{ gpus = 2, one-shot", '{ gpus = 2, oneshot = "1 MiB", one-shot', "did you mean 'one-shot'?"),
         ("{ gpus = 2, one-shot", '{ gpus = 2, auto = "1 MiB", one-shot', "unknown"),

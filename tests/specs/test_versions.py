@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario
 from ladder_sim.errors import LadderSimError, SpecError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.versions import Versions, release
+from ladder_sim.specs.catalog import Versions, release
 
 SERVING = [name for name in catalog.stack_names() if catalog.stack(name).serves]
 

@@ -12,7 +12,7 @@ from ladder_sim.display.document import SCHEMA
 from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.quality.published import Measured
 from ladder_sim.report import advise, archive, capacity, errors, loads, prediction, servings, validation, versus
-from ladder_sim.report.documents.settings import value_schema
+from ladder_sim.report.settings import value_schema
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import SHARES
 from ladder_sim.serving.requests.slo import METRICS, PERCENTILES
@@ -26,7 +26,7 @@ from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import Batching, DType
 from ladder_sim.sweeps.evaluate import ENDS, PRICE
 from ladder_sim.sweeps.evaluate import METRICS as SWEPT
-from ladder_sim.system.schema import KEY
+from ladder_sim.system.files import KEY
 from ladder_sim.traces.blocks import Cover
 from ladder_sim.traces.replay import StepError
 from ladder_sim.traces.summary import IdleTime, ModuleTotal, OpTotal, RankSummary

@@ -13,6 +13,9 @@ from ladder_sim.cli.main import main
 from tests.conftest import REPO
 from tests.support.waiting import HANG_S
 
+# of this checkout, whichever is installed
+PACKAGES = os.pathsep.join(map(str, (REPO, REPO / "runtime", REPO / "calibration")))
+
 
 class Ran(NamedTuple):
     """Exit code and output of a command."""
@@ -45,7 +48,7 @@ def process(*arguments: str, shell: str = "", **environment: str) -> Ran:
         text=True,
         timeout=HANG_S,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(REPO), **environment},
+        env={**os.environ, "PYTHONPATH": PACKAGES, **environment},
     )
     return Ran(done.returncode, done.stdout, done.stderr)
 

@@ -12,8 +12,7 @@ from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.engine.replica import Replica, SimulatedReplica
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
-from ladder_sim.serving.replicas.pools import Pool
-from ladder_sim.serving.replicas.simulation import simulate
+from ladder_sim.serving.replicas.simulation import Pool, simulate
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.search import Need, Search

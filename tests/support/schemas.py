@@ -19,13 +19,13 @@ import ladder_sim.serving.engine.measured_steps
 import ladder_sim_calibration.fit.samples
 from ladder_sim.costs.moe_file import MoeDocument
 from ladder_sim.costs.profile_file import DerivedDocument, ProfileDocument
-from ladder_sim.report.documents.settings import value_schema
+from ladder_sim.report.settings import value_schema
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.stack import AllReduce, GpuLimits, OwnAllReduce, StackSpec
 from ladder_sim.specs.values import field_kinds, limits_of, meanings, settable_fields
-from ladder_sim.system.schema import KEY, Schema
+from ladder_sim.system.files import KEY, Schema
 from ladder_sim.units import short_name
 from ladder_sim_calibration.crosscheck.store import ResultDocument
 from ladder_sim_calibration.fit.samples import Sample

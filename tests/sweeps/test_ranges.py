@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from ladder_sim.errors import UnitError, UnknownNameError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.sweeps.axes import axis, value_at
+from ladder_sim.sweeps.axes import axis, expand, value_at
 from ladder_sim.sweeps.grid import Grid, check_size, scenario_at, variant_names
-from ladder_sim.sweeps.ranges import expand
 from ladder_sim.units import parse_quantity, unit_of
 
 

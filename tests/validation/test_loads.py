@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.report.figures.validation import loads_figure
+from ladder_sim.report.errors import loads_figure
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.load import LoadValidation, compare_loads, gate_loads, summarize_loads

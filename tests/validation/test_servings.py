@@ -11,7 +11,7 @@ import pytest
 from ladder_sim.closed_loop.checks import checks_of
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.report.figures.validation import servings_figure
+from ladder_sim.report.errors import servings_figure
 from ladder_sim.specs import catalog
 from ladder_sim.validation.compare import Quantity, error_stats
 from ladder_sim.validation.serving import compare_servings, gate, summarize_servings, summary

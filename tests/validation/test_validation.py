@@ -14,7 +14,7 @@ from benchmarks.accuracy_page import to_files
 from ladder_sim import Scenario
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.report.figures.validation import error_figure
+from ladder_sim.report.errors import error_figure
 from ladder_sim.system.files import read_bytes
 from ladder_sim.validation import dataset
 from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, summarize, validate

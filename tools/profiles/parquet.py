@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.graph.shapes import AttentionShape, MlaShape
-from ladder_sim.specs.imbalance import Imbalance
+from ladder_sim.specs.workload import Imbalance
 from tools.profiles.grids import Series
 from tools.profiles.package import Columns
 

@@ -125,8 +125,7 @@ def _share(text: str) -> float:
 def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
     """Write the result in the chosen format; return the exit code."""
     from ladder_sim.report import console
-    from ladder_sim.report.figures.crosscheck import crosscheck_page
-    from ladder_sim.report.tables.crosscheck import crosscheck_report
+    from ladder_sim.report.crosscheck import crosscheck_page, crosscheck_report
 
     if options.html:
         write_file(options.html, crosscheck_page(result))

@@ -11,8 +11,7 @@ from ladder_sim.costs.profile import Positive
 from ladder_sim.costs.table_parts import WaitPart
 from ladder_sim.costs.typed_json import Head, Part, read_head, refused
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import read_text
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, read_text
 
 # 3: predictions are from a profile, whose file holds what `calibration` did
 SCHEMA = Schema(version=3, oldest=2, stale="run `ladder-sim calibrate check` again")

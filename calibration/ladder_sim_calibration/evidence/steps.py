@@ -31,11 +31,20 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
-from ladder_sim.system.files import read_bytes, replacing, write_file
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, read_bytes, replacing, write_file
 from ladder_sim.validation.archive import FAILURES, FIGURES, PREDICTED, figures, read_archive, scenario_of
-from ladder_sim_calibration.evidence.checks import of_captures, of_run, of_samples
-from ladder_sim_calibration.evidence.runs import VARIANTS, Run, arguments_of, linked, links_here, own_files, planned
+from ladder_sim_calibration.evidence.runs import (
+    VARIANTS,
+    Run,
+    arguments_of,
+    linked,
+    links_here,
+    of_captures,
+    of_run,
+    of_samples,
+    own_files,
+    planned,
+)
 from ladder_sim_calibration.evidence.serving import serve, servings
 from ladder_sim_calibration.fit.command import report
 from ladder_sim_calibration.fit.profile import make_profile

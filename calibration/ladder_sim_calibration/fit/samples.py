@@ -22,8 +22,7 @@ from ladder_sim.costs.profile import COLLECTIVES, CollectiveName
 from ladder_sim.costs.roofline import AXES, Experts, Kind, TableOf
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.system.files import append, locked, read_bytes, writing_hint
-from ladder_sim.system.schema import KEY, Schema
+from ladder_sim.system.files import KEY, Schema, append, locked, read_bytes, writing_hint
 
 # 3: operands are random numbers
 SCHEMA = Schema(

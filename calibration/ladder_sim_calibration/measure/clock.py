@@ -4,6 +4,7 @@ What only CUDA has is in `CudaClock`, in `holder` and in `launches`; tests put a
 """
 
 import ctypes
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -149,3 +150,22 @@ def timed(run: Callable[[], object], clock: Clock, launches: int = 1, *, runs: i
         # of more than are queued, the last are launched while others run
         if runs * launches > DEPTH or clock.has_held(start):
             return clock.elapsed_s(start, end) / runs
+
+
+DTYPE = torch.bfloat16
+# numbers that are drawn; larger tensors repeat them. Odd, so that rows of a power of two do not
+DRAWN = 2**22 - 1
+SEED = 0
+
+
+def normal(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return a tensor of normally distributed numbers, equal for equal shapes."""
+    elements, drawn = math.prod(shape), _drawn(device)
+    numbers = drawn[:elements].clone() if elements <= DRAWN else drawn.repeat(-(-elements // DRAWN))[:elements]
+    return numbers.view(shape)
+
+
+@functools.cache
+def _drawn(device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(SEED)
+    return torch.randn(DRAWN, generator=generator, device=device).to(DTYPE)

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
 from ladder_sim_calibration.fit.samples import Sample
-from ladder_sim_calibration.measure.clock import chained, clock_of
+from ladder_sim_calibration.measure.clock import DTYPE, chained, clock_of, normal
 from ladder_sim_calibration.measure.launches import TINY_ELEMENTS
-from ladder_sim_calibration.measure.numbers import DTYPE, normal
 from ladder_sim_calibration.measure.plan import CHAINED_COLLECTIVES, QUEUED_KERNELS
 from ladder_sim_calibration.measure.ranks import Ranks
 from ladder_sim_runtime.comm.process_group import ProcessGroup

@@ -93,7 +93,7 @@ def _measure_passes(options: argparse.Namespace) -> int:
     """Write a profile of real passes."""
     # imported here: samples need no simulator
     from ladder_sim.costs.profile_file import save_profile
-    from ladder_sim_calibration.passes.measure import measure
+    from ladder_sim_calibration.passes.observe import measure
 
     check_folder("--out", options.out)
     if len(options.model) > 1:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ladder_sim.costs.experts import MEASURED_IMBALANCE
 from ladder_sim.costs.roofline import AXES
 from ladder_sim_calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, Sample
-from ladder_sim_calibration.measure.numbers import DTYPE, SEED, normal
+from ladder_sim_calibration.measure.clock import DTYPE, SEED, normal
 from ladder_sim_runtime.device import kind_of
 from ladder_sim_runtime.model import attention_kernels, kernels
 

@@ -25,8 +25,7 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import json_fault, read_text, shown_path
-from ladder_sim.system.schema import KEY
+from ladder_sim.system.files import KEY, json_fault, read_text, shown_path
 from ladder_sim.units import quoted
 
 Placement = Literal["in", "out"]

@@ -1,12 +1,15 @@
 """Observes passes: what a profile is fitted to and requests take turns, so that drift affects both equally."""
 
+import math
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from datetime import date
 from functools import partial
 from itertools import count
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import torch
@@ -16,10 +19,12 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.pass_kernels import pass_ops
+from ladder_sim.graph.variants import canonical_names
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress
-from ladder_sim_calibration.passes.fit import times_of
+from ladder_sim_calibration.passes.fit import profile_of, times_of
 from ladder_sim_calibration.passes.observations import (
     PHASES,
     Observations,
@@ -31,17 +36,119 @@ from ladder_sim_calibration.passes.observations import (
     scenario_of,
     steps,
 )
-from ladder_sim_calibration.passes.testbed import Testbed
-from ladder_sim_calibration.passes.timers import time_collective
+from ladder_sim_calibration.passes.timers import OverlapTime, message, time_collective, time_kernels, time_overlap
+from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.comm.base import Communicator
-from ladder_sim_runtime.comm.emulate import EmulatedLink
+from ladder_sim_runtime.comm.emulate import EmulatedLink, LatencyTable
 from ladder_sim_runtime.comm.launch import on_ranks
 from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import connect
-from ladder_sim_runtime.comm.table import LatencyTable
-from ladder_sim_runtime.config import CommConfig
+from ladder_sim_runtime.config import CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.environment import environment
-from ladder_sim_runtime.runs import facts, require_ranks
+from ladder_sim_runtime.model.wiring import Wiring, lay_out
+from ladder_sim_runtime.runs import Times, facts, require_ranks
+
+# what CPUs compute in
+DTYPE = torch.float32
+# of weights and prompts
+SEED = 0
+# from the issue of one message during a pass to the next, in multiples of its time alone
+MESSAGE_DISTANCE = 1.5
+
+
+class Testbed:
+    """One rank's shard of a scenario's model, with its prompt and its cache; `comm` connects the ranks."""
+
+    # not a test, whatever its name suggests to pytest
+    __test__ = False
+
+    def __init__(self, scenario: Scenario, comm: Communicator) -> None:
+        self.scenario, self.comm = scenario, comm
+        work = scenario.workload
+        self._generator = assemble(
+            ModelConfig.of(scenario.model),
+            _engine(scenario),
+            comm,
+            device=torch.device("cpu"),
+            dtype=DTYPE,
+            batch=work.batch,
+            prompt=work.prompt,
+            gen=work.gen,
+            seed=SEED,
+        )
+
+    def request(self, variant: str, comm: Communicator) -> Times:
+        """Time one request over `comm`, on the slowest rank."""
+        wiring = self._set_up(scenario_of(self.scenario, variant), comm)
+        self.comm.barrier()
+        start_s = time.perf_counter()
+        self._generator.prefill(wiring)
+        first_s = time.perf_counter()
+        for step in range(1, self.scenario.workload.gen):
+            self._generator.decode(wiring, step)
+        own = torch.tensor([first_s - start_s, time.perf_counter() - first_s], dtype=torch.float64)
+        return Times(*self.comm.slowest(own).tolist())
+
+    def compute_only(self) -> Times:
+        """Time one request without communication."""
+        return self.request("upper-bound", Communicator(self.comm.size))
+
+    def kernels(self, scenario: Scenario) -> Mapping[Phase, list[tuple[OpKey, float]]]:
+        """Time every kernel of a request of a scenario without communication."""
+        wiring = self._set_up(scenario, Communicator(self.comm.size))
+        self.comm.barrier()
+        return {
+            phase: [
+                kernel
+                for step, run in enumerate(self._passes(wiring, phase), start=int(phase == "decode"))
+                for kernel in time_kernels(run, pass_ops(scenario, phase, scenario.workload.prompt + step))
+            ]
+            for phase in PHASES
+        }
+
+    def overlap(self, phase: Phase, size_bytes: float, message_s: float) -> OverlapTime:
+        """Time all-reduces and a pass without communication at the same time, on the slowest rank.
+
+        Parameters
+        ----------
+        phase
+            Of the pass.
+        size_bytes, message_s
+            An all-reduce, and how long it takes alone.
+        """
+        phase_s = self.compute_only()[PHASES.index(phase)]
+        scenario = scenario_of(self.scenario, "upper-bound")
+        wiring = self._set_up(scenario, Communicator(self.comm.size))
+        # decode steps go on from a prefill
+        self._generator.prefill(wiring)
+        passes = self._passes(wiring, phase)
+        alone_s = phase_s / len(passes)
+        kernels = sum(op.stream == "compute" for op in pass_ops(scenario, phase, scenario.workload.prompt))
+        distance = math.ceil(MESSAGE_DISTANCE * message_s / (alone_s / kernels))
+        due = range(0, max(1, kernels - distance + 1), distance)
+        each = [time_overlap(run, alone_s, self.comm, message(size_bytes), due) for run in passes]
+        own = torch.tensor([fmean(column) for column in zip(*each, strict=True)], dtype=torch.float64)
+        return OverlapTime(*self.comm.slowest(own).tolist())
+
+    def _set_up(self, scenario: Scenario, comm: Communicator) -> Wiring:
+        """Take over a scenario's engine and a communicator; returns its wiring."""
+        model, spec = self._generator.model, scenario.model
+        model.engine, model.comm = _engine(scenario), comm
+        return lay_out(scenario.variant, spec.layers, spec.ladder_layers)
+
+    def _passes(self, wiring: Wiring, phase: Phase) -> list[Callable[[], None]]:
+        """Return the forward passes of a request in one phase, to be called in order."""
+        if phase == "prefill":
+            return [partial(self._generator.prefill, wiring)]
+        return [partial(self._generator.decode, wiring, step) for step in range(1, self.scenario.workload.gen)]
+
+
+def _engine(scenario: Scenario) -> EngineConfig:
+    stack = scenario.stack
+    same = {field.name: getattr(stack, field.name) for field in fields(EngineConfig) if hasattr(stack, field.name)}
+    split = {"sharded_lm_head": stack.vocab_parallel, "sharded_embedding": stack.vocab_parallel}
+    return EngineConfig(**{**same, **split, "techniques": scenario.techniques.chosen})
+
 
 # the emulated link whose requests of standard a profile is fitted to, and the part of standard's time that messages
 # take on it
@@ -238,3 +345,60 @@ def _all_reduce(scenario: Scenario, pass_s: Mapping[Phase, float], share: float)
 
 def _latencies(curve: Curve) -> LatencyTable:
     return LatencyTable(list(zip(curve.size_bytes.tolist(), curve.seconds.tolist(), strict=True)))
+
+
+# rounds of measurements whose medians are taken
+ROUNDS = 9
+
+
+def measure(
+    scenario: Scenario, variants: Sequence[str] = ("standard", "ladder"), *, rounds: int = ROUNDS, threads: int = 1
+) -> CalibrationProfile:
+    """Time passes of a scenario on ranks of this machine, over gloo, and fit a profile to them.
+
+    Parameters
+    ----------
+    scenario
+        Model, workload and stack; its tensor-parallel degree is the number of ranks.
+    variants
+        Wirings whose kernels and messages are timed. Requests of standard run too, which show what waiting costs.
+    rounds
+        Measurements of each kind, in turns.
+    threads
+        CPU threads of each rank.
+
+    Returns
+    -------
+    CalibrationProfile
+        For the cluster "this-machine"; `ladder_sim.costs.profile_file.save_profile` writes it.
+
+    Raises
+    ------
+    MissingPackageError
+        torch is not installed.
+    InfeasibleError
+        There are fewer cores than ranks.
+    RankError
+        A rank failed; it has printed why.
+    """
+    if scenario.plan.tp < 2:
+        raise UsageError("tp is 1: a single rank sends no messages", hint="measure tp 2 or more")
+    require_ranks(scenario.plan.tp)
+    # imported here: it needs torch
+    from ladder_sim_calibration.passes.observe import Experiment, observe
+    from ladder_sim_runtime.config import CommConfig
+
+    experiment = Experiment(
+        scenario=scenario,
+        variants=canonical_names(variants),
+        runs=("standard",),
+        rounds=rounds,
+        threads=threads,
+        links=CommConfig(backend="gloo"),
+    )
+    observed = observe(experiment)
+    if observed is None:
+        raise UsageError(
+            "this process is one of several ranks", hint="measure starts ranks by itself: leave out torchrun"
+        )
+    return profile_of(observed, created=date.today().isoformat())

@@ -18,8 +18,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import MAX_RANKS
 from ladder_sim.specs.values import nonempty, real, whole
-from ladder_sim.system.files import read_toml, shown_path, stamp
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, read_toml, shown_path, stamp
 from ladder_sim.units import quoted
 
 # of the files

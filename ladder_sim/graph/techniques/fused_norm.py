@@ -12,8 +12,7 @@ TokenWeave, arXiv 2505.11329; FlashInfer's kernels in vLLM (vllm-project/vllm#20
 from collections.abc import Mapping
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import COLLECTIVE_KINDS
-from ladder_sim.graph.roles import ResidualOp
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, ResidualOp
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, steps_of
 
 _REDUCE, _ADD, _NORM, _ADD_NORM = (ResidualOp(op) for op in ("all_reduce", "add", "norm", "add_norm"))

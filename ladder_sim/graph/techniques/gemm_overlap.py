@@ -14,11 +14,10 @@ vLLM calls.
 
 from typing import Any
 
-from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.roles import InChunks, ResidualOp
+from ladder_sim.graph.ops import InChunks, Phase, ResidualOp
 from ladder_sim.graph.shapes import Count
+from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, steps_of
 
 # bytes of a rank's chunk of the residual from which it pays, because each reads the GEMM's weights: on H100 in vLLM

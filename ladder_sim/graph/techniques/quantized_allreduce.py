@@ -7,10 +7,10 @@ Flash Communication, arXiv 2412.04964; QuickReduce in vLLM 0.32.0 (quick_all_red
 
 from typing import Any
 
-from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.roles import ResidualOp
+from ladder_sim.graph.ops import ResidualOp
 from ladder_sim.graph.shapes import Count
+from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 
 # bytes of a message from which it pays: vLLM's smallest are 1 to 16 MiB, by GPUs and bits (0.32.0,

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ladder_sim.graph.layout import Layout
-from ladder_sim.graph.ops import OpKind
-from ladder_sim.graph.roles import PortionOf, ResidualOp, Role
+from ladder_sim.graph.ops import OpKind, PortionOf, ResidualOp, Role
 
 
 class Step(NamedTuple):

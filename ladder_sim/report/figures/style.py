@@ -1,6 +1,7 @@
-"""What all figures share: colours, a template, axes, and how a figure is saved."""
+"""What all figures share: colours, a template, axes, and how a figure is saved; the pages that hold figures."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.util import find_spec
 from math import ceil, floor, log10
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ladder_sim.confidence import Interval
 from ladder_sim.display.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
-from ladder_sim.report.figures.page import figure_page
 from ladder_sim.system.files import check_folder, write_file
 
 if TYPE_CHECKING:
@@ -224,3 +224,25 @@ def _image(figure: "go.Figure", path: Path) -> bytes:
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
         ) from error
     return image
+
+
+def page(title: str, body: str, style: str = "") -> str:
+    """Return a whole HTML document."""
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>\n'
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def figure_html(figure: "go.Figure") -> str:
+    """Return a figure as part of an HTML document, always under one name, so that equal figures make equal files."""
+    html: str = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure", config={"displaylogo": False})
+    return html
+
+
+def figure_page(figure: "go.Figure") -> str:
+    """Return an HTML document with a figure that fills the window."""
+    # without the subtitle
+    title = figure.layout.title.text.partition("<br>")[0]
+    return page(title, figure_html(figure), "html,body{height:100%}")

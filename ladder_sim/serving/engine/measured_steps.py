@@ -10,8 +10,7 @@ from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.steps.mix import Mix, MixTimes, StepLimits
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.values import Limits, Seconds, check_fields
-from ladder_sim.system.files import read_toml, shown_path
-from ladder_sim.system.schema import Schema
+from ladder_sim.system.files import Schema, read_toml, shown_path
 
 # of the file
 SCHEMA = Schema()

@@ -1,4 +1,4 @@
 """Replicas that serve together, on simpy.
 
-`simulation` sends requests to `pools` of replicas by a router; `outcome` says what became of them.
+`simulation` sends requests to pools of replicas by a router; `outcome` says what became of them.
 """

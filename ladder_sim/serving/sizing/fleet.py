@@ -1,36 +1,29 @@
-"""The fewest GPUs that meet an SLO, over the plans of a replica, with intervals; a search that can go on later.
+"""The fewest GPUs that meet an SLO, over the plans of a replica, with intervals.
 
 What the best plan needs is searched again with slower and faster steps: these are the ends of its intervals. For what a
 variant saves over the first one its steps change only by what the two do not share, and those of the first one stay as
 predicted.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
-from ladder_sim.costs.fingerprint import fingerprint
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.confidence import confidence_of, widths_of
-from ladder_sim.serving.intervals import MOST_SEEDS, interval_of, of_mean
+from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, interval_of, of_mean, widths_of
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.best_plan import Best, Context, Progress, Tried, best_plan
-from ladder_sim.serving.sizing.search import Case, Need, Points, Search, check_rate
+from ladder_sim.serving.sizing.search import Case, Need, Search, check_rate
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
-from ladder_sim.system.journal import Journal
 from ladder_sim.units import format_seconds
 
 # by default: a bound is compared with the mean over them
@@ -79,8 +72,6 @@ def smallest_fleets(
     plans: Sequence[Plan] = (),
     prefill_tps: Sequence[int] = (),
     seeds: int = SEEDS,
-    path: Path | None = None,
-    resume: bool = False,
     curves: bool = False,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
@@ -97,11 +88,9 @@ def smallest_fleets(
         Plans of one replica to choose from; by default that of the scenario.
     prefill_tps
         Tensor parallelisms of replicas that run prompts only: each plan is tried with each of them, too.
-    path
-        Simulations are kept next to this file until the search ends.
     **how
         Fields of `ladder_sim.serving.service.Service`, but `prefill`.
-    variants, seeds, resume, curves, watch
+    variants, seeds, curves, watch
         As in `ladder_sim.capacity`.
     """
     check_rate(traffic)
@@ -109,43 +98,14 @@ def smallest_fleets(
     names = canonical_names(variants)
     kinds = [(plan, tp) for tp in (None, *prefill_tps) for plan in plans or [replace(scenario.plan, dp=1)]]
     progress = Progress(len(names) * (len(kinds) + 2), watch)
-    made_from = [scenario, kinds, resolve_profile(scenario, how.get("profile")), traffic, slo, names, seeds, how]
     fleets: dict[str, Fleet] = {}
-    with _kept_points(path, fingerprint(*made_from), resume=resume) as points:
-        context = Context(traffic, slo, seeds, points, progress)
-        for name in names:
-            best = best_plan(context, name, scenario, kinds, how)
-            first = next(iter(fleets.values()), None)
-            fleets[name] = with_intervals(best, first, curves=curves)
-            progress.searched()
+    context = Context(traffic, slo, seeds, {}, progress)
+    for name in names:
+        best = best_plan(context, name, scenario, kinds, how)
+        first = next(iter(fleets.values()), None)
+        fleets[name] = with_intervals(best, first, curves=curves)
+        progress.searched()
     return fleets
-
-
-@contextmanager
-def _kept_points(path: Path | None, fingerprint: str, *, resume: bool) -> Iterator[Points]:
-    """Yield the simulated points, kept in memory, and in a journal next to a file until all is done."""
-    if path is None:
-        yield {}
-        return
-    journal = Journal(path=path, fingerprint=fingerprint)
-    with journal.locked():
-        done = len(journal.done()) if resume else 0
-        known = dict(json.loads(chunk) for chunk in journal.chunks()) if done else {}
-        with journal.appending(done) as append:
-            yield _Kept(known, append)
-        journal.drop()
-
-
-class _Kept(dict[str, Any]):
-    """Points of which each further one is written down."""
-
-    def __init__(self, known: Mapping[str, Any], append: Callable[[bytes, int], None]) -> None:
-        super().__init__(known)
-        self._append = append
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._append(f"{json.dumps([key, value])}\n".encode(), 1)
-        super().__setitem__(key, value)
 
 
 def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> Fleet:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.replicas.outcome import Outcome
-from ladder_sim.serving.replicas.pools import Sizes
+from ladder_sim.serving.replicas.simulation import Sizes
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.serving.service import Service

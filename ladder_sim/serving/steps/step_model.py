@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import CollectiveShape
-from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.sizes import PassInputs, Sizes
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, forward_passes

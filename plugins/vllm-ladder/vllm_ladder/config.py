@@ -5,7 +5,7 @@ from typing import Any
 from transformers import LlamaConfig
 
 from ladder_sim.errors import UsageError
-from ladder_sim_runtime.checkpoint.convert import beyond_llama
+from ladder_sim_runtime.checkpoint.files import beyond_llama
 from ladder_sim_runtime.config import ModelConfig, wiring_in
 from ladder_sim_runtime.model.wiring import Wiring, lay_out
 

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
 from ladder_sim_runtime.comm.base import ONE_STAGE, Communicator, Pipeline
-from ladder_sim_runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
+from ladder_sim_runtime.comm.emulate import EmulatedGpuLink, EmulatedLink, LatencyTable
 from ladder_sim_runtime.comm.heartbeat import Heartbeat, RankProgress
 from ladder_sim_runtime.comm.launch import FOLDER
 from ladder_sim_runtime.comm.process_group import (
@@ -24,7 +24,6 @@ from ladder_sim_runtime.comm.process_group import (
 )
 from ladder_sim_runtime.comm.streams import SideStream
 from ladder_sim_runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
-from ladder_sim_runtime.comm.table import LatencyTable
 from ladder_sim_runtime.config import CommConfig
 
 

@@ -19,10 +19,9 @@ from ladder_sim.serving.requests.generators.fields import (
     stated,
     unit_s,
 )
-from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.result import Result
 from ladder_sim.serving.requests.slo import PERCENTILES, Metric
-from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Lengths, Traffic
 from ladder_sim.units import quoted
 
 _TIMES: Mapping[str, Metric] = {

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.request import Request
 from ladder_sim.serving.requests.slo import PERCENTILES, Metric
+from ladder_sim.serving.requests.traffic import Lengths
 from ladder_sim.units import quoted
 
 JSON = Mapping[str, Any]

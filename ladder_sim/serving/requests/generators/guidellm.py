@@ -5,10 +5,9 @@ from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.requests.generators.fields import JSON, count, number, or_zero, seconds, spread, stated
-from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.result import Result
 from ladder_sim.serving.requests.slo import PERCENTILES, Metric
-from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Traffic
+from ladder_sim.serving.requests.traffic import MAX_BURSTINESS, Lengths, Traffic
 from ladder_sim.units import quoted
 
 # names end in their unit, but for the time of a request, which is in seconds

@@ -1,9 +1,8 @@
 """Results of InferenceX: an object for each serving, with what it was measured on."""
 
 from ladder_sim.serving.requests.generators.fields import JSON, count, number, times_s
-from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.result import Result
-from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.requests.traffic import Lengths, Traffic
 
 # requests of each client in an InferenceX serving, and the shortest length as a share of the longest: its scripts give
 # --num-prompts 10 x concurrency and --random-range-ratio 0.8

@@ -3,9 +3,8 @@
 import math
 
 from ladder_sim.serving.requests.generators.fields import JSON, count, fixed, number, or_zero, times_s
-from ladder_sim.serving.requests.lengths import Lengths
 from ladder_sim.serving.requests.result import Result
-from ladder_sim.serving.requests.traffic import Traffic
+from ladder_sim.serving.requests.traffic import Lengths, Traffic
 
 # what it calls engines
 _STACKS = {"trt": "trtllm", "vllm": "vllm", "vllm-chat": "vllm"}

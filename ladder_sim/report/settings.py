@@ -6,12 +6,14 @@ from typing import Any, get_args
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import field_text
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.report.console import table
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Setting, described
+from ladder_sim.specs.values import Limits
 from ladder_sim.sweeps.axes import used_value
 
 COLUMNS = ("setting", "default", "range", "meaning")
@@ -72,3 +74,33 @@ def _range_text(setting: Setting) -> str:
 
 def _first_sentence(setting: Setting) -> str:
     return re.split(r"\.(?: (?=[A-Z0-9])|$)", setting.meaning)[0]
+
+
+def settings_document(scenario: Scenario) -> Document:
+    """Return every setting in SI units and words of JSON Schema, with the value that predictions use."""
+    profile = resolve_profile(scenario, None)
+    settings = {
+        name: {
+            **value_schema(setting.kind, setting.limits),
+            "unit": setting.unit,
+            "default": used_value(scenario, setting.name, profile),
+            "description": setting.meaning,
+        }
+        for name, setting in sorted(described().items())
+    }
+    names = {part: getattr(scenario, part).name for part in ("model", "cluster", "stack")}
+    return Document(content={**names, "settings": settings})
+
+
+def value_schema(kind: Any, limits: Limits | None) -> dict[str, Any]:
+    """Return the values that a setting of a type may have, in the words of JSON Schema."""
+    choices = get_args(kind)
+    if limits:
+        return {
+            "type": "integer" if kind is int else "number",
+            "exclusiveMinimum" if limits.above else "minimum": limits.minimum,
+            "maximum": kind(limits.maximum),
+        }
+    if kind is bool:
+        return {"type": "boolean"}
+    return {"type": "string", **({"enum": list(choices)} if choices else {})}

@@ -1,35 +1,102 @@
-"""A cross-check's predictions against its measurements: latencies by parity, speedups by link; and its page."""
+"""A cross-check: what ran, a row per quantity and the verdict as text, and a page with figures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.report.figures.page import figure_html, page
-from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
-from ladder_sim.report.tables.crosscheck import COLUMNS, Result, fitted_to, rows_of, title, verdict
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.report.console import table, to_html
+from ladder_sim.report.figures.style import TEXT_COLOUR, figure, figure_html, log_axis, page, variant_colour
+from ladder_sim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "bound")
+# as `ladder_sim_calibration.crosscheck.run` makes it
+Result = Mapping[str, Any]
+
+
+def crosscheck_report(result: Result) -> RenderableType:
+    """Return what ran, every row, and the verdict."""
+    return Group(
+        Text(title(result)), Text(), table(COLUMNS, rows_of(result), left=3, keys=3), Text(), Text(verdict(result))
+    )
+
+
+def title(result: Result) -> str:
+    """Return what ran where."""
+    run, machine = result["run"], result["environment"]
+    load, cores, threads = machine["load"], machine["cpu_cores"], run["threads"]
+    return (
+        f"{run['model']}: {run['layers']} layers, hidden {run['hidden']}, TP {run['tp']}, backend {run['backend']}, "
+        f"batch {run['batch']}, prompt {run['prompt']}, {run['gen']} new tokens, stack {run['stack']}\n"
+        f"fp32 on {machine['cpu']}, {cores} core{'s' * (cores > 1)}, torch {machine['torch']}, "
+        f"{threads} thread{'s' * (threads > 1)} per rank; "
+        f"{run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
+    )
+
+
+def verdict(result: Result) -> str:
+    """Return the errors of the predictions, and which of them exceed their bounds."""
+    judged = [row for row in result["rows"] if row["bound"] is not None]
+    exceeding = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
+    parts = []
+    for name, quantities in (("latency", ("prefill", "decode")), ("speedup", ("speedup",))):
+        errors = [abs(row["error"]) for row in judged if row["quantity"] in quantities]
+        if errors:
+            parts.append(f"Error of {name}: {sum(errors) / len(errors):.1%} on average, {max(errors):.1%} at most.")
+    return " ".join(
+        [*parts, f"Errors above their bound: {', '.join(exceeding)}." if exceeding else "No error exceeds its bound."]
+    )
+
+
+def fitted_to(result: Result) -> str:
+    """Return what the profile behind the predictions was fitted to."""
+    fitted = result.get("fitted")
+    if fitted is None:
+        return "Rows without a bound are not judged."
+    waits = "".join(
+        f" A computation that waited for a message of {format_bytes(wait['bytes'])} resumes "
+        f"{format_seconds(wait['wake_s'])} after its end; during a computation the message takes {wait['slowed']:.0%} "
+        f"longer, and {wait['core_share']:.0%} of the computation's core."
+        for wait in fitted["waits"]
+    )
+    return (
+        f"Fitted to {fitted['kernels']} kernels of passes without communication, timed in place, and to standard on "
+        f"one link.{waits} Rows without a bound are not judged."
+    )
+
+
+def rows_of(result: Result) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the table, row by row."""
+    for row in result["rows"]:
+        if row["quantity"] == "request":
+            continue
+        write = "{:.3f}".format if row["quantity"] == "speedup" else format_seconds
+        yield (
+            row["link"],
+            row["variant"],
+            row["quantity"],
+            write(row["predicted"]),
+            write(row["measured"]),
+            f"{write(row['low'])} to {write(row['high'])}",
+            f"{row['error']:+.1%}" + (" !" if row["beyond"] else ""),
+            "-" if row["bound"] is None else f"{row['bound']:.0%}",
+        )
+
 
 _SYMBOLS = {"prefill": "circle", "decode": "diamond"}
 
 
 def crosscheck_page(result: Result) -> str:
     """Return the page of a cross-check; it needs no network."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in rows_of(result)
-    )
-    style = (
-        "body{font:15px/1.45 Helvetica,Arial,sans-serif;max-width:1280px;margin:2em auto;color:#262626}"
-        "table{border-collapse:collapse}td,th{padding:.15em .8em;text-align:right}"
-        "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}tr:nth-child(even){background:#f5f5f5}"
-    )
+    style = "body{font:15px/1.45 Helvetica,Arial,sans-serif;max-width:1280px;margin:2em auto;color:#262626}"
     body = (
         "<h1>Predicted and measured on one machine</h1>\n"
-        f"<p>{escape(title(result)).replace(chr(10), '<br>')}</p>\n<p><b>{escape(verdict(result))}</b></p>\n"
-        f"{figure_html(error_figure(result))}\n<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>\n"
-        f"<p>{escape(fitted_to(result))}</p>"
+        f"{figure_html(error_figure(result))}\n{to_html(crosscheck_report(result))}\n<p>{escape(fitted_to(result))}</p>"
     )
     return page("Cross-check", body, style)
 

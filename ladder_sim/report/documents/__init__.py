@@ -1,4 +1,0 @@
-"""Answers other than a prediction as JSON and CSV.
-
-The answers' modules are imported for their types only: a command needs those of one answer.
-"""

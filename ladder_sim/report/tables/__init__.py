@@ -1,1 +1,0 @@
-"""The tables of answers that do not print themselves, a file per kind of answer."""
