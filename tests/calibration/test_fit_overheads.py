@@ -123,7 +123,6 @@ def by_law(planted: OverlapParameters) -> Iterator[Sample]:
 
 
 def test_planted_contention_is_recovered(tmp_path: Path) -> None:
-    """A GEMM bound by arithmetic uses little of the memory: it delays little, and determines nothing."""
     planted = OverlapParameters(lost=0.6, gemm_delay=2.0, kernel_delay=0.3)
     result = fitted(tmp_path, list(by_law(planted)))
     assert result.profile.overlap == pytest.approx({"lost": 0.6, "gemm_delay": 2.0, "kernel_delay": 0.3})
@@ -156,6 +155,12 @@ def test_what_was_not_measured_stays_the_default(kept: str, determined: set[str]
     left = sorted({"lost", "gemm_delay", "kernel_delay"} - determined)
     told = [line for line in report(result) if line.startswith("not measured")]
     assert told == ([f"not measured, predictions use the default: {', '.join(left)}"] if left else [])
+
+
+def test_a_gemm_bound_by_arithmetic_determines_no_delay(tmp_path: Path) -> None:
+    """It uses little of the memory, so that it delays little."""
+    many = [each for each in by_law(OverlapParameters(lost=0.6)) if each.point.get("m") == max(OVERLAP_ROWS)]
+    assert fitted(tmp_path, many).profile.overlap == pytest.approx({"lost": 0.6})
 
 
 @pytest.mark.parametrize(("ratio", "lost"), [(0.9, 0.0), (1.0, 0.0), (50.0, 1.0)])
