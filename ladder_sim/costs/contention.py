@@ -66,9 +66,10 @@ class OverlapParameters:
     written."""
     nvls_traffic: Number = 2.0
     """Device memory traffic per message byte where the switch reduces: read once, written once."""
-    lost: Number = 0.75
-    """Part of its share of the SMs that a kernel loses with those that a collective holds: 16 held ones of 132 cost
-    GEMMs of 1 to 64 rows 9 % (gemm_beside.csv, mean of 16 blocks)."""
+    lost: Number = 0.5
+    """Part of its share of the SMs that a kernel loses with those that a collective holds: ladder's steps beside 8, 16
+    and 24 held blocks (steps_fixed.csv). By themselves GEMMs of a library lose 0.75 of it beside 16 held of 132 SMs,
+    compiled GEMVs 0.4 (gemm_beside.csv)."""
     memory_step_s: Number = 0.8e-6
     """Time of a collective's step through device memory alone: a store with its flag, and the poll that sees it
     (latency_beside.csv)."""
