@@ -98,7 +98,8 @@ def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number) -
     """Return what a kernel takes of a GPU, given its share `memory` of the memory bandwidth."""
     delay = parameters.kernel_delay
     if isinstance(shape, GemmShape | BmmShape | MoeShape):
-        rows: Any = shape.rows_of_expert if isinstance(shape, MoeShape) else shape.m
+        # experts have several rows on average where there are several tokens
+        rows: Any = shape.tokens if isinstance(shape, MoeShape) else shape.m
         if isinstance(shape, GemmShape) and shape.chunks > 1:
             rows = shape.m / shape.chunks
         delay = where(rows > GEMV_ROWS, parameters.gemm_delay, delay)

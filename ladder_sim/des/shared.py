@@ -77,10 +77,10 @@ class Demand:
 
     @property
     def uses_shared(self) -> bool:
-        """Whether it uses anything that is shared."""
+        """Whether it shares anything with others, or slows them."""
         if self.is_collective:
             return True
-        return any_true(self.memory) or any_true(self.lost)
+        return any_true(self.memory) or any_true(self.lost) or any_true(self.delay)
 
     @property
     def is_collective(self) -> bool:

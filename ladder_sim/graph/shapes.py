@@ -202,11 +202,6 @@ class MoeShape(Multiplication):
         return self.experts / self.ep * (1.0 - (1.0 - self.top_k / self.experts) ** self.tokens)
 
     @property
-    def rows_of_expert(self) -> Any:
-        """Tokens of each of them."""
-        return self.tokens * self.top_k / self.ep / self.experts_taken
-
-    @property
     def flops(self) -> float:
         """Multiply-adds counted as two, if every rank has as much to do."""
         return 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp

@@ -21,7 +21,7 @@ from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement,
 from ladder_sim_calibration.__main__ import main
 from ladder_sim_calibration.stack_fit.fit import fit_stack
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
-from ladder_sim_calibration.stack_fit.unseen import conformal
+from ladder_sim_calibration.stack_fit.unseen import conformal, unseen_runs
 from tests.conftest import REPO
 from tests.support.commands import run
 
@@ -56,10 +56,17 @@ def runs_with(
                 configuration=one,
                 variant=variant,
                 tokens_per_s=one.batch * one.gen / float(times[variant].request_s[0]),
+                ttft_s=float(times[variant].ttft_s[0]),
+                tpot_s=float(times[variant].decode_s[0]) / (one.gen - 1),
             )
             for number, variant in enumerate(variants)
         ]
     return measurements
+
+
+def whole(runs: Sequence[Measurement]) -> list[Measurement]:
+    """The same runs where prefill and decode were not timed apart."""
+    return [dataclasses.replace(run, ttft_s=None, tpot_s=None) for run in runs]
 
 
 def fitted(profile: CalibrationProfile) -> StackFit:
@@ -70,7 +77,7 @@ def fitted(profile: CalibrationProfile) -> StackFit:
 @pytest.mark.slow
 def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     """Known figures, other than the priors' medians, come back within their own intervals."""
-    planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
+    planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.prompt_factor": 1.2}
     shapes = [configuration(tp=tp, batch=batch) for tp in (2, 8) for batch in (1, 8)]
     runs = runs_with(planted, shapes, base)
     fit = fit_stack(
@@ -81,7 +88,7 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
         dataset="planted",
         created="2026-01-01",
         starts=2,
-        draws=6,
+        draws=12,
         workers=2,
     )
     stack_fit = fitted(fit.profile)
@@ -108,11 +115,9 @@ def test_few_runs_fit_few_figures(base: CalibrationProfile) -> None:
     problem = Problem(tuple(runs_with({}, [configuration(tp=1)], base)[:2]), base)
     sensitive = [name for name, fitted_here in zip(problem.figures, problem.fitted, strict=True) if fitted_here]
     assert sensitive
-    # fitted_here GPU: nothing is communicated, and nothing waits for the slowest
-    assert not {"stack.collective_launch_s", "stack.stream_wait_s", "rank_skew", "overlap.memory_spare"} & set(
-        sensitive
-    )
-    # fitted_here sequence
+    # one GPU: nothing is communicated, and nothing waits for the slowest
+    assert not {"stack.collective_launch_s", "rank_skew"} & set(sensitive)
+    # one sequence
     assert "stack.batched_attention_s" not in sensitive
     assert set(sensitive) | set(problem.left_out) == set(PRIORS)
 
@@ -130,7 +135,7 @@ def test_runs_that_cannot_be_fitted_together_are_refused(base: CalibrationProfil
 
 def test_errors_that_runs_share_cost_less_than_their_own(base: CalibrationProfile) -> None:
     """All runs of one TP degree and batch 2 % too fast is one error; one of them alone so would be three sigma."""
-    runs = runs_with({}, [configuration(batch=batch) for batch in (1, 4)], base)
+    runs = whole(runs_with({}, [configuration(batch=batch) for batch in (1, 4)], base))
 
     def cost(off: Sequence[int]) -> float:
         shifted = [
@@ -142,17 +147,43 @@ def test_errors_that_runs_share_cost_less_than_their_own(base: CalibrationProfil
     assert cost([0, 1, 2]) < cost([1])
 
 
+def test_a_fit_sees_what_a_sum_hides(base: CalibrationProfile) -> None:
+    """Where prefills and decode steps were timed apart, errors that cancel in the throughput count; prefills' less."""
+    apart = runs_with({}, [configuration(batch=batch) for batch in (1, 4)], base)
+    problem = Problem(tuple(apart), base)
+    assert problem.observed == [(row, name) for row in range(len(apart)) for name in ("ttft_s", "tpot_s")]
+    summed = Problem(tuple(whole(apart)), base)
+    assert summed.observed == [(row, "tokens_per_s") for row in range(len(apart))]
+    for each in (problem, summed):
+        np.testing.assert_allclose(each.logs(np.zeros(len(each.figures))), each.measured, atol=1e-9)
+
+    def cost(**factors: float) -> float:
+        first, *others = apart
+        off = {name: getattr(first, name) * factor for name, factor in factors.items()}
+        return (
+            Problem((dataclasses.replace(first, **off), *others), base).solve_from(np.zeros(len(problem.figures))).cost
+        )
+
+    assert cost() < 1e-9
+    assert 0.0 < cost(ttft_s=1.05) < cost(tpot_s=1.05)
+
+
 @pytest.mark.parametrize("protocol", SHIPPED)
 def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base: CalibrationProfile) -> None:
     """The figures shipped are where the fit to exactly these rows stops: any other row would move them."""
     stack_fit = fitted(load_profile(SHIPPED[protocol]))
-    rows = tuple(filter(PROTOCOLS[protocol].fits, read_dataset().measurements))
-    assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-70b", protocol, len(rows))
-    scenarios = [row.configuration.scenario() for row in rows]
+    data = read_dataset("ladder-h100").measurements
+    rows = tuple(filter(PROTOCOLS[protocol].fits, data))
+    assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-h100", protocol, len(rows))
+    # evidence is of all rows: those that the fit did not see say how wide intervals must be
+    scenarios = [row.configuration.scenario() for row in data]
     assert {stack_fit.allreduce} == {each.stack.allreduce for each in scenarios}
     assert set(stack_fit.families) == {each.model.family for each in scenarios}
     assert set(stack_fit.nodes) == {each.group_nodes for each in scenarios}
     assert set(stack_fit.dtypes) == {each.workload.dtype for each in scenarios}
+    unseen_models = {row.configuration.model for row in data if row not in rows}
+    assert set(stack_fit.left_out_models) == unseen_models
+    assert set(stack_fit.models) == {row.configuration.model for row in rows}
     problem = Problem(rows, base)
     assert list(stack_fit.figures) == list(problem.figures)
     at = np.array(
@@ -165,8 +196,10 @@ def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base
 
 
 @pytest.mark.parametrize("level", ["protocol-a", "protocol-b"])
-def test_unseen_rows_are_those_that_the_protocol_keeps_back(level: str) -> None:
-    data = read_dataset()
+@pytest.mark.parametrize("name", ["ladder-70b", "ladder-h100"])
+def test_unseen_rows_are_those_that_the_protocol_keeps_back(level: str, name: str) -> None:
+    """Of either data set of the package: both hold the runs of the fit."""
+    data = read_dataset(name)
     kept = tuple(row for row in data.measurements if not PROTOCOLS[level[-1].upper()].fits(row))
     assert tuple(one.measurement for one in unseen(validate(data, level)[level])) == kept  # type: ignore[arg-type]
 
@@ -248,14 +281,16 @@ def test_intervals_widen_beyond_the_runs() -> None:
     scale = fitted(profile)
     assert scale.scale("llama-3.1-70b", 4) == scale.fitted_scale
     assert scale.scale("llama-3.1-70b", 8) == scale.scale("llama-3.1-8b", 4) == scale.other_scale
-    wide = dataclasses.replace(
-        scale, other_scale=dataclasses.replace(scale.other_scale, speedup=10 * scale.other_scale.speedup)
-    )
     scenario = Scenario(model="70b", tp=8)
-    narrow = predict(scenario, ["ladder"], profile=profile)["ladder"].speedup
-    wider = predict(scenario, ["ladder"], profile=dataclasses.replace(profile, stack_fit=wide))["ladder"].speedup
-    assert wider.value == narrow.value
-    assert wider.log_width == pytest.approx(10 * narrow.log_width)
+    shown = {"rate": "tokens_per_s", "speedup": "speedup", "tpot": "tpot", "ttft": "ttft"}
+    for widened in shown:
+        other_scale = dataclasses.replace(scale.other_scale, **{widened: 10 * getattr(scale.other_scale, widened)})
+        wide = dataclasses.replace(profile, stack_fit=dataclasses.replace(scale, other_scale=other_scale))
+        before, after = (predict(scenario, ["ladder"], profile=each)["ladder"] for each in (profile, wide))
+        for name, figure in shown.items():
+            narrow, wider = getattr(before, figure), getattr(after, figure)
+            assert wider.value == narrow.value
+            assert wider.log_width == pytest.approx((10 if name == widened else 1) * narrow.log_width)
     standard = predict(scenario, ["standard"], profile=profile)["standard"].speedup
     assert standard.low == standard.high == 1.0
 
@@ -272,6 +307,21 @@ def test_an_unknown_figure_widens_the_intervals_that_depend_on_it() -> None:
         for one in (full, half)
     )
     assert narrow.log_width < wide.log_width
+
+
+def test_a_run_that_was_left_out_is_judged_by_the_fit_without_it(base: CalibrationProfile) -> None:
+    """By every figure that was measured; its speedup where standard ran too."""
+    runs = runs_with({}, [configuration(batch=batch) for batch in (1, 4)], base)
+    runs = [*runs[:3], *whole(runs[3:])]
+    slow = dataclasses.replace(runs[1], tokens_per_s=runs[1].tokens_per_s / 2.0)
+    problem = Problem((runs[0], slow, *runs[2:]), base)
+    solutions = [(group, np.zeros(len(problem.figures))) for group in set(problem.groups)]
+    errors = [each.log_errors for each in unseen_runs(problem, problem.groups, solutions)]
+    assert [set(each) for each in errors] == [
+        {"rate", "tpot", "ttft"}, *[{"rate", "tpot", "ttft", "speedup"}] * 2, {"rate"}, *[{"rate", "speedup"}] * 2
+    ]  # fmt: skip
+    assert errors[1] == pytest.approx({"rate": np.log(2), "speedup": np.log(2), "tpot": 0.0, "ttft": 0.0}, abs=1e-9)
+    assert max(abs(value) for each in (errors[0], *errors[2:]) for value in each.values()) < 1e-9
 
 
 def test_conformal_by_hand() -> None:

@@ -1,7 +1,6 @@
-"""What ops ask of their GPU: tiles, channels, and the profile's overlap section."""
+"""What ops ask of their GPU: SMs, steps through memory, and the profile's overlap section."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,12 +12,12 @@ from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import DISPATCHES
 from ladder_sim.costs.contention import (
     HOLDERS,
-    TILE_COLUMNS,
+    HOST_ROUND_TRIP_S,
     OverlapParameters,
     collective_sms,
     collective_traffic_bytes,
-    gemm_tiles,
     kernel_demand,
+    memory_steps,
 )
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
@@ -26,9 +25,9 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, ElementwiseShape, GemmShape, Shape
-from ladder_sim.graph.sizes import TILE_ROWS, PassInputs
+from ladder_sim.graph.sizes import PassInputs
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.support.graphs import build
@@ -37,9 +36,9 @@ from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 
 DEFAULTS = OverlapParameters()
 SMS = 132
-SIZES = st.integers(1, 40_000)
 MESSAGES = st.floats(1.0, 1e10)
 ALGORITHMS = sorted(HOLDERS)
+KINDS = sorted(COLLECTIVE_KINDS)
 IN_SWITCH = {"nvls", "nvls-tree", "nccl-symmetric", "multimem", "fused-norm"}
 
 
@@ -54,124 +53,33 @@ def attention(q_len: int, **fields: object) -> AttentionShape:
     return dataclasses.replace(shape, **fields)
 
 
-# tiles
+# kernels
 
 
-@given(SIZES, SIZES, st.integers(1, 200))
-def test_tiles_cover_the_output(m: int, n: int, sms: int) -> None:
-    tiles = gemm_tiles(m, n, sms)
-    rows = TILE_ROWS[0] if m <= TILE_ROWS[0] else TILE_ROWS[1]
-    assert tiles >= 1
-    assert tiles * rows * max(TILE_COLUMNS) >= m * n
-    # no more than the smallest tiles, each split until the SMs are busy
-    smallest = math.ceil(m / rows) * math.ceil(n / min(TILE_COLUMNS))
-    assert tiles <= max(smallest, sms)
+def delay(shape: Shape, memory: float = 1.0) -> float:
+    return float(kernel_demand(shape, DEFAULTS, memory).delay)
 
 
-@given(SIZES, SIZES, st.integers(1, 200))
-def test_a_gemm_keeps_half_of_the_sms_busy(m: int, n: int, sms: int) -> None:
-    assert 2 * gemm_tiles(m, n, sms) > sms
-
-
-@given(SIZES, SIZES, st.integers(1, 200))
-def test_the_tile_fills_the_waves_as_well_as_any(m: int, n: int, sms: int) -> None:
-    def filled(tiles: int) -> float:
-        return tiles / (math.ceil(tiles / sms) * sms)
-
-    rows = math.ceil(m / (TILE_ROWS[0] if m <= TILE_ROWS[0] else TILE_ROWS[1]))
-    choices = [rows * math.ceil(n / columns) for columns in TILE_COLUMNS]
-    assert filled(gemm_tiles(m, n, sms)) >= max(filled(tiles) for tiles in choices) * (1 - 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "tiles"),
-    [
-        # 70B on 8 GPUs: up, down and out, qkv
-        (64, 7168, 112),
-        (64, 8192, 128),
-        (64, 1280, 80),
-        # split in two along the inner dimension: 32 columns tiles of 64, four halves
-        (64, 2048, 128),
-        # prefill of 1024 tokens: 8 rows of tiles
-        (1024, 8192, 256),
-        (1024, 7168, 896),
-    ],
-)
-def test_known_tiles(m: int, n: int, tiles: int) -> None:
-    assert gemm_tiles(m, n, SMS) == tiles
-
-
-@given(st.lists(SIZES, min_size=1, max_size=8), SIZES, st.integers(1, 200))
-def test_tiles_of_many_sizes_are_those_of_each(rows: list[int], n: int, sms: int) -> None:
-    assert gemm_tiles(np.array(rows), n, sms).tolist() == [gemm_tiles(m, n, sms) for m in rows]
-
-
-def test_grids_by_tokens() -> None:
-    """One token is a reduction of many small blocks, a few share a grid of tiles, more run it in waves of clusters."""
-    idle = 1 - 128 / SMS
-    for m, tiles, spare in ((1, 0, DEFAULTS.memory_spare), (2, 0, idle), (8, 0, idle), (9, 128, idle)):
-        use = kernel_demand(gemm(m, 8192, 3584), SMS, DEFAULTS, 0.5)
-        assert (use.tiles, use.spare) == (tiles, spare), m
-    assert use.scatter == DEFAULTS.scatter
+def test_what_a_kernel_delays_a_step_by() -> None:
+    """A library's GEMM of several rows more than other kernels, of which a reduction of one row is one."""
+    assert DEFAULTS.gemm_delay > DEFAULTS.kernel_delay
+    many, one = gemm(64, 8192, 3584), gemm(1, 8192, 3584)
+    # one token's experts have one row each, whatever part of how many
+    parts = [moe_shape(tokens=1, experts=experts, top_k=6, ep=ep) for experts in (64, 160) for ep in (1, 8)]
+    others = (
+        attention(1),
+        attention(1024),
+        attention(1, kernel="math"),
+        mla_shape(),
+        ElementwiseShape(moved_bytes=1e6),
+    )
+    for shape in (many, gemm(2, 8192, 3584), bmm_shape(m=2), moe_shape(tokens=2)):
+        assert delay(shape) == DEFAULTS.gemm_delay
+    for shape in (one, bmm_shape(m=1), dataclasses.replace(many, chunks=64), *parts, *others):
+        assert delay(shape) == DEFAULTS.kernel_delay, shape
     # in a sweep over batches each has its own
-    rows = np.array([1, 2, 8, 9])
-    swept = kernel_demand(dataclasses.replace(gemm(1, 8192, 3584), m=rows), SMS, DEFAULTS, 0.5)
-    np.testing.assert_array_equal(swept.tiles, [0, 0, 0, 128])
-    np.testing.assert_array_equal(swept.spare, [DEFAULTS.memory_spare, *3 * [idle]])
-
-
-def test_what_a_collective_costs_by_tokens() -> None:
-    """Rate of a GEMM of 112 tiles next to 24 channels: all with one token, its share with four, half with many."""
-    device, ring = Device(sms=SMS), Demand(held_sms=24)
-    one, four, many = (device.rate(kernel_demand(gemm(m, 14336, 8192), SMS, DEFAULTS, 0.0), [ring]) for m in (1, 4, 64))
-    assert one == 1.0
-    assert four == pytest.approx((SMS - 24) / 112)
-    assert many == 0.5
-    # 112 tiles fit the 116 SMs that NVLS leaves, but not in clusters
-    nvls = Demand(held_sms=collective_sms("nvls", 1e6, DEFAULTS))
-    tiled = kernel_demand(gemm(64, 14336, 8192), SMS, DEFAULTS, 0.0)
-    assert device.rate(tiled, [nvls]) == 0.5
-    assert device.rate(dataclasses.replace(tiled, scatter=0.0), [nvls]) == 1.0
-
-
-@given(st.integers(2, 4096), st.sampled_from((1280, 6656, 8192, 14336)), st.integers(1, SMS - 1))
-def test_a_librarys_gemm_loses_its_share_of_the_sms(m: int, n: int, held_sms: int) -> None:
-    """To whichever collective, beyond the SMs that its grid leaves idle; in waves it loses no less."""
-    device, kernel = Device(sms=SMS), kernel_demand(gemm(m, n, 8192), SMS, DEFAULTS, 0.0)
-    rate = device.rate(kernel, [Demand(held_sms=held_sms)])
-    tiles = gemm_tiles(m, n, SMS)
-    share = min(1.0, math.ceil(tiles / SMS) * (SMS - held_sms) / tiles)
-    assert rate == pytest.approx(share) if m <= DEFAULTS.stream_rows else rate <= share * (1 + 1e-12)
-
-
-def test_grids_of_experts_and_heads() -> None:
-    """By the tokens of an expert: DeepSeek-V3 on 8 ranks has 32 of them, with 32 columns of 128 each."""
-
-    def use(shape: Shape) -> tuple[int, float]:
-        demand = kernel_demand(shape, SMS, DEFAULTS, 0.5)
-        return demand.tiles, demand.spare
-
-    # 1 - (31 / 32)^m of the experts are taken
-    few, some, many = (moe_shape(tokens=tokens, ep=8) for tokens in (1, 32, 16_384))
-    assert few.rows_of_expert == pytest.approx(1.0)
-    assert use(few)[0] == 0
-    assert some.experts_taken == pytest.approx(32 * (1 - (31 / 32) ** 32))
-    # 21 experts of two rows stream their weights, 32 of 512 rows run in waves of blocks of 128
-    assert use(some) == (0, pytest.approx(1 - 21 * 32 / (6 * SMS)))
-    assert use(many)[0] == 32 * 4 * 32
-    # shares of the width leave fewer columns
-    assert use(moe_shape(tokens=16_384, expert_tp=8))[0] == 256 * 4 * 4
-    # heads are as many GEMMs; one row is a reduction of many small blocks
-    assert use(bmm_shape(heads=16, m=1)) == (0, DEFAULTS.memory_spare)
-    assert use(bmm_shape(heads=16, m=4)) == (0, pytest.approx(1 - 64 / SMS))
-    assert use(bmm_shape(heads=16, m=64)) == (64, pytest.approx(1 - 64 / SMS))
-    # latent attention as any other
-    assert use(mla_shape(batch=4, kv_len=1000)) == (0, DEFAULTS.grid_spare)
-    assert use(mla_shape(batch=2, q_len=1000, kv_len=1000, heads=8)) == (128, 1.0)
-    # in a sweep over batches each has its own
-    swept = kernel_demand(moe_shape(tokens=np.array([1, 32, 16_384]), ep=8), SMS, DEFAULTS, 0.5)
-    for number, shape in enumerate((few, some, many)):
-        assert (swept.tiles[number], swept.spare[number]) == pytest.approx(use(shape))  # type: ignore[index]
+    swept = kernel_demand(dataclasses.replace(one, m=np.array([1, 2, 64])), DEFAULTS, np.array([1.0, 1.0, 0.5]))
+    np.testing.assert_array_equal(swept.delay, [delay(one), delay(many), delay(many, 0.5)])
 
 
 SHAPES = st.one_of(
@@ -183,18 +91,24 @@ SHAPES = st.one_of(
 )
 
 
+@given(SHAPES, st.floats(0.0, 1.0))
+def test_a_kernel_delays_by_its_share_of_the_memory(shape: Shape, memory: float) -> None:
+    use = kernel_demand(shape, DEFAULTS, memory)
+    assert use.delay == pytest.approx(memory * delay(shape))
+    assert (use.lost, use.memory, use.held_sms, use.waits) == (DEFAULTS.lost, memory, 0, 0)
+
+
 @given(SHAPES, st.sampled_from(ALGORITHMS), MESSAGES, MESSAGES, st.floats(0.0, 1.0))
 def test_no_collective_speeds_a_kernel_up(
     shape: Shape, algorithm: str, one: float, other: float, memory: float
 ) -> None:
     """Nor does a larger message of the same algorithm, nor a kernel a collective."""
-    device, kernel = Device(sms=SMS), kernel_demand(shape, SMS, DEFAULTS, memory)
+    device, kernel = Device(sms=SMS), kernel_demand(shape, DEFAULTS, memory)
     small, large = (
-        Demand(held_sms=collective_sms(algorithm, size, DEFAULTS), slowdown=DEFAULTS.collective_slowdown)
-        for size in sorted((one, other))
+        Demand(held_sms=collective_sms(algorithm, size, DEFAULTS), waits=1.0) for size in sorted((one, other))
     )
     assert 0.0 < device.rate(kernel, [large]) <= device.rate(kernel, [small]) <= device.rate(kernel, []) == 1.0
-    assert 1.0 / (1.0 + DEFAULTS.collective_slowdown) <= device.rate(large, [kernel]) <= 1.0
+    assert 1.0 / (1.0 + DEFAULTS.gemm_delay) <= device.rate(large, [kernel]) <= 1.0
 
 
 NOTHING_HELD: Mapping[str, float] = {
@@ -202,13 +116,13 @@ NOTHING_HELD: Mapping[str, float] = {
     "nvls_channels": 0.0,
     "ring_traffic": 0.0,
     "nvls_traffic": 0.0,
-    "collective_slowdown": 0.0,
+    "memory_step_s": 0.0,
 }
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_without_channels_there_is_no_contention(nodes: int) -> None:
-    """Neither SMs nor memory taken: kernels and messages run as if alone, and ladder is faster for it."""
+    """Neither SMs nor memory taken, nor waited for: all run as if alone, and ladder is faster for it."""
     for batch in (1, 4, 16):
         scenario = Scenario(model="405b", dtype="fp8", nodes=nodes, tp=8 * nodes, batch=batch)
         free, shared = (
@@ -218,24 +132,6 @@ def test_without_channels_there_is_no_contention(nodes: int) -> None:
         assert free.breakdown.slowed_s == pytest.approx(0.0, abs=1e-9)
         assert shared.breakdown.slowed_s > 0.0
         assert free.request_s < shared.request_s
-
-
-def test_attention() -> None:
-    def use(shape: AttentionShape) -> tuple[int, float]:
-        demand = kernel_demand(shape, SMS, DEFAULTS, 0.5)
-        return demand.tiles, demand.spare
-
-    # prefill: two sequences, eight heads, eight blocks of 128 queries
-    assert use(attention(1024)) == (128, 1.0)
-    assert use(attention(1025)) == (144, 1.0)
-    # decode splits the context over a fixed grid; math attention is many small blocks
-    assert use(attention(1)) == (0, DEFAULTS.grid_spare)
-    assert use(attention(1024, kernel="math")) == (0, DEFAULTS.memory_spare)
-
-
-def test_elementwise() -> None:
-    use = kernel_demand(ElementwiseShape(moved_bytes=1e6), SMS, DEFAULTS, 0.5)
-    assert (use.tiles, use.held_sms, use.spare) == (0, 0, DEFAULTS.memory_spare)
 
 
 # collectives
@@ -281,13 +177,53 @@ def test_the_switch_spares_the_memory() -> None:
     assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ring} == {4e6}
 
 
+COUNTS = st.integers(1, 64)
+
+
+@given(st.sampled_from(ALGORITHMS), st.sampled_from(KINDS), COUNTS, COUNTS, COUNTS, COUNTS)
+def test_steps_grow_with_ranks_and_nodes(
+    algorithm: str, kind: str, nodes: int, ranks: int, more_nodes: int, more_ranks: int
+) -> None:
+    """Wherever a message is passed on; there and back takes no fewer than one way."""
+    steps = memory_steps(algorithm, kind, nodes, ranks)
+    assert steps >= 3.0 or nodes * ranks == 1
+    nodes_on, ranks_on = (
+        memory_steps(algorithm, kind, *more) for more in ((nodes + more_nodes, ranks), (nodes, ranks + more_ranks))
+    )
+    assert (ranks_on > steps) is (HOLDERS[algorithm] in ("ring", "tree"))
+    assert (nodes_on > steps) is (HOLDERS[algorithm] in ("ring", "tree", "nvls"))
+    assert min(nodes_on, ranks_on) >= steps
+    assert memory_steps(algorithm, "all_gather", nodes, ranks) <= memory_steps(algorithm, "all_reduce", nodes, ranks)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "nodes", "ranks", "steps"),
+    [
+        # begin and end, and seven hops there and back, or one way
+        ("nccl", "all_reduce", 1, 8, 2 + 14),
+        ("nccl", "all_gather", 1, 8, 2 + 7),
+        # the next node and back
+        ("tree-ll128", "all_reduce", 2, 8, 2 + 14 + 2),
+        # to the switch and back, each with a flag
+        ("nvls", "all_reduce", 1, 8, 2 + 4),
+        ("nvls-tree", "all_reduce_norm", 4, 8, 2 + 4 + 4),
+        # rounds between barriers
+        ("one-shot", "all_reduce", 1, 8, 3),
+        ("two-shot", "all_reduce", 1, 2, 5),
+        ("deepep-ll", "dispatch", 2, 8, 3),
+    ],
+)
+def test_known_steps(algorithm: str, kind: str, nodes: int, ranks: int, steps: int) -> None:
+    assert memory_steps(algorithm, kind, nodes, ranks) == steps
+
+
 # parameters
 
 
 def test_parameters_of_a_profile_replace_defaults() -> None:
     assert OverlapParameters.of({}) == DEFAULTS
-    parameters = OverlapParameters.of({"max_channels": 8.0, "memory_spare": 0.1})
-    assert parameters == dataclasses.replace(DEFAULTS, max_channels=8.0, memory_spare=0.1)
+    parameters = OverlapParameters.of({"max_channels": 8.0, "gemm_delay": 1.5})
+    assert parameters == dataclasses.replace(DEFAULTS, max_channels=8.0, gemm_delay=1.5)
 
 
 @pytest.mark.parametrize("name", ["channels", "max_channel", "", "MAX_CHANNELS"])
@@ -316,28 +252,43 @@ def priced(scenario: Scenario, phase: Phase, **overlap: float) -> dict[str, tupl
 def test_a_profiles_overlap_section_reaches_the_demands() -> None:
     scenario = Scenario(model="70b", batch=64)
     before = priced(scenario, "decode")
-    after = priced(scenario, "decode", max_channels=3.0, memory_spare=0.125, ring_traffic=8.0, collective_slowdown=0.5)
+    figures = {"max_channels": 3.0, "ring_traffic": 8.0, "lost": 0.25, "gemm_delay": 7.0, "memory_step_s": 0.4e-6}
+    after = priced(scenario, "decode", **figures)
+    delays = set()
     for name, (op, estimate) in before.items():
-        changed = after[name][1]
-        assert changed.seconds == estimate.seconds
+        was, now = estimate.demand, after[name][1].demand
+        assert after[name][1].seconds == estimate.seconds
         if op.stream == "comm":
             # a message of 64 tokens would take the most channels there are
-            assert (estimate.demand.held_sms, changed.demand.held_sms) == (24, 3)
-            assert (estimate.demand.slowdown, changed.demand.slowdown) == (0.33, 0.5)
-            assert changed.demand.memory == pytest.approx(2 * estimate.demand.memory)
-        elif not estimate.demand.tiles:
-            assert (estimate.demand.spare, changed.demand.spare) == (0.25, 0.125)
-    assert any(estimate.demand.tiles for _, estimate in before.values())
+            assert (was.held_sms, now.held_sms) == (24, 3)
+            assert now.waits == pytest.approx(was.waits / 2)
+            assert now.memory == pytest.approx(2 * was.memory)
+        else:
+            assert (was.lost, now.lost) == (DEFAULTS.lost, 0.25)
+            delays.add(now.delay / was.delay)
+    # of others, and of GEMMs
+    assert sorted(delays) == pytest.approx([1.0, 7.0 / DEFAULTS.gemm_delay])
 
 
-def test_a_network_collective_waits_for_busy_memory_too() -> None:
-    """Across nodes the network card reads and writes device memory, where the flags of LL lie."""
-    for nodes in (1, 2):
-        scenario = Scenario(model="405b", nodes=nodes, gpus_per_node=16 // nodes, tp=16)
-        ops = priced(scenario, "decode")
-        assert {use.demand.slowdown for op, use in ops.values() if op.stream == "comm"} == {
-            DEFAULTS.collective_slowdown
-        }
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_collective_waits_as_long_as_its_steps_take(nodes: int, phase: Phase) -> None:
+    scenario = Scenario(model="405b", nodes=nodes, tp=8 * nodes)
+    of_comm = [(op, use) for op, use in priced(scenario, phase).values() if op.stream == "comm"]
+    for op, use in of_comm:
+        steps_s = memory_steps(use.algorithm, op.kind, nodes, 8) * DEFAULTS.memory_step_s
+        assert use.demand.waits == pytest.approx(min(1.0, steps_s / use.seconds)), op.name
+    assert of_comm
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_without_peer_to_peer_access_a_collective_is_round_trips(nodes: int, phase: Phase) -> None:
+    """Through host memory, whatever its size: each passes through the device memory once."""
+    ops = priced(Scenario(model="405b", nodes=nodes, tp=8 * nodes, p2p=False), phase)
+    waits = [use.demand.waits for op, use in ops.values() if op.stream == "comm"]
+    assert waits == pytest.approx([DEFAULTS.memory_step_s / HOST_ROUND_TRIP_S] * len(waits))
+    assert waits
 
 
 def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:
@@ -370,12 +321,15 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
         ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
         for op, estimate in zip(ops, costs.estimates(ops), strict=True):
             assert 0.0 <= estimate.demand.memory <= 1.0, op.name
-            assert 0.0 <= estimate.demand.spare <= 1.0
             if op.stream == "comm":
                 assert 1 <= estimate.demand.held_sms < scenario.cluster.gpu.sms
                 assert estimate.demand.link == 1.0
+                assert 0.0 < estimate.demand.waits <= 1.0
+                assert estimate.demand.lost == estimate.demand.delay == 0
             else:
-                assert estimate.demand.held_sms == estimate.demand.link == 0
+                assert estimate.demand.held_sms == estimate.demand.link == estimate.demand.waits == 0
+                assert estimate.demand.lost == DEFAULTS.lost
+                assert 0.0 < estimate.demand.delay <= DEFAULTS.gemm_delay
             assert np.isfinite(estimate.seconds)
 
 

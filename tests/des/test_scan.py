@@ -14,7 +14,7 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
 from ladder_sim.des.shared import NOTHING, Demand, Device
 from ladder_sim.errors import DeadlockError
-from tests.support.strategies import COLLECTIVES, KERNELS, SECONDS, SHARES, SMS, programs, sharing_programs
+from tests.support.strategies import COLLECTIVES, DELAYS, KERNELS, SECONDS, SHARES, SMS, programs, sharing_programs
 
 RTOL = 1e-9
 DEVICE = Device(sms=SMS)
@@ -80,17 +80,20 @@ def test_ties(order: list[int], kernels: list[Demand], collectives: list[Demand]
 
 # many configurations at once
 
+# of a demand, those that may differ between configurations
+NUMBERS = ("held_sms", "lost", "memory", "waits", "delay")
+
 
 def all_at_once(configurations: list[Program]) -> NDArray[np.float64]:
-    """Scan programs that differ in durations, leads and memory demands only, as one."""
+    """Scan programs that differ in durations, leads and demands only, as one."""
     columns = zip(*(program.tasks for program in configurations), strict=True)
     tasks = []
     for column in columns:
         first = column[0]
         demand = first.demand
         if demand is not NOTHING:
-            memory = np.array([float(task.demand.memory) for task in column])
-            demand = replace(demand, memory=memory)
+            numbers = {name: np.array([float(getattr(task.demand, name)) for task in column]) for name in NUMBERS}
+            demand = replace(demand, **numbers)
         tasks.append(
             first._replace(
                 duration_s=np.array([float(task.duration_s) for task in column]),
@@ -114,12 +117,16 @@ def one_by_one(configurations: list[Program]) -> NDArray[np.float64]:
 
 
 def redrawn(program: Program, data: st.DataObject) -> Program:
-    """Other durations, leads and memory demands."""
+    """Other durations, leads and demands."""
     tasks = []
     for task in program.tasks:
         demand = task.demand
-        if demand is not NOTHING:
-            demand = replace(demand, memory=data.draw(SHARES))
+        if demand.is_collective:
+            held_sms, memory, waits = data.draw(st.tuples(st.integers(1, 40), SHARES, SHARES))
+            demand = replace(demand, held_sms=held_sms, memory=memory, waits=waits)
+        elif demand is not NOTHING:
+            lost, memory, delay = data.draw(st.tuples(SHARES, SHARES, DELAYS))
+            demand = replace(demand, lost=lost, memory=memory, delay=delay)
         lead_s = data.draw(SECONDS) if task.lead_s else 0.0
         tasks.append(task._replace(duration_s=data.draw(SECONDS), lead_s=lead_s, demand=demand))
     return replace(program, tasks=tuple(tasks))
@@ -159,21 +166,23 @@ def test_thousands_of_configurations() -> None:
 
 def test_a_collective_is_due_in_some_configurations_only() -> None:
     """In the others the one before it is still running, so that its start is unknown when its turn comes."""
+    half = Demand(held_sms=SMS / 2, waits=1.0)
     tasks = (
-        Task(name="first", stream=1, duration_s=np.array([0.2, 5.0]), demand=Demand(held_sms=1)),
-        Task(name="second", stream=1, duration_s=1.0, demand=Demand(held_sms=1)),
-        Task(name="kernel", stream=0, duration_s=1.0, demand=Demand(tiles=SMS)),
+        Task(name="first", stream=1, duration_s=np.array([0.2, 5.0]), demand=half),
+        Task(name="second", stream=1, duration_s=1.0, demand=half),
+        Task(name="kernel", stream=0, duration_s=1.0, demand=Demand(lost=1.0, delay=1.0)),
     )
     times = scanned(Program(tasks=tasks, streams=PAIR, device=DEVICE))
-    # both hold an SM while the kernel runs in its only wave, so that it needs another
-    np.testing.assert_allclose(times[1, 1], [1.0 + 0.2 / 2.0, 5.0], rtol=RTOL)
+    # while the kernel runs, for 2 s, it and the collectives are half as fast
+    np.testing.assert_allclose(times[1, 1], [2 * 0.2, 2.0 + 5.0 - 1.0], rtol=RTOL)
+    np.testing.assert_allclose(times[2, 1], [2.0 + 1.0 - (2.0 - 0.4) / 2, 7.0], rtol=RTOL)
 
 
 def test_arrays_of_zeros_are_arrays() -> None:
     """A kernel that asks for nothing in any configuration runs next to a collective like any other."""
     tasks = (
         Task(name="reduce", stream=1, duration_s=5.0, demand=Demand(held_sms=1)),
-        Task(name="norm", stream=0, duration_s=1.0, demand=Demand(memory=np.zeros(2), tiles=np.zeros(2))),
+        Task(name="norm", stream=0, duration_s=1.0, demand=Demand(memory=np.zeros(2), delay=np.zeros(2))),
         Task(name="gemm", stream=0, duration_s=1.0, demand=Demand(memory=1.0)),
     )
     times = scanned(Program(tasks=tasks, streams=PAIR, device=DEVICE))

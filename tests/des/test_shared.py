@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +12,7 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.shared import NOTHING, Demand, Device
 from ladder_sim.des.timeline import Timeline
-from tests.support.strategies import COLLECTIVES, ELASTIC, KERNELS, SECONDS, SMS, TILED, sharing_programs
+from tests.support.strategies import COLLECTIVES, DELAYS, KERNELS, SECONDS, SHARES, SMS, sharing_programs
 
 RTOL = 1e-9
 DEVICE = Device(sms=SMS)
@@ -21,6 +20,8 @@ STREAMS = (Stream(name="compute"), Stream(name="comm"))
 Run = Callable[[Program], Timeline]
 both_engines = pytest.mark.parametrize("run", [engine.run, scan.run], ids=["des", "fast"])
 DEMANDS = st.one_of(KERNELS, COLLECTIVES)
+# of a kernel, of a collective, and until the latter is due
+TIMES = st.tuples(SECONDS, SECONDS, SECONDS)
 # outlasts every kernel here
 LONG_S = 1e3
 
@@ -36,11 +37,6 @@ def share(
     return Program(tasks=tasks, streams=STREAMS, device=DEVICE)
 
 
-def kernel_s(run: Run, kernel: Demand, held_sms: int) -> float:
-    """Time of a kernel of one second while a collective only holds SMs."""
-    return float(run(share(kernel, Demand(held_sms=held_sms))).end_s[0])
-
-
 # rates
 
 
@@ -53,9 +49,16 @@ def test_a_task_alone_runs_at_full_rate(own: Demand) -> None:
 
 @given(DEMANDS, st.lists(DEMANDS, max_size=4), DEMANDS)
 def test_rates_are_fractions_that_company_never_raises(own: Demand, others: list[Demand], another: Demand) -> None:
+    """Unless it delays a collective, which then asks for less memory."""
     rate = DEVICE.rate(own, others)
     assert 0.0 < rate <= 1.0
-    assert 0.0 < DEVICE.rate(own, [*others, another]) <= rate
+    assert 0.0 < DEVICE.rate(own, [*others, another]) <= 1.0
+    assert DEVICE.rate(own, [*others, changed(another, delay=0.0)]) <= rate * (1 + RTOL)
+
+
+@given(COLLECTIVES, st.lists(KERNELS, max_size=4), KERNELS)
+def test_another_kernel_never_speeds_a_collective_up(own: Demand, kernels: list[Demand], another: Demand) -> None:
+    assert DEVICE.rate(own, [*kernels, another]) <= DEVICE.rate(own, kernels) * (1 + RTOL)
 
 
 @given(st.lists(DEMANDS, min_size=1, max_size=5))
@@ -65,12 +68,27 @@ def test_no_more_than_all_bandwidth_is_handed_out(demands: list[Demand]) -> None
         assert sum(getattr(own, resource) * rate for own, rate in zip(demands, rates, strict=True)) <= 1.0 + RTOL
 
 
-@given(st.integers(1, 50), st.integers(1, SMS - 1))
-def test_a_dense_kernel_loses_about_its_share_of_the_sms(waves: int, held_sms: int) -> None:
-    rate = DEVICE.rate(Demand(tiles=waves * SMS), [Demand(held_sms=held_sms)])
-    left = (SMS - held_sms) / SMS
-    # the last wave may be a partial one
-    assert waves / (waves / left + 1.0) <= rate <= left * (1 + RTOL)
+@given(KERNELS, st.lists(st.integers(0, SMS), min_size=1, max_size=3))
+def test_a_kernel_loses_a_part_of_the_share_of_its_sms(kernel: Demand, held_sms: list[int]) -> None:
+    """Exactly so much of its speed, of all but the SM on which it can run; what collectives hold adds up."""
+    rate = DEVICE.rate(changed(kernel, memory=0.0), [Demand(held_sms=held) for held in held_sms])
+    assert rate == pytest.approx(1.0 - kernel.lost * min(sum(held_sms), SMS - 1) / SMS, rel=RTOL)
+
+
+@given(SHARES, st.lists(KERNELS, min_size=1, max_size=3), st.integers(1, 40))
+def test_kernels_delay_the_steps_of_a_collective(waits: float, kernels: list[Demand], held_sms: int) -> None:
+    """Each of its steps takes so much longer; the rest of its time passes as alone, and others' SMs are no matter."""
+    own = Demand(held_sms=held_sms, waits=waits)
+    stretch = 1.0 + waits * sum(float(kernel.delay) for kernel in kernels)
+    assert DEVICE.rate(own, kernels) == pytest.approx(1.0 / stretch, rel=RTOL)
+    assert DEVICE.rate(own, [*kernels, Demand(held_sms=SMS)]) == pytest.approx(1.0 / stretch, rel=RTOL)
+
+
+def test_a_delayed_collective_asks_for_less_memory() -> None:
+    kernel = Demand(memory=0.9, delay=3.0)
+    # a quarter of its traffic fits beside the kernel
+    assert DEVICE.rate(kernel, [Demand(held_sms=40, memory=0.2, waits=1.0)]) == 1.0
+    assert DEVICE.rate(kernel, [Demand(held_sms=40, memory=0.2)]) == pytest.approx(0.8 / 0.9)
 
 
 # both engines
@@ -136,7 +154,7 @@ def test_a_task_alone_is_never_slowed(run: Run, tasks: list[tuple[Demand, float,
 def test_two_memory_bound_tasks_take_twice_as_long(run: Run, duration_s: float, held_sms: int) -> None:
     """All bytes go through the memory; while both run, each SM that asks has the same bandwidth."""
     collective = Demand(held_sms=held_sms, memory=1.0)
-    program = share(Demand(spare=0.25, memory=1.0), collective, kernel_s=duration_s, collective_s=duration_s)
+    program = share(Demand(memory=1.0), collective, kernel_s=duration_s, collective_s=duration_s)
     first_s = duration_s * (SMS + held_sms) / SMS
     assert run(program).end_s.tolist() == pytest.approx([first_s, 2 * duration_s], rel=RTOL)
 
@@ -169,7 +187,7 @@ def test_half_the_time_together(run: Run) -> None:
 @given(
     kernel=KERNELS,
     collective=COLLECTIVES,
-    times=st.tuples(SECONDS, SECONDS, SECONDS),
+    times=TIMES,
     more=st.floats(0.0, 1.0),
     of_kernel=st.booleans(),
 )
@@ -191,19 +209,33 @@ def test_more_memory_demand_never_ends_anything_earlier(
 
 
 @both_engines
-@given(kernel=KERNELS, collective=COLLECTIVES, times=st.tuples(SECONDS, SECONDS), more=st.integers(1, SMS))
+@given(kernel=KERNELS, collective=COLLECTIVES, times=TIMES, more=st.integers(1, SMS))
 def test_more_held_sms_never_end_anything_earlier(
-    run: Run, kernel: Demand, collective: Demand, times: tuple[float, float], more: int
+    run: Run, kernel: Demand, collective: Demand, times: tuple[float, float, float], more: int
 ) -> None:
-    """Of tasks that start together: a later collective may have to wait for a wave, and that spares the kernel.
-
-    A collective that moves bytes gets more of a busy memory by more SMs; the kernel ends no earlier for it.
-    """
-    before = run(timed(kernel, collective, (*times, 0.0)))
-    after = run(timed(kernel, changed(collective, held_sms=collective.held_sms + more), (*times, 0.0)))
+    """A collective that moves bytes gets more of a busy memory by more SMs; the kernel ends no earlier for it."""
+    before = run(timed(kernel, collective, times))
+    after = run(timed(kernel, changed(collective, held_sms=collective.held_sms + more), times))
     ends = after.end_s >= before.end_s * (1 - RTOL)
     assert ends[0]
     assert ends[1] or collective.memory > 0.0
+
+
+@both_engines
+@given(kernel=KERNELS, collective=COLLECTIVES, times=TIMES, more=DELAYS, of_kernel=st.booleans())
+def test_more_delay_and_more_waits_never_end_anything_earlier(
+    run: Run, kernel: Demand, collective: Demand, times: tuple[float, float, float], more: float, of_kernel: bool
+) -> None:
+    """A slower collective that moves bytes leaves a kernel more of a busy memory; it ends no earlier itself."""
+    before = run(timed(kernel, collective, times))
+    if of_kernel:
+        kernel = changed(kernel, delay=kernel.delay + more)
+    else:
+        collective = changed(collective, waits=min(1.0, float(collective.waits) + more))
+    after = run(timed(kernel, collective, times))
+    ends = after.end_s >= before.end_s * (1 - RTOL)
+    assert ends[1]
+    assert ends[0] or collective.memory > 0.0
 
 
 @both_engines
@@ -236,84 +268,33 @@ def changed(demand: Demand, **fields: float) -> Demand:
 
 
 @both_engines
-@given(waves=st.integers(1, 4), missing=st.integers(0, 9))
-def test_a_wave_limited_kernel_needs_another_wave(run: Run, waves: int, missing: int) -> None:
-    """Tiles just under a multiple of the SMs: no room for a collective that holds 10."""
-    kernel = Demand(tiles=waves * SMS - missing)
-    assert kernel_s(run, kernel, 10) == pytest.approx(1.0 + 1.0 / waves, rel=RTOL)
-
-
-def test_a_collective_waits_for_busy_memory() -> None:
-    """It asks for none of the bandwidth itself, but its steps take longer."""
-    collective = Demand(held_sms=4, slowdown=0.5)
-    assert DEVICE.rate(collective, []) == 1.0
-    assert DEVICE.rate(collective, [Demand(tiles=100)]) == 1.0
-    assert DEVICE.rate(collective, [Demand(memory=0.6)]) == pytest.approx(1 / 1.3)
-    # more than all of the memory cannot be used
-    assert DEVICE.rate(collective, [Demand(memory=0.6), Demand(memory=0.6)]) == pytest.approx(1 / 1.5)
+def test_a_delayed_collective_by_hand(run: Run) -> None:
+    """It is due when a kernel of 6 s has run for 3 s, and waits half of its time for steps that take thrice as long."""
+    program = share(Demand(memory=0.6, delay=2.0), Demand(held_sms=4, waits=0.5), kernel_s=6.0, delay_s=3.0)
+    timeline = run(program)
+    assert timeline.start_s.tolist() == [0.0, 3.0]
+    # of the 3 s beside the kernel half was work
+    assert timeline.end_s.tolist() == pytest.approx([6.0, 3.0 + LONG_S + 1.5], rel=RTOL)
 
 
 @both_engines
-def test_a_kernel_with_room_in_its_last_wave_loses_nothing(run: Run) -> None:
-    for tiles in (1, 64, 112, 122, 244):
-        assert kernel_s(run, Demand(tiles=tiles), 10) == 1.0, tiles
+@given(kernel=KERNELS, collective=COLLECTIVES, times=TIMES)
+def test_nothing_waits_for_sms(run: Run, kernel: Demand, collective: Demand, times: tuple[float, float, float]) -> None:
+    assert run(timed(kernel, collective, times)).start_s.tolist() == [0.0, times[2]]
 
 
 @both_engines
-@given(held_sms=st.integers(1, SMS), spare=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-def test_an_elastic_kernel_loses_nothing_until_its_spare_sms_are_used_up(run: Run, held_sms: int, spare: float) -> None:
-    seconds = kernel_s(run, Demand(spare=spare), held_sms)
-    if held_sms <= spare * SMS and held_sms < SMS:
-        assert seconds == 1.0
-    else:
-        assert seconds == pytest.approx(max(1.0, (1.0 - spare) * SMS / max(1, SMS - held_sms)), rel=RTOL)
-
-
-@both_engines
-@given(
-    tiles=st.integers(1, 6 * SMS),
-    held_sms=st.integers(1, 40),
-    duration_s=st.floats(0.1, 10.0),
-    share_done=st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.floats(0.0, 1.2)),
-)
-def test_a_collective_without_free_sms_waits_to_the_end_of_the_wave(
-    run: Run, tiles: int, held_sms: int, duration_s: float, share_done: float
+@given(collective=COLLECTIVES, delay=DELAYS, times=TIMES)
+def test_a_kernel_that_only_delays_is_seen(
+    run: Run, collective: Demand, delay: float, times: tuple[float, float, float]
 ) -> None:
-    waves, due_s = math.ceil(tiles / SMS), share_done * duration_s
-    # what lies on a wave's end up to rounding is tested below
-    position = share_done * waves
-    assume(position in (0.0, 1.0) or abs(position - round(position)) > 1e-6)
-    program = share(
-        Demand(tiles=tiles), Demand(held_sms=held_sms), kernel_s=duration_s, collective_s=1.0, delay_s=due_s
-    )
-    start_s = run(program).start_s[1]
-    if share_done >= 1.0 or min(tiles, SMS) + held_sms <= SMS:
-        assert start_s == due_s
-    else:
-        assert start_s == pytest.approx(math.ceil(position) * duration_s / waves, rel=RTOL)
-
-
-@both_engines
-def test_a_collective_that_is_due_between_two_waves_does_not_wait(run: Run) -> None:
-    for waves, wave in [(count, wave) for count in (1, 3, 7, 10) for wave in range(count + 1)]:
-        due_s = wave * (0.7 / waves)
-        timeline = run(share(Demand(tiles=waves * SMS), Demand(held_sms=20), kernel_s=0.7, delay_s=due_s))
-        assert timeline.start_s[1] == pytest.approx(due_s, rel=RTOL, abs=RTOL)
-
-
-@both_engines
-def test_an_elastic_kernel_lets_a_collective_in_at_once(run: Run) -> None:
-    timeline = run(share(Demand(spare=0.0, memory=1.0), Demand(held_sms=40), delay_s=0.3))
-    assert timeline.start_s[1] == 0.3
-
-
-@both_engines
-def test_a_collective_that_waits_for_a_wave_holds_nothing_yet(run: Run) -> None:
-    """Two waves of 1 s, no free SM: due at 0.5, the collective starts at 1, and only the second wave is slowed."""
-    timeline = run(share(Demand(tiles=2 * SMS), Demand(held_sms=66), kernel_s=2.0, collective_s=1e3, delay_s=0.5))
-    assert timeline.start_s[1] == pytest.approx(1.0, rel=RTOL)
-    # four waves instead of two from there on: the second second takes two
-    assert timeline.end_s[0] == pytest.approx(3.0, rel=RTOL)
+    """It loses nothing itself, and the collective loses what it waits longer while both run."""
+    kernel_s, collective_s, due_s = times
+    timeline = run(timed(Demand(delay=delay), collective, times))
+    stretch = 1.0 + collective.waits * delay
+    together_s = min(max(0.0, kernel_s - due_s), stretch * collective_s)
+    lost_s = together_s * (1.0 - 1.0 / stretch)
+    assert timeline.end_s.tolist() == pytest.approx([kernel_s, due_s + collective_s + lost_s], rel=RTOL, abs=RTOL)
 
 
 def test_a_collective_that_waits_for_its_peers_holds_its_sms() -> None:
@@ -321,7 +302,7 @@ def test_a_collective_that_waits_for_its_peers_holds_its_sms() -> None:
     streams = tuple(Stream(name=name, rank=rank) for rank in (0, 1) for name in ("compute", "comm"))
     waits = Demand(held_sms=66)
     tasks = (
-        Task(name="kernel", stream=0, duration_s=1.0, demand=Demand(tiles=4 * SMS)),
+        Task(name="kernel", stream=0, duration_s=1.0, demand=Demand(lost=1.0)),
         Task(name="late", stream=2, duration_s=10.0),
         Task(name="reduce0", stream=1, duration_s=1.0, demand=waits, group=1),
         Task(name="reduce1", stream=3, duration_s=1.0, after=(1,), demand=waits, group=1),
@@ -330,20 +311,16 @@ def test_a_collective_that_waits_for_its_peers_holds_its_sms() -> None:
     assert timeline.end_s.tolist() == pytest.approx([2.0, 10.0, 11.0, 11.0], rel=RTOL)
 
 
-@given(st.one_of(TILED, ELASTIC), COLLECTIVES)
-def test_only_tiled_kernels_make_collectives_wait(kernel: Demand, collective: Demand) -> None:
-    must = DEVICE.must_drain(collective, kernel)
-    assert must == (kernel.tiles > 0 and SMS - min(kernel.tiles, SMS) < collective.held_sms)
-
-
 @both_engines
 def test_without_a_device_nothing_is_shared(run: Run) -> None:
-    program = share(Demand(tiles=SMS, memory=1.0), Demand(held_sms=40, memory=1.0), collective_s=1.0)
+    program = share(
+        Demand(lost=1.0, memory=1.0, delay=3.5), Demand(held_sms=40, memory=1.0, waits=1.0), collective_s=1.0
+    )
     free = Program(tasks=program.tasks, streams=program.streams)
     assert run(free).end_s.tolist() == [1.0, 1.0]
 
 
 def test_runs_are_repeatable() -> None:
-    program = share(Demand(tiles=200, memory=0.7), Demand(held_sms=20, memory=0.6), delay_s=0.2)
+    program = share(Demand(lost=0.75, memory=0.7, delay=0.5), Demand(held_sms=20, memory=0.6, waits=0.3), delay_s=0.2)
     for run in (engine.run, scan.run):
         assert run(program).end_s.tolist() == run(program).end_s.tolist()

@@ -395,8 +395,8 @@ def test_promises_that_are_none_are_refused(text: str, shown: str) -> None:
 
 
 def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
-    text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
-    assert text.startswith("At 20 requests/s neither standard nor ladder keeps up: their queues grow without end.")
+    text = run("serve", *FLAGS, "--rate", "100", "--slo", "ttft_p95=500ms", "--price", "2").out
+    assert text.startswith("At 100 requests/s neither standard nor ladder keeps up: their queues grow without end.")
     assert "1024 + 256 tokens; 60 requests x 5 seeds; SLO TTFT p95 500 ms" in " ".join(text.split())
     assert "A million new tokens cost $" in text
     answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99", "--seeds", "2").out)

@@ -120,9 +120,9 @@ def test_steps_simulated_together_take_what_each_takes_alone(monkeypatch: pytest
 
     monkeypatch.setattr(Program, "of", spied)
     steps = drawn(40, prompts=True)
-    model = model_of(scenario(cluster="b200-sxm", stack="trtllm", dtype="fp8"), "ladder")
+    model = model_of(scenario(model="405b", nodes=2), "ladder:2")
     together_s = model.seconds(steps)
-    assert 0 < sum(chosen) < 40
+    assert 0 < max(chosen, default=0) < 40
     alone_s = np.concatenate([model.seconds(rows_of(steps, np.array([number]))) for number in range(40)])
     assert together_s == pytest.approx(alone_s, rel=1e-9)
 
@@ -135,7 +135,7 @@ def test_drafted_tokens_are_rows_but_read_nothing() -> None:
     rows = (1.0 + drafted) * steps.decoding
     verified = steps._replace(decoding=rows)
     factor = model.kernels(steps).decode_s / model.kernels(verified).decode_s
-    direct_s = model.seconds(verified, attention=Attention(factor, np.ones(300), np.ones(300)))
+    direct_s = model.seconds(verified, attention=Attention(factor, np.ones(300)))
     verified_s = looked_up_s(times, steps, drafted=drafted * steps.decoding) - times.host_request_s * steps.decoding
     assert np.abs(verified_s / direct_s - 1.0).max() < 0.02
 
@@ -233,7 +233,7 @@ def test_a_second_call_reads_the_first_one_s_file(monkeypatch: pytest.MonkeyPatc
 
 
 GRIDS = Grids(
-    *(np.arange(float(place + 2)) for place in range(8)), *(Rest(*([np.arange(6.0)] * 4), np.ones((2, 6))),) * 2
+    *(np.arange(float(place + 2)) for place in range(8)), *(Rest(*([np.arange(6.0)] * 3), np.ones((2, 6))),) * 2
 )
 
 

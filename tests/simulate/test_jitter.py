@@ -4,8 +4,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
+from ladder_sim.costs.hardware import skew_growth
 from ladder_sim.costs.profile import JITTER_KEY
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
@@ -129,12 +131,33 @@ def test_jitter_shows_on_405b(even: Predictions, uneven: Predictions) -> None:
 
 
 def test_skew_matters_only_where_ranks_meet() -> None:
+    """Of four ranks, whose slowest is about 0.2 slower where that of eight is 0.3."""
     by_skew = {}
-    for skew in ("0", "0.2"):
+    for skew in ("0", "0.3"):
         scenario = Scenario(model="8b", tp=4, overrides={"cluster.rank_skew": skew})
         by_skew[skew] = predict(scenario, ["standard", "upper-bound"], jitter=SIGMA)
-    assert by_skew["0.2"]["upper-bound"].request_s == by_skew["0"]["upper-bound"].request_s
-    assert by_skew["0.2"]["standard"].request_s > 1.1 * by_skew["0"]["standard"].request_s
+    assert by_skew["0.3"]["upper-bound"].request_s == by_skew["0"]["upper-bound"].request_s
+    assert by_skew["0.3"]["standard"].request_s > 1.1 * by_skew["0"]["standard"].request_s
+
+
+def test_the_slowest_of_more_ranks_is_slower() -> None:
+    """By the largest of as many draws from a normal distribution, over that of eight."""
+    draws = np.random.default_rng(1).standard_normal((100_000, 64))
+    of_eight = draws[:, :8].max(axis=1).mean()
+    growths = [skew_growth(ranks) for ranks in (2, 4, 8, 16, 64)]
+    assert growths == sorted(growths)
+    expected = [draws[:, :ranks].max(axis=1).mean() / of_eight for ranks in (2, 4, 8, 16, 64)]
+    assert growths == pytest.approx(expected, rel=0.05)
+    assert (skew_growth(1), skew_growth(8)) == (0.0, 1.0)
+    # and so is the pass of a model that has to wait for it
+    slowdowns = []
+    for tp in (2, 4, 8):
+        even, uneven = (
+            predict(Scenario(model="8b", tp=tp, overrides={"cluster.rank_skew": skew}), ["standard"])["standard"]
+            for skew in ("0", "0.2")
+        )
+        slowdowns.append(uneven.request_s / even.request_s)
+    assert 1.0 < slowdowns[0] < slowdowns[1] < slowdowns[2] < 1.2
 
 
 def test_one_token(small: Scenario) -> None:

@@ -13,23 +13,15 @@ from ladder_sim.graph.variants import FAMILIES, Variant
 SECONDS = st.one_of(st.integers(0, 3).map(float), st.floats(1e-3, 10.0))
 # of an H100
 SMS = 132
-# of the memory's bandwidth
+# of the memory's bandwidth, or of a time
 SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
-TILED = st.builds(
-    Demand,
-    tiles=st.one_of(st.integers(1, SMS), st.integers(1, 4 * SMS)),
-    spare=st.sampled_from([0.0, 0.075, 1.0]),
-    scatter=st.sampled_from([0.0, 0.5]),
-    memory=SHARES,
+# of a kernel on a collective's steps, in multiples of their time alone
+DELAYS = st.one_of(st.sampled_from([0.0, 0.5, 3.5]), st.floats(1e-3, 5.0))
+KERNELS = st.one_of(
+    st.builds(Demand, lost=st.sampled_from([0.0, 0.75, 1.0]), memory=SHARES, delay=DELAYS), st.just(NOTHING)
 )
-ELASTIC = st.builds(Demand, spare=st.sampled_from([0.0, 0.25, 1.0]), memory=SHARES)
-KERNELS = st.one_of(TILED, ELASTIC, st.just(NOTHING))
 COLLECTIVES = st.builds(
-    Demand,
-    held_sms=st.integers(1, 40),
-    memory=SHARES,
-    link=st.sampled_from([0.0, 1.0]),
-    slowdown=st.sampled_from([0.0, 0.4]),
+    Demand, held_sms=st.integers(1, 40), memory=SHARES, link=st.sampled_from([0.0, 1.0]), waits=SHARES
 )
 LAYERS = st.integers(1, 40)
 # any value that a JSON text can hold, and the NaN and infinities that Python's reader takes as well

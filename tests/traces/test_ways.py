@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ladder_sim.costs.contention import memory_steps
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.contention import GLOO_BYTE_S, GLOO_MESSAGE_S, Contention, default_contention
@@ -232,27 +233,35 @@ def test_the_call_says_what_gloo_does(tmp_path: Path) -> None:
         find_passes(graph)
 
 
-def test_thread_blocks_take_sms_of_a_gpu() -> None:
-    """A kernel that fills an H100 next to a collective of 12 blocks: 120 of 132 SMs, and the memory is busy."""
+def test_thread_blocks_take_sms_of_a_gpu_and_kernels_delay_steps_through_its_memory() -> None:
+    """A library's GEMM of an H100 beside an all-reduce of eight ranks that holds 12 of 132 SMs."""
     lanes = (Lane(name="compute"), Lane(name="comm"))
-    common = {"start_s": 0.0, "end_s": 1e-3, "duration_s": 1e-3}
-    kernel = TraceOp(name="gemm", kind="gemm", lane=0, blocks=132, **common)
-    small = replace(kernel, blocks=100)
-    reduce = TraceOp(name="reduce", kind="all_reduce", lane=1, blocks=12, collective=Collective(), **common)
+    kernel = TraceOp(name="gemm", kind="gemm", lane=0, blocks=132, start_s=0.0, end_s=1e-4, duration_s=1e-4)
+    reduce = replace(kernel, name="reduce", kind="all_reduce", lane=1, blocks=12, duration_s=1.2e-4)
+    reduce = replace(reduce, collective=Collective(ranks=8))
     contention = Contention.of_gpu("h100-sxm")
-
-    def ends_ms(*ops: TraceOp) -> list[float]:
-        return [1e3 * float(end_s) for end_s in simulate(TraceGraph(ops=ops, lanes=lanes), contention).end_s]
-
-    assert ends_ms(kernel) == [1.0]
-    alone = replace(reduce, after=(0,))
-    assert ends_ms(kernel, alone) == pytest.approx([1.0, 2.0])
     overlap = contention.overlap
     assert overlap is not None
-    slowed = 1.0 + float(overlap.collective_slowdown)
-    # the collective ends last, alone again from the end of the kernel on
-    assert ends_ms(kernel, reduce) == pytest.approx([1.1, 1.0 + 1.1 * (1.0 - 1.0 / slowed)])
-    # 120 SMs hold 100 blocks
-    assert ends_ms(small, reduce)[0] == pytest.approx(1.0)
+    steps_s = memory_steps("nccl", "all_reduce", 1, 8) * float(overlap.memory_step_s)
+
+    def ends_us(*ops: TraceOp, by: Contention = contention) -> list[float]:
+        return [1e6 * float(end_s) for end_s in simulate(TraceGraph(ops=ops, lanes=lanes), by).end_s]
+
+    def together_us(delay: float, *, waits: float = steps_s / 1.2e-4) -> list[float]:
+        kernel_us = 100.0 / (1.0 - overlap.lost * 12 / 132)
+        # the collective ends last, alone again from the end of the kernel on
+        return [kernel_us, 120.0 + kernel_us * (1.0 - 1.0 / (1.0 + delay * waits))]
+
+    assert ends_us(kernel, replace(reduce, after=(0,))) == pytest.approx([100.0, 220.0])
+    of_library = together_us(overlap.gemm_delay)
+    assert ends_us(kernel, reduce) == pytest.approx(of_library)
+    # a small grid loses as much, and one of a compiler's or of another kind delays less
+    assert ends_us(replace(kernel, blocks=100), reduce) == pytest.approx(of_library)
+    for other in (replace(kernel, name="triton_red_fused_mm"), replace(kernel, kind="attention")):
+        assert ends_us(other, reduce) == pytest.approx(together_us(overlap.kernel_delay))
+    # two ranks pass a message on less often; a collective does nothing but wait where its steps take all its time
+    assert ends_us(kernel, replace(reduce, collective=Collective(ranks=2)))[1] < of_library[1]
+    slow = replace(contention, overlap=replace(overlap, memory_step_s=1e-5))
+    assert ends_us(kernel, reduce, by=slow) == pytest.approx(together_us(overlap.gemm_delay, waits=1.0))
     # without a recorded grid nothing is known
-    assert ends_ms(replace(kernel, blocks=0), reduce) == [1.0, 1.0]
+    assert ends_us(replace(kernel, blocks=0), reduce) == pytest.approx([100.0, 120.0])

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ladder_sim.costs.contention import GEMV_ROWS, OverlapParameters, memory_steps
-from ladder_sim_calibration.fit.samples import BESIDE, HELD, Sample
+from ladder_sim.costs.profile import HBM_EFFICIENCY
+from ladder_sim.costs.roofline import Gpu, table_shape
+from ladder_sim_calibration.fit.samples import BESIDE, HELD, TABLES, Sample
 
 # points that a figure needs
 MIN_POINTS = 3
+# share of the memory's bandwidth that a kernel uses at least, to tell how it delays steps through the memory
+MIN_SHARE = 0.5
 _DEFAULT = OverlapParameters()
 _ALL_REDUCE = "all_reduce"
 
@@ -27,7 +31,8 @@ class Slowdown:
     ratios: tuple[float, ...]
     """One per point."""
     delays: tuple[float, ...] = ()
-    """Of an all-reduce: how much longer its steps through memory took, in multiples of their time alone."""
+    """Of an all-reduce beside kernels that use most of the memory: how much longer its steps through memory took, in
+    multiples of their time alone."""
 
 
 class Loss(NamedTuple):
@@ -44,26 +49,28 @@ class Loss(NamedTuple):
         return (1.0 - 1.0 / self.ratio) * sms / min(self.held, sms - 1)
 
 
-def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:
+def slowdowns(samples: Sequence[Sample], gpu: Gpu) -> list[Slowdown]:
     """Return the slowdowns by pair of ops, and by the kernel of the two."""
-    points: dict[tuple[str, bool], list[tuple[float, float]]] = defaultdict(list)
-    for op, point, ratio, alone_s in _ratios(samples):
-        if HELD in point:
-            continue
-        delay = 0.0
-        if op.startswith(_ALL_REDUCE + BESIDE):
-            steps = memory_steps("nccl", _ALL_REDUCE, int(point["nodes"]), int(point["ranks"] / point["nodes"]))
-            delay = max(0.0, ratio - 1.0) / min(1.0, steps * float(_DEFAULT.memory_step_s) / alone_s)
+    ratios: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    delays: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    beside = [each for each in _ratios(samples) if HELD not in each[1]]
+    alone_s = {(op, *sorted(point.items())): seconds for op, point, _, seconds in beside}
+    for op, point, ratio, seconds in beside:
         # decode attention has no m
-        points[op, point.get("m", 1.0) > GEMV_ROWS].append((ratio, delay))
+        pair = op, point.get("m", 1.0) > GEMV_ROWS
+        ratios[pair].append(ratio)
+        kernel = op.removeprefix(_ALL_REDUCE + BESIDE)
+        kernel_s = alone_s.get((kernel + BESIDE + _ALL_REDUCE, *sorted(point.items())))
+        if kernel_s is None:
+            continue
+        share = table_shape(*TABLES[kernel], point).moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps * kernel_s)
+        if share >= MIN_SHARE:
+            steps = memory_steps("nccl", _ALL_REDUCE, int(point["nodes"]), int(point["ranks"] / point["nodes"]))
+            waits = min(1.0, steps * float(_DEFAULT.memory_step_s) / seconds)
+            delays[pair].append(max(0.0, ratio - 1.0) / (waits * min(1.0, float(share))))
     return [
-        Slowdown(
-            pair=pair,
-            several_rows=several,
-            ratios=tuple(ratio for ratio, _ in each),
-            delays=tuple(delay for _, delay in each) if pair.startswith(_ALL_REDUCE) else (),
-        )
-        for (pair, several), each in points.items()
+        Slowdown(pair=op, several_rows=several, ratios=tuple(each), delays=tuple(delays[op, several]))
+        for (op, several), each in ratios.items()
     ]
 
 

@@ -174,7 +174,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     points = medians(store.samples)
     if not any(op.op == "gemm" for op in points):
         raise ProfileError(f"samples '{store.path}' hold no GEMM", hint="`calibrate run` measures them")
-    judged, overlaps = judge(points, reference), tuple(slowdowns(store.samples))
+    judged, overlaps = judge(points, reference), tuple(slowdowns(store.samples, reference))
     held = tuple(losses(store.samples))
     # of a CPU threads are held
     cores = store.environment.get("cpu_cores", gpu.sms)
