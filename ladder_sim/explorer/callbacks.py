@@ -73,7 +73,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
             answer = queries.answer(own)
             parts = {
                 "error": None,
-                "summary": asked_text(answer.scenario),
+                "summary": page_words(asked_text(answer.scenario)),
                 "cards": headline.cards(answer),
                 "quality": headline.quality(answer),
                 "memory": headline.memory_bar(answer),
