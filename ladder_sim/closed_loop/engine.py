@@ -24,10 +24,11 @@ ROUNDS = 8.2
 # requests at least, of few clients
 _LEAST = 200
 # of lengths around their mean, either way: it stands for all that keeps clients apart. Measured servings
-# (serving_dense.csv, each model left out in turn) err by 24 % in TTFT with 0.2 and by 22 % with 0.4, in TPOT by 0.2 % less
+# (serving_dense.csv, each model left out in turn) err by 24 % in TTFT with 0.2 and by 22 % with 0.4, in TPOT by 0.2
+# points less
 SPREAD = 0.4
-# over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1 s, by
-# 5.4 % with 10 s, and by little less with more
+# over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1,
+# by 5.4 % with 10, and by 0.1 points less with 30
 POWER_S = 10.0
 # fractional parts of their multiples are spread evenly over a square (M. Roberts, "The Unreasonable Effectiveness of
 # Quasirandom Sequences", 2018)
@@ -284,14 +285,15 @@ def simulate(
             running -= 1
             ended += 1
             # all its tokens come later by what it was in the front end
-            sent_s[sent] = now_s + front_end.outside_s(own_s / answers[number], prompts[number] / prompt)
+            outside_s = front_end.outside_s(own_s / answers[number], prompts[number] / prompt)
+            sent_s[sent] = now_s + float(outside_s)
             heapq.heappush(coming, (sent_s[sent], sent))
             sent += 1
     tpot_s, engine_s = further_s / ended_steps, waited_s / ended
-    outside_s = float(front_end.outside_s(tpot_s))
-    in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + outside_s)
+    front_end_s = float(front_end.outside_s(tpot_s))
+    in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + front_end_s)
     return Served(
-        ttft_s=engine_s + outside_s,
+        ttft_s=engine_s + front_end_s,
         prompt_s=prompts_s / (prompt_tokens / prompt),
         duty=prompts_s / now_s,
         running=min(ran_s / now_s, concurrency),
@@ -301,5 +303,5 @@ def simulate(
         cycle_steps=busy_steps * in_engine / ended,
         prompt_steps=prompt_steps / busy_steps,
         in_engine=in_engine,
-        front_end_s=outside_s,
+        front_end_s=front_end_s,
     )

@@ -103,21 +103,25 @@ class Loop:
             numbers, decode_s, tokens, more_s, cold, front_end, clients, sizes = (
                 {name: next(given) for name in group} for group in groups
             )
-            times = (
-                {numbers[name]: decode_s[name] for name in numbers},
-                {tokens[name]: more_s[name] for name in tokens},
+            one = self._of_lanes(
+                decode_s={numbers[name]: decode_s[name] for name in numbers},
+                added_s={tokens[name]: more_s[name] for name in tokens},
+                in_lockstep=in_lockstep,
+                front_end=FrontEnd(**front_end),
+                **clients,
+                **cold,
+                **sizes,
             )
-            serving = {**sizes, **cold, "front_end": FrontEnd(**front_end), "in_lockstep": in_lockstep}
-            served.append(self._of_lanes(*times, **clients, **serving))
+            served.append(one)
         if not any(isinstance(value, np.ndarray) for value in values):
             return served[0]
         return Served(**{each.name: np.array([getattr(one, each.name) for one in served]) for each in fields(Served)})
 
     def _of_lanes(
         self,
+        *,
         decode_s: Mapping[float, float],
         added_s: Mapping[float, float],
-        *,
         clients: float,
         cold: float,
         in_lockstep: bool,

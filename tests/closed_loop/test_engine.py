@@ -176,7 +176,7 @@ def test_times_are_those_of_another_simulation(concurrency: int, slots: int, ste
     times = Steps(
         decode_s=[decode_s(number) for number in range(49)], tokens=[1024, 8192], added_s=[prompt_s, 8.0 * prompt_s]
     )
-    load = {"concurrency": concurrency, "prompt": 1024, "steps": steps, "slots": float(slots)}
+    load = {"concurrency": concurrency, "prompt": 1024, "steps": steps, "slots": float(slots), "spread": 0.2}
     served = simulate(times, Scheduling(step_tokens=8192, mixed_steps=True, ahead=False), **load)
     ttft_s, tpot_s = _engine(
         concurrency=concurrency,
