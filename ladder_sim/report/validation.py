@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import wiring_label
+from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.errors import error_columns, error_figure, quantity_columns
 from ladder_sim.report.report import Brief, Remark, Report
@@ -32,8 +33,10 @@ from ladder_sim.validation.dataset import PROTOCOLS, Configuration
 _SHOWN = 6
 # share of rows inside their 90 % interval below which a figure is warned of
 _INSIDE = 0.9
-_QUANTITIES = {"speedup": "speedup", "tokens_per_s": "tok/s"}
+_QUANTITIES = {"speedup": "speedup", "tokens_per_s": "tok/s", "tpot_s": "TPOT", "ttft_s": "TTFT"}
 _LINKS = {True: "P2P", False: "no P2P"}
+# figures of the table in their order; speedups of other wirings come last
+_HEADLINES = ("ladder.speedup", "standard.tpot_s", "standard.ttft_s", "standard.tokens_per_s", "others")
 
 # in JSON and CSV
 VALUES: Sequence[Column[Comparison]] = (
@@ -50,6 +53,8 @@ VALUES: Sequence[Column[Comparison]] = (
     # measured, whether or not it can be predicted
     Column("tokens_per_s_measured", lambda each: each.measurement.tokens_per_s),
     *quantity_columns("speedup", lambda each: each.speedup),
+    *quantity_columns("tpot_s", lambda each: each.tpot_s),
+    *quantity_columns("ttft_s", lambda each: each.ttft_s),
     Column("note", lambda each: each.note, kind=str),
 )
 _SPREAD = ("mean_error", "max_error", "inside", "half_width")
@@ -69,6 +74,8 @@ ROWS: Sequence[Column[Comparison]] = (
     Column("", lambda each: each.speedup and f"{each.speedup.measured:.3f}", "speedup"),
     Column("", lambda each: each.speedup and each.speedup.predicted, "its prediction", decimals=3),
     Column("", lambda each: each.speedup and percent(each.speedup.error, sign="+"), "its error"),
+    Column("", lambda each: each.tpot_s and percent(each.tpot_s.error, sign="+"), "TPOT error"),
+    Column("", lambda each: each.ttft_s and percent(each.ttft_s.error, sign="+"), "TTFT error"),
     Column("", lambda each: each.note or None, "note"),
 )
 
@@ -88,7 +95,7 @@ class ValidationReport(Report[Validation]):
 
     def _brief(self) -> Brief:
         compared, errors = self.answer, self._errors(self.answer.level)
-        shown = [each for each in errors if _is_headline(each[0])][:_SHOWN]
+        shown = sorted((each for each in errors if _rank(each[0]) < len(_HEADLINES)), key=lambda each: _rank(each[0]))
         missing = [row.note for row in compared.rows if row.tokens_per_s is None]
         remarks = [Remark("seen", _evidence(compared))]
         if missing:
@@ -98,7 +105,7 @@ class ValidationReport(Report[Validation]):
         return Brief(
             sentence=_sentence(errors, compared.rows),
             asked=_asked(compared),
-            table=table_of(SHOWN, shown, left=2) if shown else None,
+            table=table_of(SHOWN, shown[:_SHOWN], left=2) if shown else None,
             remarks=remarks,
             more=f"all {len(compared.rows)} rows{others}",
         )
@@ -171,9 +178,12 @@ def _sentence(errors: Sequence[_Figure], rows: Sequence[Comparison]) -> str:
     )
 
 
-def _is_headline(figure: str) -> bool:
-    """Whether the table shows a figure: speedups of what can be run, and standard's throughput."""
-    return figure == "standard.tokens_per_s" or (figure.endswith(".speedup") and not figure.startswith("upper-bound"))
+def _rank(figure: str) -> int:
+    """Return the place of a figure among those that the table shows; after them for others."""
+    variant, _, quantity = figure.rpartition(".")
+    if quantity == "speedup" and variant not in ("ladder", NO_COMMUNICATION):
+        return len(_HEADLINES) - 1
+    return _HEADLINES.index(figure) if figure in _HEADLINES else len(_HEADLINES)
 
 
 def _figure_label(figure: str, *, sentence: bool = False) -> str:
@@ -205,7 +215,7 @@ def _evidence(compared: Validation) -> str:
         seen = sum(row.seen for row in compared.rows)
         return f"Predicted at level {level}: {evidence(level)}" + (f"; it has seen {_rows(seen)}." if seen else ".")
     protocol = PROTOCOLS[level[-1].upper()]
-    fitted = f"{_listed(protocol.variants)} at TP {_listed(map(str, protocol.tps))}"
+    fitted = f"{_listed(protocol.variants)} of {_listed(protocol.models)} at TP {_listed(map(str, protocol.tps))}"
     return f"Fitted to {fitted}: those rows are left out."
 
 

@@ -187,7 +187,7 @@ def test_a_break_even_fits_and_says_where(case: str) -> None:
     answer = result.to_dict()
     if answer["crossings"]:
         value = answer["crossings"][0]["value"]
-        assert f"{1e6 * value:.0f} us" in result.summary or f" {value:.0f}" in result.summary
+        assert f"{1e6 * value:.3g} us" in result.summary or f" {value:.0f}" in result.summary
     else:
         assert "tried" in result.summary
         above = result.ends[0][1].value > result.target

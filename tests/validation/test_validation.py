@@ -31,7 +31,7 @@ ROW_KEYS = [
     *("gen", "use"),
     *(
         f"{quantity}_{figure}"
-        for quantity in ("tokens_per_s", "speedup")
+        for quantity in ("tokens_per_s", "speedup", "tpot_s", "ttft_s")
         for figure in ("measured", "predicted", "low", "high", "error", "inside")
     ),
     "note",
@@ -41,7 +41,7 @@ SUMMARY_KEYS = [
     *("variant", "p2p", "tp", "rows", "unseen"),
     *(
         f"{quantity}_{figure}"
-        for quantity in ("speedup", "tokens_per_s")
+        for quantity in ("speedup", "tokens_per_s", "tpot_s", "ttft_s")
         for figure in ("rows", "mean_error", "max_error", "inside", "half_width")
     ),
 ]
