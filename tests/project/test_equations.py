@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
 from ladder_sim.costs.contention import OverlapParameters, kernel_demand
 from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.hardware import skew_growth
 from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape
 from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
 
@@ -117,6 +119,54 @@ def test_small_kernels_and_a_dispatch_across_nodes() -> None:
     )
     port_s = 0.5 * 0.5 * b / (0.95 * cluster.inter.bandwidth_Bps)
     assert dispatch.seconds == pytest.approx(13e-6 + 0.3 * cluster.inter.allreduce_floor_s + port_s)
+
+
+@pytest.mark.parametrize(("batch", "prompt"), [(1, 1), (4, 1), (1, 1024), (4, 300)])
+def test_math_attention(batch: int, prompt: int) -> None:
+    heads, kv_heads, dim, context = 8, 1, 128, 1536 if prompt == 1 else prompt
+    shape = AttentionShape(
+        kernel="math",
+        batch=batch,
+        q_len=prompt,
+        kv_len=context,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        element_bytes=2,
+    )
+    scenario = Scenario(model="70b", tp=8, batch=batch)
+    profile = resolve_profile(scenario, "h100-sxm")
+    (attention,) = KernelCosts(scenario, profile).estimates([Op(name="", kind="attention", shape=shape)])
+    gpu = scenario.cluster.gpu
+    assert profile is not None
+
+    def memory_s(q: int) -> float:
+        moved = 2 * 2 * batch * dim * (q * heads + context * kv_heads) + 20 * batch * heads * q * context
+        return moved / (profile.memory_efficiency * gpu.hbm_bandwidth_Bps)
+
+    expanded_s = 2 * 2 * batch * context * dim * heads / (1.3 * gpu.hbm_bandwidth_Bps)
+    floor_s, several_s = 3 * gpu.kernel_s, 10e-6 * (batch > 1)
+    seconds = floor_s + several_s + max(memory_s(1), expanded_s)
+    if prompt > 1:
+        filled = []
+        for columns in (context, dim):
+            tiles = batch * heads * math.ceil(prompt / 128) * math.ceil(columns / 128)
+            filled.append(tiles / (132 * math.ceil(tiles / 132)))
+        multiplied_s = 8 * shape.flops / gpu.bf16_flops * sum(1 / each for each in filled)
+        seconds = max(seconds, floor_s + multiplied_s + memory_s(prompt))
+    assert attention.seconds == pytest.approx(seconds)
+
+
+def test_the_slowest_of_some_ranks() -> None:
+    def largest(ranks: int) -> float:
+        return NormalDist().inv_cdf((ranks - 3 / 8) / (ranks + 1 / 4))
+
+    for ranks in (2, 4, 8, 16):
+        assert skew_growth(ranks) == pytest.approx(largest(ranks) / largest(8))
+    page = (REPO / "docs" / "model.md").read_text("utf-8")
+    assert (
+        f"{skew_growth(2):.2f}, {skew_growth(4):.2f} and {skew_growth(16):.2f} times $s$ for 2, 4 and 16 ranks" in page
+    )
 
 
 @pytest.mark.parametrize("held", [1, 16, 131, 200])
