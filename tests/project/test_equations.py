@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from benchmarks import beside
 from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.cycle import FrontEnd, lockstep, steady
 from ladder_sim.confidence.errors import UNCHECKED
@@ -265,6 +266,18 @@ def test_an_all_reduce_next_to_the_gate_and_up_projection(label: str, scenario: 
     longer = 1 / float(Device(sms=132).rate(reduced.demand, [kernel.demand]))
     page = (REPO / "docs" / "how" / "contention.md").read_text("utf-8")
     assert f"| {label} | {us:.1f} us | {waits * us / 0.8:.0f} | {waits:.2f} | {longer:.2f} |" in page
+
+
+def test_errors_of_contention_are_those_of_the_steps() -> None:
+    page = (REPO / "docs" / "how" / "contention.md").read_text("utf-8")
+    fixed, exchange, noisy, _ = (list(map(abs, errors)) for _, errors in beside.spread_rows())
+    for label, errors, digits, too in (
+        ("all-reduces of a fixed time, which take SMs alone", fixed, 1, ""),
+        ("all-reduces of steps through memory", exchange, 1, ""),
+        ("the same, 70B at batch 64, which differed from run to run by half", noisy, 0, " too short"),
+    ):
+        mean, most = (f"{100 * error:.{digits}f} %" for error in (np.mean(errors), max(errors)))
+        assert f"| {label} | {len(errors)} | {mean}{too} | {most} |" in page
 
 
 def test_the_closed_loop() -> None:
