@@ -13,12 +13,15 @@ from typing import Any, Self
 import numpy as np
 
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
-from ladder_sim.des.shared import Demand, Number, maximum, minimum, where
+from ladder_sim.des.shared import TINY, Demand, Number, maximum, minimum, where
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.shapes import BmmShape, GemmShape, MoeShape, Shape
 
 # up to so many tokens a GEMM is a reduction, compiled (gpt-fast compiles one row only) or a library's GEMV
 GEMV_ROWS = 1
+# SMs that a GEMM bound by arithmetic loses for each one held: its blocks start in clusters of two or four on SMs of one
+# GPC (nvjet kernels "2x1", "4x1" in kernels_of_a_layer.csv), so that the neighbour of one that is held stays idle
+CLUSTERED = 2.0
 # what each algorithm keeps SMs for: also NCCL through host memory, a ring, and across nodes
 HOLDERS: Mapping[str, Holder] = {
     **{name: algorithm.holder for name, algorithm in ALL_REDUCE.items()},
@@ -94,16 +97,18 @@ class OverlapParameters:
 _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 
-def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number) -> Demand:
-    """Return what a kernel takes of a GPU, given its share `memory` of the memory bandwidth."""
-    delay = parameters.kernel_delay
+def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number, arithmetic: Number) -> Demand:
+    """Return what a kernel takes of a GPU, given its share of the memory's bandwidth and of its arithmetic's peak."""
+    delay, lost = parameters.kernel_delay, parameters.lost
     if isinstance(shape, GemmShape | BmmShape | MoeShape):
         # experts have several rows on average where there are several tokens
         rows: Any = shape.tokens if isinstance(shape, MoeShape) else shape.m
         if isinstance(shape, GemmShape) and shape.chunks > 1:
             rows = shape.m / shape.chunks
         delay = where(rows > GEMV_ROWS, parameters.gemm_delay, delay)
-    return Demand(lost=parameters.lost, delay=delay * memory, memory=memory)
+        bound = minimum(1.0, arithmetic / maximum(memory, TINY))
+        lost = lost + bound * (CLUSTERED - lost)
+    return Demand(lost=lost, delay=delay * memory, memory=memory)
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:

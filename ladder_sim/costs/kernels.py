@@ -310,10 +310,18 @@ class KernelCosts:
             slowed_s=slowed_s * factor,
             error=error,
             source="measured" if measured[0] else source,
-            demand=WHOLE_PROCESSOR
-            if self.profile and self.profile.in_place
-            else kernel_demand(shape, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)),
+            demand=self._demand(shape, seconds),
         )
+
+    def _demand(self, shape: Shape, seconds: Number) -> Demand:
+        """Return what a kernel of so many seconds takes of its GPU."""
+        if self.profile and self.profile.in_place:
+            return WHOLE_PROCESSOR
+        multiplied_s: Number = 0.0
+        if isinstance(shape, GemmShape | BmmShape | MoeShape):
+            multiplied_s = shape.flops / self.hardware.gpu.peak_flops(shape)
+        memory = self._memory_share(shape.moved_bytes, seconds)
+        return kernel_demand(shape, self.hardware.overlap, memory, multiplied_s / seconds)
 
     def _least_s(self, shape: Shape) -> Number:
         """Return the lower bound of a kernel's seconds: its arithmetic and memory traffic at the table's figures."""

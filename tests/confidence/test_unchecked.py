@@ -24,7 +24,10 @@ from tests.conftest import DATA, REPO
 
 # parts that widen intervals
 FIVE = {"stack", "gpu", "links", "model_family", "precision"}
-RUNS = "runs of gpt-fast on H100 SXM5 80GB: llama-3.1-70b in fp16, TP 2-8, batch 1-64, prompt 1024 + 512."
+RUNS = (
+    "runs of gpt-fast on H100 SXM5 80GB: llama-3.1-405b-kv16, llama-3.1-70b, llama-3.1-8b in fp16, TP 1-16, "
+    "batch 1-256, prompt 1024 + 512."
+)
 
 
 def answer(**fields: Any) -> dict[str, Prediction]:
@@ -57,11 +60,11 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
         # bf16 is priced by the tables of fp16
         ({}, set()),
         ({"model": "llama-2-70b"}, set()),
-        ({"model": "405b"}, {"model_size"}),
+        ({"model": "405b"}, set()),
         ({"model": "1b", "tp": 2}, {"model_size"}),
-        ({"batch": 256, "prompt": 300, "gen": 16}, {"batch", "prompt", "gen"}),
-        ({"tp": 1}, {"tp"}),
-        ({"model": "8b", "cluster": "h100-p5", "tp": 2, "profile": "none"}, {"model_size"}),
+        ({"batch": 512, "prompt": 300, "gen": 16}, {"batch", "prompt", "gen"}),
+        ({"tp": 1}, set()),
+        ({"model": "8b", "cluster": "h100-p5", "tp": 2, "profile": "none"}, set()),
         # tables of another GPU
         ({"profile": "b200-sxm"}, {"gpu"}),
         ({"stack": "vllm"}, {"stack"}),
@@ -79,11 +82,13 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
         ({"overrides": {"intra.bandwidth": "100GB/s"}}, {"links"}),
         # links that no rank uses
         ({"overrides": {"inter.bandwidth": "100Gb/s"}}, set()),
-        ({"model": "405b", "nodes": 2}, {"links", "model_size", "tp"}),
+        # over two nodes standard ran, and other wirings did not
+        ({"model": "405b", "nodes": 2}, {"wiring"}),
+        ({"model": "405b", "nodes": 4, "tp": 32}, {"links", "tp", "wiring"}),
         ({"p2p": False}, set()),
         ({"p2p": False, "overrides": {"cluster.host_low_latency_share": "0.5"}}, {"links"}),
         ({"overrides": {"cluster.host_low_latency_share": "0.5"}}, set()),
-        ({"model": "qwen3-32b"}, {"model_family", "model_size"}),
+        ({"model": "qwen3-32b"}, {"model_family"}),
         ({"overrides": {"model.qkv_bias": "true"}}, {"model_family"}),
         ({"dtype": "fp8"}, {"precision"}),
         ({"technique": "fused-norm"}, {"technique"}),
@@ -147,10 +152,10 @@ def test_a_fit_that_does_not_say_its_sizes_holds_none() -> None:
 
 
 def test_answers_of_several_scenarios_say_each_value_once() -> None:
-    every = [answer(batch=batch)["standard"].confidence for batch in (1, 128, 256)]
+    every = [answer(batch=batch)["standard"].confidence for batch in (1, 512, 1024)]
     runs, wider, stack = validated_lines(*every)
     assert runs == f"Predictions were compared with {RUNS}"
-    assert wider == "Not in these runs, so intervals are wider: batch (128; 256)."
+    assert wider == "Not in these runs, so intervals are wider: batch (512; 1024)."
     assert stack.startswith("Stack gpt-fast: the benchmark of the paper's authors, on NCCL;")
     assert not any("Stack" in line for line in validated_lines(answer(stack="vllm")["standard"].confidence))
 
@@ -201,7 +206,7 @@ def test_a_model_of_no_known_family_is_not_checked() -> None:
     [
         {"stack": "vllm"},
         {"cluster": "h200-sxm"},
-        {"model": "405b", "nodes": 2},
+        {"model": "405b", "nodes": 4, "tp": 32},
         {"model": "qwen3-32b", "dtype": "fp8", "cluster": "b200-sxm", "stack": "trtllm"},
         {"model": "8b", "tp": 1, "cluster": "a100-sxm-hdr"},
     ],

@@ -24,29 +24,31 @@ def test_kernels_and_gaps_are_the_step_without_all_reduces() -> None:
 
 
 def test_ladder_next_to_all_reduces_of_a_fixed_time() -> None:
-    """They take SMs. Mean and largest error are 1.7 and 5.1 %."""
+    """They take SMs. Mean and largest error are 1.4 and 3.4 %."""
     assert len(of_all(exchange=False)) == 81
     assert mean(of_all(exchange=False)) < 0.02
-    assert max(of_all(exchange=False)) < 0.055
+    assert max(of_all(exchange=False)) < 0.05
 
 
 def test_ladder_next_to_all_reduces_of_steps_through_memory() -> None:
-    """Kernels slow them. Mean and largest error are 5.0 and 15.8 %."""
+    """Kernels delay their steps. Mean and largest error are 2.9 and 7.5 %."""
     assert len(of_all(exchange=True)) == 53
-    assert mean(of_all(exchange=True)) < 0.055
-    assert max(of_all(exchange=True)) < 0.165
+    assert mean(of_all(exchange=True)) < 0.04
+    assert max(of_all(exchange=True)) < 0.1
 
 
 def test_a_step_is_longer_the_more_it_is_held_up() -> None:
     """What is given matters: the step grows with the all-reduce and with the SMs that it holds."""
-    short, long = (beside.Step("70b-tp8", 4, "heavy8", alone_s, 0.0) for alone_s in (20e-6, 90e-6))
-    sleeps, holds = (beside.Step("70b-tp8", 4, name, 40e-6, 0.0) for name in ("sleep", "heavy24"))
-    for less, more in ((short, long), (sleeps, holds)):
+    step = next(each for each in beside.steps() if (each.model, each.batch) == ("70b-tp8", 4))
+    short, long = (step._replace(collective="heavy8", alone_s=alone_s) for alone_s in (20e-6, 90e-6))
+    sleeps, holds = (step._replace(collective=name, alone_s=40e-6) for name in ("sleep", "heavy24"))
+    waits, steps = (step._replace(collective=beside.EXCHANGE, exchanges=each, alone_s=50e-6) for each in (4, 48))
+    for less, more in ((short, long), (sleeps, holds), (waits, steps)):
         assert beside.predicted_layer_s(less) < beside.predicted_layer_s(more)
 
 
 def test_ladder_rewired_from_a_trace_of_standard() -> None:
-    """Measured as 1.325; the trace says 1.300, and 1.286 where its kernels share the GPU."""
+    """Measured as 1.325; the trace says 1.300, and less where its kernels share the GPU."""
     assert beside.measured_gain() == pytest.approx(1.325, abs=0.001)
     gains = beside.rewired_gains()
     assert 1.29 < gains["recorded"] < 1.345
