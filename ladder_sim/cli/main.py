@@ -39,6 +39,7 @@ GONE: Mapping[str, str] = {
     "calibrate show --source": "leave it out: the stored errors are those of the source",
     "calibrate transfer": "write `ladder-sim calibrate fit-stack`, with the same flags",
     **{f"trace {name} --keep-gaps": "leave it out: --drop-gaps drops gaps" for name in ("replay", "predict")},
+    **{f"trace {name} --save": "redirect the output: > FILE" for name in ("info", "replay", "predict", "diff")},
 }
 
 

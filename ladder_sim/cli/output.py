@@ -13,29 +13,11 @@ from ladder_sim.system.files import write_file
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.console import RenderableType
 
     from ladder_sim.answer import Answer
     from ladder_sim.display.document import Notes
 
-FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
 PANEL = "Output"
-
-
-def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
-    """Return the output's format: a flag, else the extension of `save`, else text."""
-    if json and csv:
-        raise UsageError("--json and --csv exclude each other", hint="leave one out")
-    if json or csv:
-        return "json" if json else "csv"
-    if save is None:
-        return "text"
-    if save.suffix.lower() not in FORMATS:
-        raise UsageError(
-            f"--save '{save}': unknown extension '{save.suffix}'",
-            hint=f"use {', '.join(FORMATS)}, or add --json or --csv",
-        )
-    return FORMATS[save.suffix.lower()]
 
 
 def write(text: str, save: Path | None) -> None:
@@ -45,16 +27,6 @@ def write(text: str, save: Path | None) -> None:
         return
     write_file(save, text)
     print(f"written: {save}", file=sys.stderr)
-
-
-def show(report: "RenderableType", save: Path | None) -> None:
-    """Print tables, or write them to the file of --save."""
-    from ladder_sim.report import console
-
-    if save is None:
-        console.show(report)
-    else:
-        write(console.to_text(report), save)
 
 
 def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
@@ -86,8 +58,6 @@ class Output:
     """Text, json or csv."""
     explain: bool = False
     """Whether text says what is behind the answer."""
-    save: Path | None = None
-    """File instead of stdout."""
     plot: Path | None = None
     """File of the figure; None: it is not drawn."""
 
@@ -101,21 +71,25 @@ class Output:
     def of(cls, context: typer.Context, plot: str | None) -> Self:
         """Read the flags of a command that has those of `form`."""
         json, csv = map(context.params.get, ("json", "csv"))
+        if json and csv:
+            raise UsageError("--json and --csv exclude each other", hint="leave one out")
         drawn = None if plot is None else Path(plot)
         check_plot(drawn)
-        form = chosen_format(json=bool(json), csv=bool(csv), save=None)
+        form = "json" if json else "csv" if csv else "text"
         return cls(form=form, explain=bool(context.params.get("explain")), plot=drawn)
 
     def give(self, answer: "Answer") -> None:
-        """Draw the answer, and print or write it with its notes; each is made only when it is needed."""
+        """Draw the answer, and print it with its notes; each is made only when it is needed."""
+        from ladder_sim.report import console
+
         report = answer.report
         draw(answer.plot, self.plot)
         if self.form == "text":
-            show(report.renderable(explain=self.explain), self.save)
+            console.show(report.renderable(explain=self.explain))
         elif self.form == "json":
-            write(report.document().to_json(), self.save)
+            sys.stdout.write(report.document().to_json())
         else:
-            write(report.values().to_csv(), self.save)
+            sys.stdout.write(report.values().to_csv())
             warn(report.notes)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim.cli.flags import PASSED_ON, of_context
-from ladder_sim.cli.output import PANEL, chosen_format, show, write
+from ladder_sim.cli.output import PANEL, write
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UnknownNameError, UsageError, install_command
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import HF_NAMES, ModelSpec
@@ -55,12 +55,13 @@ class Bench:
 
     def measure(self, options: Sequence[str]) -> None:
         """Measure random weights and show the result; `options` are the runtime's."""
-        form = chosen_format(json=self.json, csv=False, save=self.save)
-        if form == "csv":
-            raise UsageError(f"--save '{self.save}': measurements have no CSV", hint="use .json or .txt")
+        suffix = self.save.suffix.lower() if self.save else ".txt"
+        if not self.json and suffix not in (".json", ".txt"):
+            raise UsageError(f"--save '{self.save}': must end in .json or .txt", hint="or add --json")
         require_torch()
         # imported here: `--help` needs no simulator
         from ladder_sim.prediction import default_variants
+        from ladder_sim.report import console
 
         spec, engine, config = _resolve(self.model, self.stack or "gpt-fast", settings(self.set_ or []))
         with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
@@ -70,10 +71,12 @@ class Bench:
             variants = [f"--variant={names}" for names in self.variant or default_variants(Scenario(model=spec, tp=1))]
             result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
         result["run"] |= {"model": spec.name, "stack": engine.name}
-        if form == "json":
+        if self.json or suffix == ".json":
             write(json_format.dumps(result, indent=1) + "\n", self.save)
-            return
-        show(_report(result), self.save)
+        elif self.save:
+            write(console.to_text(_report(result)), self.save)
+        else:
+            console.show(_report(result))
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:

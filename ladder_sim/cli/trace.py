@@ -40,9 +40,6 @@ class Written:
 
     explain: Explain = False
     json: Json = False
-    save: Annotated[Path | None, typer.Option(help="Write to a file instead of stdout.", rich_help_panel=_OUTPUT)] = (
-        None
-    )
     save_trace: Annotated[
         Path | None,
         typer.Option(help="Write the simulated runs for Perfetto: .json or .json.gz.", rich_help_panel=_OUTPUT),
@@ -52,13 +49,13 @@ class Written:
     ] = None
 
     def give(self, answer: "Answer", runs: "Mapping[str, TraceGraph]") -> None:
-        """Print the answer, or write it to the file of --save; draw its runs and write them for Perfetto, if any."""
+        """Print the answer, draw its runs and write them for Perfetto, if any."""
         if self.save_trace is not None and runs:
             from ladder_sim.traces import perfetto
 
             perfetto.write(dict(runs), self.save_trace)
         form = "json" if self.json else "text"
-        Output(form=form, explain=self.explain, save=self.save, plot=self.plot if runs else None).give(answer)
+        Output(form=form, explain=self.explain, plot=self.plot if runs else None).give(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +270,7 @@ def predict(
     _check(answer.replayed, answer.max_error, f"a dependency is missing, so that no gain can be told: {way_out}")
 
 
-@trace.command(cls=flags.with_flags(flags.scenario, Written, without=("explain", "json", "save", "save_trace")))
+@trace.command(cls=flags.with_flags(flags.scenario, Written, without=("explain", "json", "save_trace")))
 def export(
     context: typer.Context,
     output: Annotated[Path, typer.Argument(help="File to write for Perfetto: .json or .json.gz.")],

@@ -22,10 +22,10 @@ from ladder_sim.explorer.controls import SCENARIO_KEYS, SLIDER_KEYS, SWITCHES, c
 from ladder_sim.explorer.downloads import FIGURES
 from ladder_sim.explorer.panel_parts import markup
 from ladder_sim.explorer.queries import Queries
-from ladder_sim.explorer.scheduler import Scheduler, StaleError
 from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State as PageState
 from ladder_sim.explorer.state import read_config
+from ladder_sim.explorer.worker import Scheduler, StaleError
 
 # views that are drawn when the controls rest
 _VIEWS = ("curve", "timeline", "map", "pareto", "tornado")
@@ -73,7 +73,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
             answer = queries.answer(own)
             parts = {
                 "error": None,
-                "summary": asked_text(answer.scenario),
+                "summary": page_words(asked_text(answer.scenario)),
                 "cards": headline.cards(answer),
                 "quality": headline.quality(answer),
                 "memory": headline.memory_bar(answer),

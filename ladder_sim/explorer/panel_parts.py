@@ -8,7 +8,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from ladder_sim.explorer.background import Panel, Table
-from ladder_sim.explorer.controls import extra
+from ladder_sim.explorer.controls import extra, page_words
 from ladder_sim.explorer.headline import warnings
 from ladder_sim.explorer.serving import ServingResult
 
@@ -97,7 +97,7 @@ def needs(result: ServingResult) -> html.Div | None:
 def notes(result: ServingResult) -> list[Component]:
     """Return what was simulated, the runs it was compared with, and warnings on the times."""
     return [
-        html.P(result.label, className="summary"),
+        html.P(page_words(result.label), className="summary"),
         html.P(" ".join(result.compared)),
         *([warnings(result.cautions)] if result.cautions else []),
     ]

@@ -1,24 +1,102 @@
-"""Computes answers that take seconds in a process of their own, so that the page's server stays free.
+"""Schedules the page's requests, and computes answers that take seconds in a process of their own.
 
-One question at a time, in the order in which pages asked them. What no page waits for any more is given up.
+So the page's server stays free. The process has one question at a time, in the order in which pages asked them. What no
+page waits for any more is given up.
 """
 
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Callable, Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from multiprocessing.connection import Connection
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer.scheduler import StaleError
 from ladder_sim.sweeps.executors import settle
+
+# deadlines of the two kinds of request
+HEADLINE_S, VIEW_S = 0.1, 0.5
+# pages whose latest query is remembered
+_MAX_PAGES = 1000
+
+
+class StaleError(Exception):
+    """The page has sent another query since."""
+
+
+class Scheduler:
+    """Lets one request run at a time, earliest deadline first.
+
+    Answering is pure computation, so two at once would take turns at Python's lock and both be late. What a page no
+    longer waits for is not computed at all.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._busy = False
+        # deadline on the monotonic clock and thread of each request that waits
+        self._queue: list[tuple[float, int]] = []
+
+        # page -> query of its latest headline
+        self._latest: OrderedDict[str, object] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    @contextmanager
+    def headline(self, page: str | None, query: object) -> Iterator[None]:
+        """Run a page's headline, whose other views follow this query from now on; None: an unknown page.
+
+        Raises StaleError if the page has sent another query before this one could start.
+        """
+        if page is not None:
+            with self._changed:
+                self._latest[page] = query
+                self._latest.move_to_end(page)
+                if len(self._latest) > _MAX_PAGES:
+                    self._latest.popitem(last=False)
+                self._changed.notify_all()
+        with self._run(page, query, HEADLINE_S):
+            yield
+
+    @contextmanager
+    def view(self, page: str | None, query: object) -> Iterator[None]:
+        """Run another view of a page; raises StaleError if the page's headline is about another query by then."""
+        with self._run(page, query, VIEW_S):
+            yield
+
+    @contextmanager
+    def _run(self, page: str | None, query: object, patience_s: float) -> Iterator[None]:
+        own = time.monotonic() + patience_s, threading.get_ident()
+
+        def is_stale() -> bool:
+            return page is not None and self._latest.get(page, query) != query
+
+        with self._changed:
+            self._queue.append(own)
+            self._changed.wait_for(lambda: is_stale() or (not self._busy and own == min(self._queue)))
+            self._queue.remove(own)
+            if is_stale():
+                self._changed.notify_all()
+                raise StaleError
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
 
 # answers that are kept
 _KEPT = 32

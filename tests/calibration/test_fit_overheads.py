@@ -110,7 +110,7 @@ def by_law(planted: OverlapParameters) -> Iterator[Sample]:
         # a GEMM of many rows takes its arithmetic
         alone_s = max(shape.flops / GPU.bf16_flops, shape.moved_bytes / (0.8 * HBM_EFFICIENCY * GPU.hbm_bandwidth_Bps))
         memory = shape.moved_bytes / (HBM_EFFICIENCY * GPU.hbm_bandwidth_Bps * alone_s)
-        kernel = kernel_demand(shape, planted, float(memory))
+        kernel = kernel_demand(shape, planted, float(memory), float(shape.flops / GPU.bf16_flops / alone_s))
         for held in HELD_SMS:
             ratio = 1.0 / device.rate(kernel, [Demand(held_sms=held)])
             yield sample(f"{name}_beside_held", ratio * alone_s, alone_s, **point, held=float(held))
@@ -125,13 +125,14 @@ def by_law(planted: OverlapParameters) -> Iterator[Sample]:
 def test_planted_contention_is_recovered(tmp_path: Path) -> None:
     planted = OverlapParameters(lost=0.6, gemm_delay=2.0, kernel_delay=0.3)
     result = fitted(tmp_path, list(by_law(planted)))
-    assert result.profile.overlap == pytest.approx({"lost": 0.6, "gemm_delay": 2.0, "kernel_delay": 0.3})
+    # what a GEMM of few rows loses holds a little of its arithmetic
+    assert result.profile.overlap == pytest.approx({"lost": 0.6, "gemm_delay": 2.0, "kernel_delay": 0.3}, rel=0.01)
     assert Hardware.of(Scenario(model="8b", tp=8), result.profile).overlap == OverlapParameters.of(
         result.profile.overlap
     )
     lines = list(report(result))
     assert (
-        f"gemm of 16 tokens, next to {', '.join(map(str, HELD_SMS))} held: 1.02, 1.04, 1.08, 1.12 times as long"
+        f"gemm of 16 tokens, next to {', '.join(map(str, HELD_SMS))} held: 1.02, 1.04, 1.08, 1.13 times as long"
         in lines
     )
     assert "gemm_delay 2" in lines
@@ -157,10 +158,10 @@ def test_what_was_not_measured_stays_the_default(kept: str, determined: set[str]
     assert told == ([f"not measured, predictions use the default: {', '.join(left)}"] if left else [])
 
 
-def test_a_gemm_bound_by_arithmetic_determines_no_delay(tmp_path: Path) -> None:
-    """It uses little of the memory, so that it delays little."""
+def test_a_gemm_bound_by_arithmetic_determines_neither_delay_nor_loss(tmp_path: Path) -> None:
+    """It uses little of the memory, so that it delays little, and loses what its arithmetic does."""
     many = [each for each in by_law(OverlapParameters(lost=0.6)) if each.point.get("m") == max(OVERLAP_ROWS)]
-    assert fitted(tmp_path, many).profile.overlap == pytest.approx({"lost": 0.6})
+    assert fitted(tmp_path, many).profile.overlap == {}
 
 
 @pytest.mark.parametrize(("ratio", "lost"), [(0.9, 0.0), (1.0, 0.0), (50.0, 1.0)])

@@ -29,10 +29,18 @@ from ladder_sim_calibration.measure.clock import CHAIN_LAUNCHES, DEPTH, DRAWN, n
 from ladder_sim_calibration.measure.collectives import UNSUPPORTED, collective
 from ladder_sim_calibration.measure.command import budget_s, undivided
 from ladder_sim_calibration.measure.kernels import DRAWS, WeightPool, _draw, kernel, launches_of
-from ladder_sim_calibration.measure.layouts import Layout, groups, layouts
 from ladder_sim_calibration.measure.ops import measure
 from ladder_sim_calibration.measure.overlap import OverlapMeasurement, _held_sms, _hold_kernel
-from ladder_sim_calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
+from ladder_sim_calibration.measure.points import (
+    GRID_ROWS,
+    HELD_ROWS,
+    HELD_SMS,
+    MESSAGES,
+    Layout,
+    groups,
+    layouts,
+    ops_of,
+)
 from ladder_sim_calibration.measure.ranks import Ranks
 from ladder_sim_calibration.passes.observations import scenario_of
 from ladder_sim_calibration.passes.observe import Testbed

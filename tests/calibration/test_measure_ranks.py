@@ -13,8 +13,7 @@ import pytest
 
 from ladder_sim.specs import catalog
 from ladder_sim_calibration.fit.samples import ELEMENTWISE, SampleStore
-from ladder_sim_calibration.measure.layouts import Layout
-from ladder_sim_calibration.measure.points import ops_of
+from ladder_sim_calibration.measure.points import Layout, ops_of
 from tests.conftest import REPO
 from tests.support.waiting import HANG_S, until
 

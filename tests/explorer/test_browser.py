@@ -124,7 +124,7 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
     assert re.search(r"intra\.allreduce_floor=\d", page.url)
     page.focus("#c-batch-slider")
     page.keyboard.press("ArrowRight")
-    seen.until_text("#summary", "batch of 2,")
+    seen.until_text("#summary", "static batch 2,")
     assert "batch=2" in page.url
     page.click("#reset")
     seen.until("!location.search.includes('intra.allreduce_floor') && !location.search.includes('batch')")
@@ -155,10 +155,10 @@ def test_back_undoes_one_change_at_a_time(seen: Watched) -> None:
     page.focus("#c-batch-slider")
     for batch in (2, 4, 8):
         page.keyboard.press("ArrowRight")
-        seen.until_text("#summary", f"batch of {batch},")
+        seen.until_text("#summary", f"static batch {batch},")
     # all moves of a slider are one change
     page.go_back()
-    seen.until_text("#summary", "batch of 1,")
+    seen.until_text("#summary", "static batch 1,")
     seen.until("document.querySelector('#c-batch-slider').value === '0'")
     assert "llama-3.1-8b" in page.inner_text("#summary")
     page.go_back()
@@ -167,7 +167,7 @@ def test_back_undoes_one_change_at_a_time(seen: Watched) -> None:
     page.go_forward()
     seen.until_text("#summary", "llama-3.1-8b")
     page.go_forward()
-    seen.until_text("#summary", "batch of 8,")
+    seen.until_text("#summary", "static batch 8,")
     assert page.input_value("#c-batch") == "8"
 
 
@@ -186,7 +186,7 @@ def test_three_questions_lead_to_the_view_that_answers_them(seen: Watched) -> No
     # a plan's link shows the page with it
     plan = page.inner_text("#plans-tables a >> nth=2")
     page.click("#plans-tables a >> nth=2")
-    seen.until_text("#summary", f"llama-3.1-8b, {plan} on")
+    seen.until_text("#summary", f"llama-3.1-8b bf16, {plan} on")
     # Back leads to where the questions were asked
     page.go_back()
     page.go_back()
@@ -209,7 +209,7 @@ def test_a_dropped_model_keeps_its_name_and_a_refused_one_greys_the_last_answer(
     page = seen.open("?model=70b&tp=4")
     own = {"name": "mine.json", "mimeType": "application/json", "buffer": json.dumps(LLAMA_8B).encode()}
     page.set_input_files("#upload", own)
-    seen.until_text("#summary", "mine, TP 4")
+    seen.until_text("#summary", "mine bf16, TP 4")
     shown = "document.querySelector('#c-model').selectedOptions[0].textContent"
     assert page.evaluate(shown) == "mine"
     page.select_option("#c-model", "8b")
@@ -218,14 +218,14 @@ def test_a_dropped_model_keeps_its_name_and_a_refused_one_greys_the_last_answer(
     page.click("header >> text=Help")
     seen.until("location.hash === '#help'")
     page.select_option("#c-model", "mine")
-    seen.until_text("#summary", "mine, TP 4")
+    seen.until_text("#summary", "mine bf16, TP 4")
     page.set_input_files("#upload", {**own, "buffer": b"{"})
     seen.until_text("#error", "not valid JSON")
     assert "grayscale" in page.evaluate("getComputedStyle(document.querySelector('#cards')).filter")
     assert "Outdated" in page.evaluate("getComputedStyle(document.querySelector('#summary'), '::before').content")
     assert page.inner_text("#summary").startswith("mine")
     page.set_input_files("#upload", {**own, "name": "other.json"})
-    seen.until_text("#summary", "other, TP 4")
+    seen.until_text("#summary", "other bf16, TP 4")
     assert page.inner_text("#error") == ""
 
 
@@ -320,7 +320,7 @@ def test_a_pasted_config_is_read_and_bad_ones_show_their_error(seen: Watched) ->
         page.fill("#pasted", pasted)
         page.click("#read")
         seen.until_text(where, text)
-    seen.until_text("#summary", "pasted, TP 4")
+    seen.until_text("#summary", "pasted bf16, TP 4")
     link = page.url
     gain = seen.gain()
     assert "shape=" in link

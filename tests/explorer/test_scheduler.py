@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from ladder_sim.explorer.scheduler import Scheduler, StaleError
+from ladder_sim.explorer.worker import Scheduler, StaleError
 from tests.support.waiting import HANG_S, until
 
 

@@ -230,7 +230,9 @@ def test_the_page_names_its_controls_and_no_flags(page: Page) -> None:
     assert "inter.bandwidth changes nothing: the group is within one node; 'Nodes' 2 uses it" in evidence
     assert "engines with an all-reduce of their own, such as vllm, gain less." in evidence
     compared = page.ask("compared.children", "model=8b&pin=model%3D70b")["compared"]["children"]
-    assert not any("--" in shown for shown in (error, evidence, texts(compared)))
+    summary = texts(page.views("model=8b")["summary"])
+    assert "gpt-fast ('Engine')" in summary
+    assert not any("--" in shown for shown in (error, evidence, summary, texts(compared)))
 
 
 def test_parts_of_the_memory_have_the_names_of_the_command_line(page: Page) -> None:

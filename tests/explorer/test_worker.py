@@ -8,8 +8,7 @@ import pytest
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer import worker as worker_module
-from ladder_sim.explorer.scheduler import StaleError
-from ladder_sim.explorer.worker import LostError, Worker
+from ladder_sim.explorer.worker import LostError, StaleError, Worker
 from tests.support.gates import Absent, compute
 from tests.support.waiting import until
 

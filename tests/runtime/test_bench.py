@@ -200,7 +200,7 @@ def test_a_catalog_model_travels_as_its_config() -> None:
         (("--model", "8b", "--bench", "--set", "gpu.sms=3"), "model or stack"),
         (("--model", "8b", "--bench", "--set", "model.max_positions=3"), "unknown setting"),
         (("--model", "8b", "--bench", "--set", "stack.frontend=1ms"), "unknown setting of a real run"),
-        (("--model", "8b", "--bench", "--save", "x.csv"), "no CSV"),
+        (("--model", "8b", "--bench", "--save", "x.csv"), "must end in .json or .txt"),
     ],
 )
 def test_what_the_command_line_refuses(arguments: tuple[str, ...], part: str) -> None:

@@ -310,8 +310,7 @@ class Evidence:
     def _unmeasured(self) -> Iterator[str]:
         """Yield the kinds of ops of which no size has a time, with the reason."""
         # imported here: the other stages need no torch
-        from ladder_sim_calibration.measure.layouts import Layout
-        from ladder_sim_calibration.measure.points import ops_of
+        from ladder_sim_calibration.measure.points import Layout, ops_of
 
         most = {"most": self._options.most} if self._options.most else {}
         planned = ops_of(

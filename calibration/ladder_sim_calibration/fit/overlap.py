@@ -16,6 +16,8 @@ from ladder_sim_calibration.fit.samples import BESIDE, HELD, TABLES, Sample
 MIN_POINTS = 3
 # share of the memory's bandwidth that a kernel uses at least, to tell how it delays steps through the memory
 MIN_SHARE = 0.5
+# tokens up to which a GEMM is bound by the memory, so that it says what such kernels lose
+MOST_ROWS = 64.0
 _DEFAULT = OverlapParameters()
 _ALL_REDUCE = "all_reduce"
 
@@ -43,6 +45,8 @@ class Loss(NamedTuple):
     held: float
     """SMs of a GPU, threads of a CPU."""
     ratio: float
+    rows: float
+    """Tokens of a GEMM; 0: of another kernel."""
 
     def lost(self, sms: int) -> float:
         """Return the part of the held share of `sms` SMs, or threads, that the kernel lost."""
@@ -77,7 +81,9 @@ def slowdowns(samples: Sequence[Sample], gpu: Gpu) -> list[Slowdown]:
 def losses(samples: Sequence[Sample]) -> list[Loss]:
     """Return the losses of every kernel next to held SMs."""
     return [
-        Loss(_kernel_name(op, point), point[HELD], ratio) for op, point, ratio, _ in _ratios(samples) if HELD in point
+        Loss(_kernel_name(op, point), point[HELD], ratio, point.get("m", 0.0))
+        for op, point, ratio, _ in _ratios(samples)
+        if HELD in point
     ]
 
 
@@ -103,7 +109,7 @@ def _kernel_name(op: str, point: Mapping[str, float]) -> str:
 def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) -> dict[str, float]:
     """Overlap parameters that the samples determine, for a processor of so many SMs."""
     measured = {
-        "lost": [loss.lost(sms) for loss in losses],
+        "lost": [loss.lost(sms) for loss in losses if loss.rows <= MOST_ROWS],
         "gemm_delay": [delay for slowdown in slowdowns if slowdown.several_rows for delay in slowdown.delays],
         "kernel_delay": [delay for slowdown in slowdowns if not slowdown.several_rows for delay in slowdown.delays],
     }

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ladder_sim.errors import LadderSimError
 from ladder_sim_calibration.fit.samples import Sample
 from ladder_sim_calibration.measure.kernels import WeightPool
-from ladder_sim_calibration.measure.layouts import Layout, groups, layouts
+from ladder_sim_calibration.measure.points import Layout, groups, layouts
 from ladder_sim_runtime.comm.heartbeat import Heartbeat
 from ladder_sim_runtime.comm.process_group import check_variables
 from ladder_sim_runtime.comm.rendezvous import Place, agree, common_store

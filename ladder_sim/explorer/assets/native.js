@@ -1,4 +1,4 @@
-/* The browser's own form fields as Dash components (native.py). */
+/* The browser's own form fields as Dash components (controls.py). */
 (function () {
   "use strict";
 
