@@ -15,9 +15,12 @@ from benchmarks import beside
 from benchmarks.checked_parts import ENGINES, behind, never
 from benchmarks.pages import DOCS, Row, bullets, number_in, percent, remade, rows_of, table, table_of
 from ladder_sim.validation.compare import Comparison, Quantity, error_stats, unseen, validate
+from ladder_sim.validation.dataset import DEFAULT_DATASET
 
 PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
 LEVEL = "protocol-b"
+# runs whose decode steps and prefills were measured apart
+PASSES = "ladder-h100"
 # of servings' models
 MODELS = ("dense", "experts")
 # setups are named whose mean error of TPOT is above, and whose share of servings inside the interval is below; the
@@ -36,7 +39,7 @@ def to_page() -> str:
         PAGE.name,
         {
             "At a glance": [_glance()],
-            "One static batch": [_static()],
+            "One static batch": [_static(), _passes()],
             "Requests in flight": [_in_flight()],
             "Cross-checks": [table(("where", "what", "figures", "mean error", "largest"), _cross_checks())],
             "On one H100": [beside.by_shard()],
@@ -48,8 +51,8 @@ def to_page() -> str:
 
 
 @cache
-def _runs() -> tuple[Comparison, ...]:
-    return unseen(validate(level=LEVEL)[LEVEL])
+def _runs(dataset: str = DEFAULT_DATASET) -> tuple[Comparison, ...]:
+    return unseen(validate(dataset, LEVEL)[LEVEL])
 
 
 def _glance() -> str:
@@ -118,6 +121,27 @@ def _static() -> str:
         )
         rows.append((tp, "off" if without_p2p else "on", str(len(members)), *itertools.chain(*cells)))
     columns = ("degree", "P2P", "rows", "speedup: mean, largest", "inside", "tok/s: mean, largest", "inside")
+    return table(columns, rows)
+
+
+def _passes() -> str:
+    """Return a table of decode steps and prefills apart, by model and degree."""
+    groups: dict[tuple[str, bool, int], list[Comparison]] = {}
+    for row in _runs(PASSES):
+        configuration = row.measurement.configuration
+        groups.setdefault((configuration.model, not configuration.p2p, configuration.tp), []).append(row)
+    order = list(dict.fromkeys(model for model, _, _ in groups))
+    rows = []
+    for (model, without_p2p, tp), members in sorted(
+        groups.items(), key=lambda each: (order.index(each[0][0]), each[0])
+    ):
+        cells = []
+        for name in ("tpot_s", "ttft_s", "speedup"):
+            errors = error_stats([getattr(row, name) for row in members])
+            far = f"{percent(errors.mean_error)}, {percent(errors.max_error)}" if errors else "-"
+            cells += [far, percent(errors.inside, 0) if errors else "-"]
+        rows.append((model, f"TP {tp}", "off" if without_p2p else "on", str(len(members)), *cells))
+    columns = ("model", "degree", "P2P", "rows", "TPOT: mean, largest", "inside", "TTFT", "inside", "speedup", "inside")
     return table(columns, rows)
 
 

@@ -213,7 +213,7 @@ def measured_servings() -> "go.Figure":
     widths = np.array([100 * float(row["half_width"]) for _, row in rows])
     engines = list(ENGINES)
     colours = [SERIES_COLOURS[engines.index(row["value"].partition(",")[0])] for _, row in rows]
-    bars = {"type": "bar", "orientation": "h", "y": labels, "base": -widths, "x": 2 * widths}
+    bars = {"type": "bar", "orientation": "h", "y": labels, "base": (-widths).tolist(), "x": (2 * widths).tolist()}
     biases = {"y": labels, "x": [100 * float(row["tpot_bias"]) for _, row in rows], "mode": "markers"}
     zero = {"zeroline": True, "zerolinecolor": TEXT_COLOUR}
     layout = {

@@ -1,8 +1,7 @@
-"""Requests kept in flight, step by step: what the closed form of `cycle` cannot say of short answers.
+"""Requests kept in flight, served step by step: each of C clients sends its next request when its last one is answered.
 
-When a request stays for a few steps only, it matters which prompt shares which step. So the engine's scheduler decides
-here on each step, as in `ladder_sim.serving`. Steps in which nobody comes or ends are taken together, so that a load
-costs as much as it has requests, whatever the length of its answers.
+The engine's scheduler decides on each step, as in `ladder_sim.serving`. Steps in which nobody comes or ends are taken
+together, so that a load costs as much as it has requests, whatever the length of its answers.
 """
 
 import heapq
@@ -11,20 +10,26 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from ladder_sim.closed_loop.cycle import NO_FRONT_END, ROUNDS, FrontEnd, Served
+from ladder_sim.des.shared import Number
 from ladder_sim.specs.scenario import Scenario
 
+# requests that each client sends in a measured serving: in the first round all prompts come at once
+ROUNDS = 8.2
 # requests at least, of few clients
 _LEAST = 200
-# of lengths around their mean, either way, as measured servings have it where nothing else is known: judgement
-SPREAD = 0.2
-# over how long the power limit of a GPU averages, seconds: judgement; nvidia-smi reports the last second
-POWER_S = 1.0
+# of lengths around their mean, either way: it stands for all that keeps clients apart. Measured servings
+# (serving_dense.csv, each model left out in turn) err by 24 % in TTFT with 0.2 and by 22 % with 0.4, in TPOT by 0.2
+# points less
+SPREAD = 0.4
+# over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1,
+# by 5.4 % with 10, and by 0.1 points less with 30
+POWER_S = 10.0
 # fractional parts of their multiples are spread evenly over a square (M. Roberts, "The Unreasonable Effectiveness of
 # Quasirandom Sequences", 2018)
 _EVEN = (0.7548776662466927, 0.5698402909980532)
@@ -32,21 +37,50 @@ _EVEN = (0.7548776662466927, 0.5698402909980532)
 _SKIPPED = 1000
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Request:
-    prompt: int
-    steps: int
-    """Number of steps that decode the request."""
-    arrival_s: float
-    left: int = 0
-    """Tokens of its prompt that have not run."""
-    admitted_s: float = 0.0
-    first_s: float = 0.0
-    last_s: float = 0.0
+class FrontEnd(NamedTuple):
+    """What a server adds to a first token outside of the engine; seconds."""
 
-    @property
-    def tpot_s(self) -> float:
-        return (self.last_s - self.first_s) / self.steps
+    seconds: Number = 0.0
+    """Time of every request."""
+    steps: Number = 0.0
+    """Further time, in times per further token."""
+    prompt_s: Number = 0.0
+    """Further time for a prompt of the mean length, in proportion to a prompt's length."""
+
+    def outside_s(self, tpot_s: Number, length: float = 1.0) -> Number:
+        """Return the time of a request outside of the engine, whose prompt is `length` times as long as the mean."""
+        return self.seconds + self.steps * tpot_s + self.prompt_s * length
+
+
+NO_FRONT_END = FrontEnd()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """Requests in flight on average: numbers, or arrays of one value per configuration."""
+
+    ttft_s: Number
+    """Mean time to first token, waiting and the front end included."""
+    prompt_s: Number
+    """What one prompt adds to steps."""
+    duty: Number
+    """Share of the engine's time that prompts take."""
+    running: Number
+    """Mean number of requests that do not wait."""
+    tpot_s: Number = 0.0
+    """Mean time per further token."""
+    decoding: Number = 0.0
+    """Mean number of requests that decode."""
+    decode_s: Number = 0.0
+    """Mean time of a step that decodes requests and holds no prompt."""
+    cycle_steps: Number = 1.0
+    """Steps from a request to the next of the same client."""
+    prompt_steps: Number = 1.0
+    """Share of the steps that hold a prompt."""
+    in_engine: Number = 1.0
+    """Mean number of requests that are not in the front end."""
+    front_end_s: Number = 0.0
+    """Time of a request outside of the engine, before its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +155,17 @@ class Steps:
         return busy_s * (self.cold + (1.0 - self.cold) * duty)
 
 
+@lru_cache(maxsize=64)
+def _lengths(prompt: int, answer: int, spread: float, count: int) -> tuple[list[int], list[int]]:
+    """Return the prompts' tokens and the further tokens of requests in the order in which they are sent."""
+    multiples = _SKIPPED + np.arange(count)
+    prompts, answers = (
+        np.rint(mean * (1.0 + spread * (2.0 * (multiples * each % 1.0) - 1.0))).astype(int)
+        for mean, each in zip((prompt, answer), _EVEN, strict=True)
+    )
+    return np.maximum(prompts, 1).tolist(), np.maximum(answers - 1, 1).tolist()
+
+
 def simulate(
     times: Steps,
     scheduling: Scheduling,
@@ -129,6 +174,7 @@ def simulate(
     prompt: int,
     steps: int,
     slots: float,
+    spread: float = SPREAD,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
     """Simulate clients that send their first requests together, and each further one after an answer.
@@ -136,13 +182,22 @@ def simulate(
     Parameters
     ----------
     times
-        Of steps.
+        Times of steps.
     scheduling
-        Of the engine.
-    concurrency, steps, slots, front_end
-        As in `ladder_sim.closed_loop.cycle.steady`.
+        How the engine schedules.
+    concurrency
+        Requests in flight.
     prompt
-        Mean tokens of prompts. Lengths of prompts and answers are spread by `SPREAD` either way.
+        Mean tokens of prompts.
+    steps
+        Mean number of steps that decode a request: its tokens less one. Above 0.
+    slots
+        Requests that can run at the same time. At least 1.
+    spread
+        Spread of the lengths of prompts and answers around their mean, either way. Of one length, requests that begin
+        together stay together.
+    front_end
+        Front end of the server.
 
     Examples
     --------
@@ -153,47 +208,37 @@ def simulate(
     (0.11, 0.76)
     """
     total = round(max(ROUNDS, _LEAST / concurrency) * concurrency)
-    # those that will arrive, and when
-    coming: list[tuple[float, int, _Request]] = []
-    sent: list[_Request] = []
-
-    def send(at_s: float) -> None:
-        number = len(sent)
-        prompt_tokens, answer_tokens = (
-            round(mean * (1.0 + SPREAD * (2.0 * ((_SKIPPED + number) * each % 1.0) - 1.0)))
-            for mean, each in zip((prompt, steps + 1), _EVEN, strict=True)
-        )
-        request = _Request(prompt=max(1, prompt_tokens), steps=max(1, answer_tokens - 1), arrival_s=at_s)
-        request.left = request.prompt
-        sent.append(request)
-        heapq.heappush(coming, (at_s, number, request))
-
-    for _ in range(concurrency):
-        send(0.0)
-    # requests that decode, by the step that decodes their last token
-    ending: list[tuple[int, int, _Request]] = []
-    waiting: deque[_Request] = deque()
-    running = decoding = tick = ended = busy_steps = begun = 0
-    prompts_s = tokens_s = tokens = now_s = scheduled_s = duty = 0.0
+    # more requests than those that end may be there, and as many end in the last step
+    prompts, answers = _lengths(prompt, steps + 1, spread, total + 2 * concurrency)
+    left = list(prompts)
+    # times at which requests were sent, began to run and had their first token
+    sent_s, admitted_s, first_s = ([0.0] * len(left) for _ in range(3))
+    # those that will arrive, and when; those that decode, by the step that decodes their last token
+    coming: list[tuple[float, int]] = [(0.0, number) for number in range(concurrency)]
+    ending: list[tuple[int, int]] = []
+    waiting: deque[int] = deque()
+    sent = concurrency
+    running = decoding = tick = ended = busy_steps = prompt_steps = tokens = prompt_tokens = ended_steps = 0
+    prompts_s = tokens_s = now_s = scheduled_s = duty = waited_s = further_s = ran_s = 0.0
     mixed, ahead, decode_s = scheduling.mixed_steps, scheduling.ahead, times.decode_s
     while ended < total:
         while coming and coming[0][0] <= scheduled_s:
-            waiting.append(heapq.heappop(coming)[2])
+            waiting.append(heapq.heappop(coming)[1])
         # what the step holds
         room = scheduling.step_tokens - (decoding if mixed else 0)
         held, first = 0, []
         while waiting and room > 0:
-            request = waiting[0]
-            if request.left == request.prompt:
+            number = waiting[0]
+            if left[number] == prompts[number]:
                 if running and running + 1 > slots:
                     break
                 running += 1
-                request.admitted_s = now_s
-            part = min(request.left, room)
-            request.left -= part
+                admitted_s[number] = now_s
+            part = min(left[number], room)
+            left[number] -= part
             room -= part
             held += part
-            if request.left == 0:
+            if left[number] == 0:
                 first.append(waiting.popleft())
         decodes = decoding if mixed or not held else 0
         if not held and not decodes:
@@ -205,6 +250,8 @@ def simulate(
             step_s = alone_s + added_s
             share = added_s / step_s if decodes else 1.0
             prompts_s += added_s
+            prompt_tokens += held
+            prompt_steps += 1
         else:
             # as many like it until one ends, or comes
             step_s, share = alone_s, 0.0
@@ -217,40 +264,44 @@ def simulate(
         # the next one holds what has come by then
         scheduled_s = begin_s if ahead else now_s
         busy_steps += count
-        tokens += count * decodes
-        tokens_s += count * decodes * alone_s
-        last: list[_Request] = []
+        last: list[int] = []
         if decodes:
+            tokens += count * decodes
+            tokens_s += count * decodes * alone_s
             tick += count
             while ending and ending[0][0] <= tick:
-                last.append(heapq.heappop(ending)[2])
+                last.append(heapq.heappop(ending)[1])
             decoding -= len(last)
-        for request in first:
-            request.first_s = now_s
-            heapq.heappush(ending, (tick + request.steps, begun, request))
-            begun += 1
+        for number in first:
+            first_s[number] = now_s
+            heapq.heappush(ending, (tick + answers[number], number))
             decoding += 1
-        for request in last:
-            request.last_s = now_s
+        for number in last:
+            own_s = now_s - first_s[number]
+            further_s += own_s
+            waited_s += first_s[number] - sent_s[number]
+            ran_s += now_s - admitted_s[number]
+            ended_steps += answers[number]
             running -= 1
             ended += 1
             # all its tokens come later by what it was in the front end
-            send(now_s + float(front_end.outside_s(request.tpot_s, request.prompt / prompt)))
-    done = [request for request in sent if request.last_s]
-    further_s = sum(request.last_s - request.first_s for request in done) / sum(request.steps for request in done)
-    first_s = sum(request.first_s - request.arrival_s for request in done) / len(done)
-    outside_s = float(front_end.outside_s(further_s))
-    engine_s = first_s + steps * further_s
-    in_engine = concurrency * engine_s / (engine_s + outside_s)
+            outside_s = front_end.outside_s(own_s / answers[number], prompts[number] / prompt)
+            sent_s[sent] = now_s + float(outside_s)
+            heapq.heappush(coming, (sent_s[sent], sent))
+            sent += 1
+    tpot_s, engine_s = further_s / ended_steps, waited_s / ended
+    front_end_s = float(front_end.outside_s(tpot_s))
+    in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + front_end_s)
     return Served(
-        ttft_s=first_s + outside_s,
-        prompt_s=prompts_s / (sum(request.prompt - request.left for request in sent) / prompt),
+        ttft_s=engine_s + front_end_s,
+        prompt_s=prompts_s / (prompt_tokens / prompt),
         duty=prompts_s / now_s,
-        running=min(sum(request.last_s - request.admitted_s for request in done) / now_s, concurrency),
-        tpot_s=further_s,
-        decoding=min(sum(request.last_s - request.first_s for request in done) / now_s, concurrency),
-        decode_s=min(tokens_s / tokens, further_s),
+        running=min(ran_s / now_s, concurrency),
+        tpot_s=tpot_s,
+        decoding=min(further_s / now_s, concurrency),
+        decode_s=min(tokens_s / tokens, tpot_s),
         cycle_steps=busy_steps * in_engine / ended,
+        prompt_steps=prompt_steps / busy_steps,
         in_engine=in_engine,
-        front_end_s=outside_s,
+        front_end_s=front_end_s,
     )

@@ -41,6 +41,6 @@ class Load:
             decode_step_s=float(served.decode_s),
             prompts_per_token_s=float(served.tpot_s - served.decode_s),
             prompt_s=float(served.prompt_s),
-            prompt_steps=float(request.prompt_steps),
+            prompt_steps=float(served.prompt_steps),
             front_end_s=float(request.front_end_s),
         )

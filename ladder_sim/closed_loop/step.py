@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.closed_loop.cycle import Served
-from ladder_sim.closed_loop.engine import Scheduling
+from ladder_sim.closed_loop.engine import Scheduling, Served
 from ladder_sim.closed_loop.loop import Loop, ServedRequest
-from ladder_sim.closed_loop.requests import FEW_STEPS, Requests
+from ladder_sim.closed_loop.requests import Requests
 from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.hardware import Hardware, Stack, one_length
 from ladder_sim.costs.kernels import KernelCosts
@@ -114,9 +113,8 @@ def simulated_alike(
 
 def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
     """Yield the configurations that can be simulated together."""
-    # answers of one token need no decode steps, those of few more passes, prompts of one token another kernel
-    few = (sizes["gen"] - 1 <= FEW_STEPS) & (scenario.plan.group_requests(sizes["concurrency"]) > 1)
-    kinds = 4 * few + 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
+    # answers of one token need no decode steps, prompts of one token another kernel
+    kinds = 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
     inputs = PassInputs.of(scenario)
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
@@ -135,7 +133,7 @@ def _serve(
     *,
     follow: bool = False,
 ) -> dict[str, ServedRequest]:
-    """Price all steps in one call, and solve the loop for each variant."""
+    """Price all steps in one call, and serve the requests of each variant."""
     requests = {}
     steps = load.passes(scenario.stack)
     simulated = forward_passes(scenario, variants, costs, list(steps.values()), engine=engine, follow=follow)
@@ -169,5 +167,4 @@ def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPa
             duty=engine_s / ttft_s,
         ),
         slots=load.slots,
-        prompt_steps=1.0,
     )

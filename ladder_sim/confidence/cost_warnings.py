@@ -1,10 +1,7 @@
 """What the reader of a prediction should know about what its times are based on, and about the times themselves."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-from ladder_sim.closed_loop.loop import ServedRequest
-from ladder_sim.closed_loop.requests import FEW_STEPS
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.kernels import KernelCosts
@@ -24,27 +21,6 @@ from ladder_sim.units import format_bytes, format_seconds
 SLOW = 3.0
 # a variant counts as faster if its time is less than this share of the other's: the rest is rounding
 NOTICED = 0.999
-
-
-class Agreement(NamedTuple):
-    """Where the closed form of answers of over 101 tokens is within 10 % of `serve`, in TPOT and in E2E."""
-
-    steps: int
-    """Steps between two prompts, at least."""
-    duty: float
-    """Share of the time in prompts, at most."""
-    seen: str
-    """How far both were seen apart elsewhere."""
-
-
-# by engine, over 650 loads in `serve` and 2,200 served step by step (tests/laws/test_in_flight.py). Where prompts go
-# first, clients fall into step, and a prompt's step is priced as if it decoded too; under TensorRT-LLM several prompts
-# share the launches of a step, where in closed form each has its own
-AGREEING = {
-    "vllm": Agreement(0, 0.5, "15 % in TPOT and 31 % in TTFT"),
-    "trtllm": Agreement(0, 0.25, "114 % in TPOT and 63 % in TTFT"),
-    "sglang": Agreement(8, 0.25, "27 % in TPOT and 56 % in TTFT"),
-}
 
 
 def cost_warnings(
@@ -107,15 +83,6 @@ def cost_warnings(
         elif room < requests:
             text = f"the KV cache{groups} has room for {room:.0f} of {requests} requests in flight: the others wait"
             warnings.append(Caution(text, DECISIVE))
-        served = [request for request in simulated.values() if isinstance(request, ServedRequest)]
-        if any(differs_from_serve(scenario, request) for request in served):
-            agreement = _agreement(scenario)
-            often = f"come more often than every {agreement.steps}th step, or " if agreement.steps else ""
-            text = (
-                f"prompts {often}take over {agreement.duty:.0%} of the time: `predict --concurrency`, a closed form, "
-                f"and `serve` were seen to differ there by {agreement.seen}"
-            )
-            warnings.append(Caution(text, DECISIVE))
     if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return [
@@ -125,23 +92,6 @@ def cost_warnings(
         *_slow_decode(costs, simulated),
         *_faster_than_the_bound(simulated),
     ]
-
-
-def differs_from_serve(scenario: Scenario, request: ServedRequest) -> bool:
-    """Whether a request in flight is predicted in closed form where `serve` was seen to differ."""
-    workload = scenario.workload
-    # requests in flight have a concurrency
-    requests = scenario.plan.group_requests(workload.concurrency or 1)
-    if requests == 1 or workload.arrivals != "steady" or workload.gen - 1 <= FEW_STEPS:
-        return False
-    agreement, running = _agreement(scenario), min(requests, float(request.slots))
-    return bool(agreement.steps * running > workload.gen or request.served.duty > agreement.duty)
-
-
-def _agreement(scenario: Scenario) -> Agreement:
-    """Return where the engine's closed form agrees with `serve`; what is not known of an engine is as of SGLang."""
-    engine = scenario.stack.engine if scenario.stack.mixed_steps else ""
-    return AGREEING.get(engine, AGREEING["sglang"])
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:

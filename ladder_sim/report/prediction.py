@@ -344,20 +344,21 @@ def _difference_text(first: str, longer_s: Mapping[str, float]) -> str:
 def _load_text(prediction: Prediction) -> str:
     """Return what TPOT and TTFT of requests in flight are made of."""
     load, workload = prediction.load, prediction.confidence.scenario.workload
-    if load is None or prediction.tpot_s is None:
+    in_flight = workload.concurrency
+    if load is None or prediction.tpot_s is None or in_flight is None:
         return f"{prediction.variant}: TTFT waits for the prompts of all requests in flight"
     scenario = prediction.confidence.scenario
     host_s = scenario.stack.host_request_s * load.requests_decoding + scenario.stack.host_rank_s * scenario.plan.tp
     waiting_s = prediction.ttft_s - load.decode_step_s - load.prompt_s - load.front_end_s
     lines = [
         f"{prediction.variant}: TPOT {format_seconds(prediction.tpot_s)} is a step that decodes "
-        f"{load.requests_decoding:.1f} of {workload.concurrency} requests, {format_seconds(load.decode_step_s)} (of it "
+        f"{load.requests_decoding:.1f} of {in_flight} requests, {format_seconds(load.decode_step_s)} (of it "
         f"{format_seconds(host_s)} on the CPU), and prompts of the others, {format_seconds(load.prompts_per_token_s)}",
         f"each prompt adds {format_seconds(load.prompt_s)} to steps; {load.prompt_steps:.1%} of the steps hold one",
         f"TTFT {format_seconds(prediction.ttft_s)} is such a step, its own prompt, "
         f"{format_seconds(load.front_end_s)} in the server's front end, and "
         f"{format_seconds(max(waiting_s, 0.0))} of waiting for other prompts"
-        + (f" and for one of {load.slots:.1f} slots" if load.requests_running >= load.slots else ""),
+        + (f" and for one of {load.slots:.1f} slots" if scenario.plan.group_requests(in_flight) > load.slots else ""),
     ]
     return "\n".join(lines)
 

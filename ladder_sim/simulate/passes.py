@@ -129,9 +129,9 @@ class ForwardPass:
         """Return the pass with GEMMs slowed only for the share of its time in which tensor cores multiply.
 
         While a rank waits for a collective, or normalises, it draws less power, and its next GEMM runs faster. Mixed
-        steps are priced at the duty of all steps around them.
+        steps are priced at the share of the time that prompts take, of which tensor cores multiply as long as in them.
         """
-        if self.schedule.kernels.rank.phase != "prefill":
+        if self.schedule.kernels.rank.phase == "decode":
             return self
         slowed_s: Number = 0.0
         multiplied_s: Number = 0.0

@@ -111,10 +111,7 @@ class Origin:
     phase: Phase
     """Passes that the run holds: "prefill", or "decode" for those that a further token takes."""
     weights: tuple[float, ...]
-    """How much of each step in `TraceGraph.steps` one prefill, or one further token, takes on average.
-
-    Prompts take what a step with them does beyond one without, whose weight may be below 0 for that.
-    """
+    """How much of each step in `TraceGraph.steps` one prefill, or one further token, takes on average."""
     profile: str | None = None
     """Name or path of the calibration profile that was asked for; None: the cluster's own."""
     step: int = ALONE

@@ -29,13 +29,15 @@ from ladder_sim.traces.graph import ALONE, DRAWN, REDUCES, Collective, Origin, T
 from ladder_sim.traces.replay import StepError, from_timeline
 from ladder_sim.traces.summary import RankSummary, VariantTime
 
-# steps of requests in flight, in the order of `ServedRequest.token_passes`
-_IN_FLIGHT = (
-    "decode of half of the requests",
-    "decode of all requests",
-    "prompts on an idle GPU",
-    "prompts on a busy GPU",
-)
+# steps of requests in flight, by the names of `ServedRequest.token_passes`
+_IN_FLIGHT = {
+    "one": "decode of one request",
+    "few": "decode of half of the requests",
+    "most": "decode of all requests",
+    "idle": "a prompt on an idle GPU",
+    "busy": "a prompt on a busy GPU",
+    "full": "as many prompts as fit",
+}
 # name of what the CPU does before a step
 _PREPARE = "prepare step"
 
@@ -79,8 +81,7 @@ def predicted_passes(
         seconds = float(request.decode_s) / further
         if isinstance(request, ServedRequest):
             weighted = [
-                (step, each, float(weight))
-                for step, (each, weight) in zip(_IN_FLIGHT, request.token_passes, strict=True)
+                (step, *request.token_passes[name]) for name, step in _IN_FLIGHT.items() if name in request.token_passes
             ]
         else:
             contexts = decode_contexts(workload.prompt, workload.gen, static_cache=scenario.stack.static_cache)

@@ -98,25 +98,6 @@ def test_figures_that_change_no_decode_step_vary_with_short_answers_in_flight() 
         assert many > 1.1 * few
 
 
-@pytest.mark.parametrize(
-    ("stack", "concurrency", "prompt", "gen", "warns"),
-    [
-        ("sglang", 4, 8192, 102, True),
-        ("sglang", 32, 128, 128, True),
-        ("sglang", 4, 1024, 512, False),
-        ("trtllm", 32, 128, 102, True),
-        ("vllm", 64, 1024, 512, False),
-        ("vllm", 16, 16384, 102, True),
-    ],
-)
-def test_a_closed_form_warns_where_serve_differs(
-    stack: str, concurrency: int, prompt: int, gen: int, warns: bool
-) -> None:
-    given = scenario(model="8b", tp=4, stack=stack, concurrency=concurrency, prompt=prompt, gen=gen)
-    warnings = predict_one(given).confidence.warnings
-    assert any("`serve` were seen to differ" in text for text in warnings) == warns
-
-
 def test_both_engines_agree() -> None:
     fast, des = (predict(scenario(), ["standard", "ladder"], engine=engine) for engine in ("fast", "des"))
     for name in fast:
@@ -134,7 +115,8 @@ def test_requests_beyond_the_kv_cache_wait() -> None:
     assert room < 400
     full = predict_one(given)
     assert isinstance(full.request, ServedRequest)
-    assert full.request.served.running == pytest.approx(room)
+    # a slot stays empty until the next step is scheduled
+    assert full.request.served.running == pytest.approx(room, rel=0.05)
     assert any("KV cache has room for" in text for text in full.confidence.warnings)
     # each replica has a cache of its own
     shared = {"model": "70b", "tp": 4, "dp": 2, "prompt": 4000, "gen": 500}
@@ -144,7 +126,7 @@ def test_requests_beyond_the_kv_cache_wait() -> None:
     # those that wait take nothing from the others
     more = predict_one(scenario(model="70b", tp=4, concurrency=800, prompt=4000, gen=500))
     assert more.tpot_s == pytest.approx(full.tpot_s, rel=1e-2)
-    assert more.rate == pytest.approx(full.rate, rel=1e-2)
+    assert more.rate == pytest.approx(full.rate, rel=2e-2)
 
 
 def test_a_cache_without_room_for_one_request_is_refused() -> None:
@@ -184,7 +166,7 @@ def test_explain_says_what_the_time_per_token_is_made_of() -> None:
 
 
 def test_short_answers_after_long_prompts_share_each_step_with_a_prompt() -> None:
-    """Served one by one they take 360 and 363 ms of a token; the closed form said 276 and 187."""
+    """Served one by one they take 360 and 363 ms of a token; a closed form said 276 and 187."""
     where = {"cluster": "h100-pcie", "nodes": 2, "tp": 16, "concurrency": 8, "gen": 2}
     shorter, longer = (
         predict_one(scenario(prompt=prompt, overrides={"stack.frontend_steps": 0.0}, **where))
@@ -217,6 +199,6 @@ def test_a_time_to_first_token_holds_the_front_end_as_when_requests_are_served()
 
 
 @pytest.mark.parametrize("gen", [2, 33])
-def test_answers_that_are_simulated_and_those_that_are_not_are_alike_with_one_in_flight(gen: int) -> None:
+def test_answers_of_one_in_flight_are_those_of_a_static_batch(gen: int) -> None:
     alone, static = (predict_one(scenario(concurrency=count, gen=gen)) for count in (1, None))
     assert alone.tpot_s == pytest.approx(static.tpot_s, rel=0.01)

@@ -318,21 +318,3 @@ def test_the_page_states_the_figures() -> None:
             f"{share:.0%}".replace("%", " %") if share else "-" for share in dataclasses.astuple(adds)
         )
         assert f"| {name} | {kernels} | {collectives} |" in page
-
-
-@pytest.mark.parametrize(
-    ("stack", "said"),
-    [("vllm", [102]), ("trtllm", [102, 256]), ("sglang", [102, 256, 511])],
-    ids=lambda value: str(value),
-)
-def test_a_closed_form_that_serve_contradicts_is_said_so(stack: str, said: list[int]) -> None:
-    """Longer answers, where prompts take much of the time or come often; shorter ones are served step by step."""
-    load = {"model": "8b", "tp": 2, "stack": stack, "concurrency": 64}
-    warned = {
-        (gen, arrivals): any(
-            "closed form" in text for text in answer(**load, gen=gen, arrivals=arrivals)["standard"].confidence.warnings
-        )
-        for arrivals, gens in (("steady", (101, 102, 256, 511, 512)), ("lockstep", (256,)))
-        for gen in gens
-    }
-    assert [key for key, each in warned.items() if each] == [(gen, "steady") for gen in said]

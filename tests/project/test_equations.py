@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import beside
 from ladder_sim import Scenario, predict
-from ladder_sim.closed_loop.cycle import FrontEnd, lockstep, steady
+from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Steps, simulate
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.across_nodes import across_nodes_s, host_ring_s
@@ -289,44 +289,15 @@ def test_errors_of_contention_are_those_of_the_steps() -> None:
         assert f"| {label} | {len(errors)} | {mean}{too} | {most} |" in page
 
 
-def test_the_closed_loop() -> None:
-    for flying, prompt_s, decode_s, s, r, f, front_end_s in (
-        (32, 0.1, 0.0132, 255, 0.1, 0.13, 0.0),
-        (4, 0.05, 0.01, 100, 2.0, 2.1, 0.2),
-        (64, 0.05, 0.01, 40, 1.0, 1.1, 0.0),
-    ):
-        served = steady(
-            lambda n, duty, each=(decode_s, prompt_s): each,
-            concurrency=flying,
-            steps=s,
-            slots=1e9,
-            prompt_steps=r,
-            filled=f,
-            front_end=FrontEnd(front_end_s),
-        )
-        e, n, d = served.in_engine, served.decoding, served.duty
-        cycle_s = served.ttft_s + s * served.tpot_s
-        assert e == pytest.approx(1 + (flying - 1) * (1 - front_end_s / cycle_s))
-        rho = d * (e - 1) / e
-        q = rho / (2 * (1 - rho)) * (1 + max(1 - f, 0) * rho / (1 + rho))
-        stay = 1 + f * q + max(r + 0.5, 1) + s
-        k = max(stay, e * f)
-        others = e * stay / k - 1
-        w = stay - s
-        before = min(others * w / stay + q, w / f - 1)
-        before += max(others / 2 - before, 0) / 8.2
-        assert n == pytest.approx(e * s / k)
-        assert served.tpot_s == pytest.approx(decode_s + (others - before) / s * prompt_s)
-        assert cycle_s - front_end_s == pytest.approx(e * prompt_s + k * decode_s)
-        assert d == pytest.approx(e * prompt_s / (cycle_s - front_end_s))
-
-
-def test_lockstep() -> None:
-    decode_s, prompt_s, flying, n, k, s = 0.01, 0.1, 64, 50, 2, 255
-    served = lockstep(lambda *_: (decode_s, prompt_s), concurrency=flying, steps=s, slots=n, together=k)
-    assert served.tpot_s == pytest.approx(decode_s + (n - k) / (2 * s) * prompt_s)
-    waiting_s = (flying / n - 1) * (n * prompt_s + s * decode_s)
-    assert served.ttft_s == pytest.approx((n + k) / 2 * prompt_s + decode_s + waiting_s)
+def test_the_front_end_of_requests_in_flight() -> None:
+    load = {"concurrency": 64, "prompt": 1024, "steps": 255, "slots": 1e9}
+    times = Steps(decode_s=[0.01 + 1e-4 * n for n in range(65)], tokens=[1024, 8192], added_s=[0.02, 0.16])
+    scheduling = Scheduling(step_tokens=8192, mixed_steps=True, ahead=True)
+    served = simulate(times, scheduling, front_end=FrontEnd(0.05, 2.0, 0.01), **load)
+    f = 0.05 + 2.0 * served.tpot_s + 0.01
+    z = served.ttft_s - f + 255 * served.tpot_s
+    assert served.front_end_s == pytest.approx(f)
+    assert served.in_engine == pytest.approx(64 * z / (z + f))
 
 
 def test_an_interval_without_a_fit() -> None:

@@ -110,7 +110,7 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["8b", "70b"])
-def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> None:
+def test_what_prunes_plans_is_no_surer_than_it_may_be(model: str) -> None:
     """What it says that a replica carries at least is less than what it carries."""
     from ladder_sim.serving.sizing.best_plan import Context, Progress, _least_gpus
 

@@ -124,7 +124,7 @@ def test_overload_with_slower_steps_is_said() -> None:
     tight = Scenario(model="8b", tp=2, stack="vllm", overrides={"stack.serving_reserve_bytes": "50GB"})
     load = {"prompt": Lengths.parse("900"), "gen": Lengths.parse("20"), "requests": 1500}
     answers = {}
-    for rate in (5.0, 58.0, 3000.0):
+    for rate in (5.0, 64.0, 3000.0):
         (each,) = serve(tight, "standard", rate=rate, seeds=1, **load).values()
         answers[rate] = each.overload
     assert answers[5.0] == ""

@@ -64,14 +64,15 @@ def test_its_steps_are_those_that_time_per_token_averages(tmp_path: Path) -> Non
     assert list(run.weights) == [
         "decode of half of the requests",
         "decode of all requests",
-        "prompts on an idle GPU",
-        "prompts on a busy GPU",
+        "a prompt on an idle GPU",
+        "a prompt on a busy GPU",
+        "as many prompts as fit",
     ]
     assert sum(run.weights.values()) == pytest.approx(1.0)
     averaged_s = sum(weight * baseline(run, step).recorded_s for step, weight in run.weights.items())
     assert averaged_s == pytest.approx(predict_one(scenario).tpot_s)
-    one = predict_variants(choose_step(run, "prompts on a busy GPU"), ["standard", "ladder"])
-    assert one["standard"].seconds == pytest.approx(baseline(run, "prompts on a busy GPU").recorded_s)
+    one = predict_variants(choose_step(run, "a prompt on a busy GPU"), ["standard", "ladder"])
+    assert one["standard"].seconds == pytest.approx(baseline(run, "a prompt on a busy GPU").recorded_s)
     assert one["ladder"].speedup > 1.0
 
 

@@ -1,4 +1,4 @@
-"""Measured servings, served request by request, agree with the closed form and with the measured first tokens."""
+"""Measured servings, served request by request, agree with predictions and with the measured first tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ladder_sim.closed_loop.engine import ROUNDS, SPREAD
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving import Lengths, Service, Traffic
@@ -16,10 +17,6 @@ from tests.conftest import SHIPPED
 
 DENSE, EXPERTS = SHIPPED / "serving-dense.csv", SHIPPED / "serving-moe.csv"
 NO_FRONT_END = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
-# requests that each client sends: 8.2 in measured servings (`ladder_sim.closed_loop.cycle.ROUNDS`)
-ROUNDS = 8
-# either way, of lengths whose spread is not known: judgement; of one length they would be in lockstep
-SPREAD = 0.2
 # requests in flight at which hardly any prompt waits for another
 FEW = 4
 
@@ -33,7 +30,7 @@ class Served:
     measured: Serving
     ttft_s: float
     tpot_s: float
-    closed_tpot_s: float
+    predicted_tpot_s: float
 
 
 def serve(rows: Sequence[Serving], changed: Mapping[str, Any] | None = None) -> list[Served]:
@@ -45,15 +42,15 @@ def serve(rows: Sequence[Serving], changed: Mapping[str, Any] | None = None) -> 
 def _serve(rows: Sequence[Serving], setup: Setup, changed: Mapping[str, Any] | None) -> list[Served]:
     scenario = setup.scenario(rows[0].concurrency, rows[0].prompt, rows[0].gen)
     loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
-    closed = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, None))["standard"]
+    predicted = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, None))["standard"]
     # with room for the longest
     context = max(round((1.0 + SPREAD) * (row.prompt + row.gen)) for row in rows) + 2
     service = Service(scenario=scenario, context=context, changed=changed or {})
     served = []
-    for row, decode_s in zip(rows, np.atleast_1d(closed.decode_s), strict=True):
+    for row, decode_s in zip(rows, np.atleast_1d(predicted.decode_s), strict=True):
         outcome = service.run("standard", traffic(row), concurrency=row.concurrency)
         times_s = {"ttft_s": outcome.seconds("ttft"), "tpot_s": outcome.seconds("tpot")}
-        served.append(Served(measured=row, **times_s, closed_tpot_s=float(decode_s) / (row.gen - 1)))
+        served.append(Served(measured=row, **times_s, predicted_tpot_s=float(decode_s) / (row.gen - 1)))
     return served
 
 
@@ -71,7 +68,7 @@ def traffic(row: Serving) -> Traffic:
         prompt=lengths(row.prompt),
         gen=lengths(row.gen),
         concurrency=row.concurrency,
-        requests=ROUNDS * row.concurrency,
+        requests=round(ROUNDS * row.concurrency),
     )
 
 
@@ -85,10 +82,10 @@ def rows_of(file: Path, engine: str, concurrency: int) -> list[Serving]:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
-def test_serving_request_by_request_agrees_with_the_closed_form(engine: str) -> None:
+def test_serving_request_by_request_agrees_with_predictions(engine: str) -> None:
     served = serve(rows_of(DENSE, engine, 16))
     assert served
-    assert np.mean([abs(each.tpot_s / each.closed_tpot_s - 1.0) for each in served]) < 0.03
+    assert np.mean([abs(each.tpot_s / each.predicted_tpot_s - 1.0) for each in served]) < 0.03
 
 
 def test_first_tokens_of_published_servings_come_when_they_were_measured() -> None:

@@ -192,8 +192,9 @@ def _fit(rows: Sequence[Serving]) -> Floats:
         errors: Floats = np.log(problem.times_s(values(scales))[0] / measured_s) / USUAL_ERROR
         return errors
 
+    # requests are served step by step, so that times change in small jumps: wide differences pass over them
     solved = least_squares(
-        residuals, np.ones(len(free)), loss="soft_l1", bounds=(0.0, 20.0), diff_step=[0.01] * len(free), max_nfev=12
+        residuals, np.ones(len(free)), loss="soft_l1", bounds=(0.0, 20.0), diff_step=[0.03] * len(free), max_nfev=20
     )
     return values(solved.x)
 

@@ -1,6 +1,6 @@
 """The plan of a replica with the fewest GPUs that meet an SLO, of all that there are.
 
-Plans come in the order of GPUs that they need at least, by the closed form of requests in flight, and are searched only
+Plans come in the order of GPUs that they need at least, by predictions of requests in flight, and are searched only
 if they may do with fewer than the best so far, which one simulation says.
 """
 
@@ -24,9 +24,9 @@ from ladder_sim.specs.scenario import Scenario
 # the reasons of a plan that cannot do with as few as the best, and of one with which no number can
 MORE = "needs more GPUs"
 _NEVER = "breaks the promise on an idle replica"
-# requests in flight at which the closed form says what a replica carries at most
+# requests in flight that say what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
-# the closed form of requests in flight lies within this of simulated ones, in rates and times per token
+# requests in flight are predicted within this of those that arrive at a rate, in rates and times per token
 # (tests/serving/test_fleet.py)
 _SLACK = 1.25
 # points of one search, about: of a limit and of replicas
@@ -118,7 +118,7 @@ def best_plan(
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
             left_out.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
             context.progress.searched()
-    # what the closed form says nothing of goes last
+    # plans without requests in flight go last
     for gpus, _, service in sorted(least, key=lambda each: (each[2].prefill is not None, *each[:2])):
         if needs and math.isinf(gpus):
             # the first of them comes closest
@@ -161,7 +161,7 @@ def _service(
 
 
 def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
-    """Whether so many GPUs, or fewer, may meet the SLO: as far as the closed form and one simulation say."""
+    """Whether so many GPUs, or fewer, may meet the SLO: as far as predictions and one simulation say."""
     most = search.most(gpus)
     return most is not None and least <= search.service.gpus(most) and not search.breaks(search.traffic.rate, most)
 
@@ -177,9 +177,9 @@ def _rank(need: Need) -> tuple[float, ...]:
 
 
 def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float, float]:
-    """Return the least GPUs that carry the load by the closed form, and a plan's shortest step over the SLO's.
+    """Return the least GPUs that carry the load by predictions, and a plan's shortest step over the SLO's.
 
-    Infinite: no number can. Those of one replica of each kind where the closed form says nothing: steps were measured,
+    Infinite: no number can. Those of one replica of each kind without predictions: steps were measured,
     or some replicas run prompts only.
     """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
