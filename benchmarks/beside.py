@@ -113,6 +113,36 @@ def predicted_layer_s(step: Step) -> float:
     return (float(simulate(scenario, "decode", CONTEXT, costs).seconds) - last_norm_s) / LAYERS
 
 
+class Hidden(NamedTuple):
+    """An all-reduce of steps through memory that ladder hides behind a block, seconds."""
+
+    exchanges: int
+    alone_s: float
+    measured_s: float
+    predicted_s: float
+
+
+def hidden(model: str, batch: int, behind: str) -> list[Hidden]:
+    """Return the shorter all-reduce of each number of steps, hidden behind the next "mlp" or "attention"."""
+    of_steps: dict[int, Hidden] = {}
+    exchanging = [step for step in steps() if step.collective == EXCHANGE]
+    measured = filter(_is_ladder, rows_in("steps_exchange.csv"))
+    column, task = {
+        "mlp": ("ar_after_attention_us", "layer2.attn.all_reduce"),
+        "attention": ("ar_after_mlp_us", "layer2.mlp.all_reduce"),
+    }[behind]
+    for step, row in zip(exchanging, measured, strict=True):
+        shorter = of_steps.get(step.exchanges)
+        if (step.model, step.batch) != (model, batch) or (shorter and shorter.alone_s <= step.alone_s):
+            continue
+        scenario = _scenario(model, batch)
+        timeline = simulate(scenario, "decode", CONTEXT, _GivenTimes(scenario, step)).timeline
+        (number,) = [at for at, each in enumerate(timeline.program.tasks) if each.name == task]
+        predicted_s = float(timeline.end_s[number] - timeline.start_s[number])
+        of_steps[step.exchanges] = Hidden(step.exchanges, step.alone_s, _seconds(row[column]), predicted_s)
+    return [of_steps[exchanges] for exchanges in sorted(of_steps)]
+
+
 @cache
 def errors() -> Mapping[tuple[str, int], tuple[list[float], list[float]]]:
     """Errors of ladder's step by model and batch: next to all-reduces of a fixed time, and to those of memory steps."""

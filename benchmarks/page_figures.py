@@ -25,15 +25,13 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.accuracy_page import collectives_s
+from benchmarks.beside import hidden
 from benchmarks.checked_parts import ENGINES
 from benchmarks.evidence import LEVEL, MODELS, servings
 from benchmarks.pages import DOCS, SCHEMES, rows_of
 from ladder_sim import Scenario, predict
 from ladder_sim.cli.main import main as ladder_sim
-from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
-from ladder_sim.des.shared import Demand, Device
 from ladder_sim.explorer.style import on_page
-from ladder_sim.graph.shapes import AttentionShape, GemmShape, Shape
 from ladder_sim.report.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.errors import error_figure
 from ladder_sim.report.figures import style
@@ -99,34 +97,27 @@ def all_reduces() -> "go.Figure":
 
 
 def contention() -> "go.Figure":
-    """How many times as long kernels take next to a collective that holds SMs."""
-    gpu, overlap, held = Device(sms=132), OverlapParameters(), np.arange(41)
-    operands = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
-    # gate and up of a 70B model on one of eight ranks
-    gemms: dict[str, Shape] = {
-        f"GEMM, {rows} row{'s' * (rows > 1)}": GemmShape(m=rows, n=7168, k=8192, **operands)
-        for rows in (4096, 64, 8, 1)
-    }
-    attention = AttentionShape(
-        kernel="flash", batch=16, q_len=1, kv_len=2048, heads=8, kv_heads=1, head_dim=128, element_bytes=2
-    )
-    traces = []
-    for (name, shape), colour in zip({**gemms, "decode attention": attention}.items(), SERIES_COLOURS, strict=False):
-        demand = kernel_demand(shape, gpu.sms, overlap, memory=0.0)
-        longer = [1.0 / float(gpu.rate(demand, [Demand(held_sms=float(sms))])) for sms in held]
-        traces.append(_line(name, held, longer, colour, width=2.5, shape="hv"))
-    sizes = {"nccl, 64 KiB": 65536.0, "multimem": 1e6, "nvls": 1e6, "one-shot": 1e6}
-    holders = {name: float(collective_sms(name.partition(",")[0], size, overlap)) for name, size in sizes.items()}
+    """All-reduces that ladder hides in decode steps of 405B by their steps through memory: measured, and simulated."""
+    traces: list[dict[str, Any]] = []
+    for name, batch, behind, colour in (
+        ("behind the MLP, batch 4 (cuBLAS GEMMs)", 4, "mlp", SERIES_COLOURS[0]),
+        ("behind the MLP, batch 1 (compiled GEMVs)", 1, "mlp", SERIES_COLOURS[1]),
+        ("behind attention, batch 4", 4, "attention", SERIES_COLOURS[2]),
+    ):
+        rows = hidden("405b-tp16", batch, behind)
+        numbers_of_steps = [row.exchanges for row in rows]
+        traces.append(_line(name, numbers_of_steps, [1e6 * row.predicted_s for row in rows], colour, width=2.5))
+        points = {"x": numbers_of_steps, "y": [1e6 * row.measured_s for row in rows], "mode": "markers"}
+        traces.append({**points, "marker": {"color": colour, "size": 10}, "showlegend": False})
+    rows = hidden("405b-tp16", 4, "mlp")
+    alone = [1e6 * row.alone_s for row in rows]
+    traces.append(_line("alone, batch 4", [row.exchanges for row in rows], alone, TEXT_COLOUR, dash="dash"))
     layout = {
-        "height": 400,
-        "xaxis": _axis("SMs held by the collective"),
-        "yaxis": _axis("time, relative to alone", range=[0.95, 2.1]),
+        "height": 420,
+        "xaxis": _axis("steps of the all-reduce through memory", tickvals=[4, 8, 16, 32, 48]),
+        "yaxis": _axis("microseconds", rangemode="tozero"),
     }
-    drawn = figure("", data=traces, layout=layout)
-    for name, sms in holders.items():
-        drawn.add_vline(sms, line={"color": GRID_COLOUR, "width": 1.5, "dash": "dot"}, layer="below")
-        drawn.add_annotation(x=sms, y=1.53, text=name, textangle=-90, xanchor="right", showarrow=False)
-    return drawn
+    return figure("", data=traces, layout=layout)
 
 
 def serving() -> "go.Figure":
