@@ -132,7 +132,7 @@ class Device:
         else:
             held_sms = sum((other.held_sms for other in others), start=0.0)
             # a kernel runs on at least one SM
-            rate = 1.0 - own.lost * minimum(held_sms, self.sms - 1) / self.sms
+            rate = maximum(1.0, self.sms - own.lost * held_sms) / self.sms
         if any_true(own.memory):
             rate = minimum(rate, self._sms_of(own) * self._memory_per_sm(tasks) / maximum(TINY, own.memory))
         if own.link:

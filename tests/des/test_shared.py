@@ -70,9 +70,9 @@ def test_no_more_than_all_bandwidth_is_handed_out(demands: list[Demand]) -> None
 
 @given(KERNELS, st.lists(st.integers(0, SMS), min_size=1, max_size=3))
 def test_a_kernel_loses_a_part_of_the_share_of_its_sms(kernel: Demand, held_sms: list[int]) -> None:
-    """Exactly so much of its speed, of all but the SM on which it can run; what collectives hold adds up."""
+    """Exactly so much of its speed, down to the one SM on which it can run; what collectives hold adds up."""
     rate = DEVICE.rate(changed(kernel, memory=0.0), [Demand(held_sms=held) for held in held_sms])
-    assert rate == pytest.approx(1.0 - kernel.lost * min(sum(held_sms), SMS - 1) / SMS, rel=RTOL)
+    assert rate == pytest.approx(max(1.0, SMS - kernel.lost * sum(held_sms)) / SMS, rel=RTOL)
 
 
 @given(SHARES, st.lists(KERNELS, min_size=1, max_size=3), st.integers(1, 40))

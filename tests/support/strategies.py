@@ -18,7 +18,7 @@ SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
 # of a kernel on a collective's steps, in multiples of their time alone
 DELAYS = st.one_of(st.sampled_from([0.0, 0.5, 3.5]), st.floats(1e-3, 5.0))
 KERNELS = st.one_of(
-    st.builds(Demand, lost=st.sampled_from([0.0, 0.75, 1.0]), memory=SHARES, delay=DELAYS), st.just(NOTHING)
+    st.builds(Demand, lost=st.sampled_from([0.0, 0.75, 1.0, 2.0]), memory=SHARES, delay=DELAYS), st.just(NOTHING)
 )
 COLLECTIVES = st.builds(
     Demand, held_sms=st.integers(1, 40), memory=SHARES, link=st.sampled_from([0.0, 1.0]), waits=SHARES
