@@ -85,16 +85,16 @@ class OverlapParameters:
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
         """Return the defaults, replaced by what a profile holds; raise ProfileError for an unknown parameter."""
-        unknown = sorted(set(overlap) - _OVERLAP_NAMES)
+        unknown = sorted(set(overlap) - PARAMETERS)
         if unknown:
             raise ProfileError(
                 f"overlap parameter '{unknown[0]}' is unknown",
-                hint=f"known: {', '.join(sorted(_OVERLAP_NAMES))}; `calibrate fit` makes it again from its samples",
+                hint=f"known: {', '.join(sorted(PARAMETERS))}; `calibrate fit` makes it again from its samples",
             )
         return cls(**overlap)
 
 
-_OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
+PARAMETERS = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 
 def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number, arithmetic: Number) -> Demand:

@@ -7,11 +7,13 @@ import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from ladder_sim.costs.contention import PARAMETERS
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, MoeTables, Positive, ProfileSource, StackFit
@@ -37,8 +39,8 @@ from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import Schema, read_bytes, stamp, write_file
 
 # 2: a fit to end-to-end runs is called `stack_fit`, and its scales `near` and `beyond`; 3: entries of other formats of
-# weights, and a profile of a stack may hold what differs from its GPU's
-SCHEMA = Schema(version=3)
+# weights, and a profile of a stack may hold what differs from its GPU's; 4: contention is steps through memory
+SCHEMA = Schema(version=4)
 SUFFIX = ".json.gz"
 # next to a profile's file, of files of the same names with what models with experts need
 MOE_FOLDER = "moe"
@@ -74,7 +76,7 @@ class ReferencePart(Part):
 class DerivedDocument(Part):
     """A file with what differs from a shipped profile: tables, curves, a fit."""
 
-    schema_version: Literal[1, 2, 3] = 1
+    schema_version: Literal[1, 2, 3, 4] = 1
     name: str
     created: str
     base: str
@@ -90,7 +92,7 @@ class DerivedDocument(Part):
 class ProfileDocument(Part):
     """A file with tables of its own."""
 
-    schema_version: Literal[1, 2, 3] = 1
+    schema_version: Literal[1, 2, 3, 4] = 1
     name: str
     gpu: str
     created: str
@@ -125,6 +127,8 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
         head = read_head(_Head, document, SCHEMA, origin, ProfileError)
         if head.schema_version == 1:
             document = _upgraded(document)
+        if head.schema_version < 4:
+            document = _without_waves(document)
         for old, name in _OLD_FIGURES.items():
             document = document.replace(old, name)
         if head.base is None:
@@ -175,6 +179,22 @@ def _upgraded(document: bytes) -> bytes:
     if isinstance(fit, dict):
         fit = {_OLD_SCALES.get(name, name): value for name, value in fit.items()}
     return json.dumps({**entries, "stack_fit": fit}).encode()
+
+
+def _without_waves(document: bytes) -> bytes:
+    """Return a profile's JSON without parameters of contention that its rule of today does not have."""
+    if b'"overlap' not in document:
+        return document
+    entries = json.loads(document)
+    known = {f"overlap.{name}" for name in PARAMETERS}
+    overlap, fit = entries.get("overlap"), entries.get("stack_fit")
+    if isinstance(overlap, dict):
+        entries["overlap"] = {name: value for name, value in overlap.items() if name in PARAMETERS}
+    if isinstance(fit, dict) and isinstance(fit.get("figures"), dict) and isinstance(fit.get("draws"), list):
+        kept = [name in known or not name.startswith("overlap.") for name in fit["figures"]]
+        fit["figures"] = dict(compress(fit["figures"].items(), kept))
+        fit["draws"] = [list(compress(draw, kept)) if isinstance(draw, list) else draw for draw in fit["draws"]]
+    return json.dumps(entries).encode()
 
 
 def _profile(parsed: ProfileDocument) -> CalibrationProfile:

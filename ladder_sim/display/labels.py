@@ -71,14 +71,14 @@ _TITLES = {
     "stack.host_rank_s": "Host time of each rank",
     "stack.batched_attention_s": "Attention, fixed time",
     "stack.quantize_s": "Quantising an input",
-    "overlap.collective_slowdown": "Slowdown of collectives",
+    "overlap.memory_step_s": "Step of a collective through memory",
+    "overlap.gemm_delay": "Delay of such a step by GEMMs",
+    "overlap.kernel_delay": "Delay of such a step by other kernels",
+    "overlap.lost": "SMs lost to collectives",
     "overlap.ring_traffic": "Memory traffic of a ring",
     "overlap.nvls_traffic": "Memory traffic of NVLS",
     "overlap.max_channels": "Most NCCL channels",
     "overlap.nvls_channels": "NVLS channels",
-    "overlap.memory_spare": "SMs to spare next to memory",
-    "overlap.grid_spare": "SMs to spare of a fixed grid",
-    "overlap.scatter": "SMs lost to clusters",
     "rate": "Requests per second",
     "rank_skew": "Lag of the slowest rank",
 }
@@ -95,7 +95,7 @@ _SETTINGS_OF = {
     "model_family": ("model.",),
 }
 # models that runs were of, and what runs did not have: the others are counted
-_NAMED, _TOLD = 2, 5
+_NAMED, _TOLD = 1, 5
 # arguments that change which GPUs run what
 _PLACES = {"cluster", "nodes", "gpus_per_node", "tp", "pp", "ep", "attention_dp", "dp", "sp"}
 # a logarithmic axis shows values that span more than this factor better
@@ -398,7 +398,8 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[
         absent["wiring"] = [name for name in confidence.variants if name not in (STANDARD, NO_COMMUNICATION)]
     nodes = scenario.group_nodes
     where = f" over {nodes} nodes" if isinstance(runs, StackFit) and nodes not in runs.rewired_nodes else ""
-    asked = [("", f"{name}{where}") for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    rewired = [name for name in absent.pop("wiring", []) if wirings is None or name in wirings]
+    asked = [("", f"{', '.join(rewired)}{where}")] if where and rewired else [("", name) for name in rewired]
     load = "servings" if served else "static batches"
     kind = f"{load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
     unlike = [] if confidence.compared.same_kind(scenario) else [("", kind)]

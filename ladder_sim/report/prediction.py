@@ -233,7 +233,7 @@ def _reason(predictions: Predictions) -> str:
     }
     most = sorted(longer, key=lambda limit: -longer[limit])[:2]
     causes = ", ".join(f"{kind_label(limit)} {percent(longer[limit], 0)}" for limit in most)
-    return f"{said}; {hides} and stays {percent(behind, 0)} behind none at all ({causes})."
+    return f"{said}; {hides} and stays {percent(behind, 0)} behind no communication ({causes})."
 
 
 def limit_text(prediction: Prediction) -> str:

@@ -207,7 +207,7 @@ def test_sensitivity_names_figures_as_set_takes_them_or_marks_them(monkeypatch: 
         name = re.split(r"\s{2,}", row)[0]
         assert name.endswith(" (not settable)") != (find_setting(name) is not None), name
     assert any(row.startswith("cluster.rank_skew ") for row in rows)
-    assert any(row.startswith("overlap.collective_slowdown (not settable)") for row in rows)
+    assert any(row.startswith("overlap.lost (not settable)") for row in rows)
 
 
 def test_a_sweep_over_one_node_and_two_uses_the_links_between_them() -> None:

@@ -57,9 +57,8 @@ def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.Captur
     assert f"90 %: {ladder['speedup_low']:.2f}-{ladder['speedup_high']:.2f}" in shown
     assert f"{ladder['tokens_per_s']:.4g} (" in shown
     evidence = texts(page.views(QUERY)["evidence"])
-    assert "were compared with runs of gpt-fast on H100 SXM5 80GB: llama-3.1-70b in fp16, TP 2-8" in evidence
-    assert "Not in these runs, so intervals are wider: links (" in evidence
-    assert "model size (406B parameters), TP (16)." in evidence
+    assert "were compared with runs of gpt-fast on H100 SXM5 80GB: llama-3.1-405b-kv16, llama-3.1-70b," in evidence
+    assert "Not in these runs, so intervals are wider: wiring (" in evidence
 
 
 def test_the_sweep_of_the_curve_is_the_command_lines(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +216,7 @@ def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
     assert "B: 8 KV heads on 16 ranks" in shown
     # the runs behind all of them
     assert "were compared with runs of gpt-fast on H100 SXM5 80GB" in shown
-    assert "Not in these runs, so intervals are wider: model size (8.03B parameters; 406B parameters), links (" in shown
+    assert "Not in these runs, so intervals are wider: wiring (" in shown
 
 
 def test_the_page_names_its_controls_and_no_flags(page: Page) -> None:

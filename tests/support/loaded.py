@@ -10,8 +10,9 @@ from torch import Tensor
 from ladder_sim_runtime.assemble import load
 from ladder_sim_runtime.checkpoint.files import Checkpoint
 from ladder_sim_runtime.comm.base import Communicator
+from ladder_sim_runtime.complete import left_padded, of_first_rank
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.generate import Generator, left_padded, of_first_rank
+from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload
 from ladder_sim_runtime.model.decoder import Decoder
 from ladder_sim_runtime.model.wiring import Wiring, lay_out
