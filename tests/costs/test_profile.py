@@ -208,7 +208,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_set("schema_version", 4), "schema_version 4"),
+        (_set("schema_version", 5), "schema_version 5"),
         (_set("schema_version", "1"), "schema_version"),
         (_set("schema_version", 0), "schema_version is 0"),
         (lambda d: d.pop("gemm"), "lacks 'gemm'"),
@@ -334,7 +334,7 @@ def test_a_fit_in_a_file_of_schema_version_1_is_read_by_its_new_names(tmp_path: 
     assert fit is not None
     save_profile(load_profile("h100-sxm-gpt-fast"), tmp_path / "new.json")
     document = json.loads((tmp_path / "new.json").read_text())
-    assert (document["schema_version"], load_profile(tmp_path / "new.json").stack_fit) == (3, fit)
+    assert (document["schema_version"], load_profile(tmp_path / "new.json").stack_fit) == (4, fit)
     entries = document.pop("stack_fit")
     unknown = {"allreduce": "", "families": (), "nodes": (), "dtypes": (), "sizes": {}}
     kept = {name: value for name, value in entries.items() if name not in unknown}
