@@ -21,9 +21,10 @@ from ladder_sim.specs.scenario import Scenario
 
 # requests that each client sends in a measured serving: in the first round all prompts come at once
 ROUNDS = 8.2
-# of these as many are simulated: those after the first stand for all that follow. Of 200 random loads, the times are
-# within 0.2 % (TPOT) and 1.4 % (TTFT) of those of all rounds on average
+# of these as many are simulated, and those after the second stand for all that follow: by then prompts come one by one.
+# Times of 577 measured servings are within 0.2 % (TPOT) and 0.6 % (TTFT) of those with all rounds on average
 _SIMULATED = 4
+_SETTLING = 2
 # requests that are simulated at least, of few clients
 _LEAST = 200
 # of lengths around their mean, either way: it stands for all that keeps clients apart. Measured servings
@@ -188,7 +189,7 @@ class _Sums(NamedTuple):
 
     @classmethod
     def weighted(cls, first: Self, simulated: Self, *, requests: float) -> Self:
-        """Return the sums over so many requests: those of the first round once, and others as often as that takes."""
+        """Return the sums over so many requests: the first ones once, and the others as often as that takes."""
         weight = (requests - first.ended) / (simulated.ended - first.ended)
         return cls(*(once + weight * (both - once) for once, both in zip(first, simulated, strict=True)))
 
@@ -279,7 +280,7 @@ def simulate(
     prompts_s = tokens_s = now_s = scheduled_s = duty = waited_s = further_s = ran_s = 0.0
     mixed, ahead, decode_s = scheduling.mixed_steps, scheduling.ahead, times.decode_s
     sums = []
-    for end in (concurrency, total):
+    for end in (_SETTLING * concurrency, total):
         while ended < end:
             while coming and coming[0][0] <= scheduled_s:
                 waiting.append(heapq.heappop(coming)[1])
