@@ -21,7 +21,11 @@ from ladder_sim.specs.scenario import Scenario
 
 # requests that each client sends in a measured serving: in the first round all prompts come at once
 ROUNDS = 8.2
-# requests at least, of few clients
+# of these as many are simulated, and those after the second stand for all that follow: by then prompts come one by one.
+# Times of 577 measured servings are within 0.2 % (TPOT) and 0.6 % (TTFT) of those with all rounds on average
+_SIMULATED = 4
+_SETTLING = 2
+# requests that are simulated at least, of few clients
 _LEAST = 200
 # of lengths around their mean, either way: it stands for all that keeps clients apart. Measured servings
 # (serving_dense.csv, each model left out in turn) err by 24 % in TTFT with 0.2 and by 22 % with 0.4, in TPOT by 0.2
@@ -155,6 +159,60 @@ class Steps:
         return busy_s * (self.cold + (1.0 - self.cold) * duty)
 
 
+class _Sums(NamedTuple):
+    """What requests and steps so far add up to; seconds."""
+
+    now_s: float
+    """Time that has passed."""
+    busy_steps: float
+    """Steps."""
+    prompt_steps: float
+    """Those that hold a prompt."""
+    prompts_s: float
+    """What prompts added to steps."""
+    prompt_tokens: float
+    """Tokens of prompts that have run."""
+    tokens: float
+    """Tokens that steps decoded."""
+    tokens_s: float
+    """Times of these steps for each of the tokens, without prompts."""
+    ended: float = 0.0
+    """Requests that are answered; the rest is theirs."""
+    steps: float = 0.0
+    """Further tokens."""
+    further_s: float = 0.0
+    """From first tokens to last ones."""
+    waited_s: float = 0.0
+    """From arrivals to first tokens."""
+    ran_s: float = 0.0
+    """From admissions to last tokens."""
+
+    @classmethod
+    def weighted(cls, first: Self, simulated: Self, *, requests: float) -> Self:
+        """Return the sums over so many requests: the first ones once, and the others as often as that takes."""
+        weight = (requests - first.ended) / (simulated.ended - first.ended)
+        return cls(*(once + weight * (both - once) for once, both in zip(first, simulated, strict=True)))
+
+    def served(self, *, concurrency: int, prompt: int, steps: int, front_end: FrontEnd) -> Served:
+        """Return the means."""
+        tpot_s, engine_s = self.further_s / self.steps, self.waited_s / self.ended
+        front_end_s = float(front_end.outside_s(tpot_s))
+        in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + front_end_s)
+        return Served(
+            ttft_s=engine_s + front_end_s,
+            prompt_s=self.prompts_s / (self.prompt_tokens / prompt),
+            duty=self.prompts_s / self.now_s,
+            running=min(self.ran_s / self.now_s, concurrency),
+            tpot_s=tpot_s,
+            decoding=min(self.further_s / self.now_s, concurrency),
+            decode_s=min(self.tokens_s / self.tokens, tpot_s),
+            cycle_steps=self.busy_steps * in_engine / self.ended,
+            prompt_steps=self.prompt_steps / self.busy_steps,
+            in_engine=in_engine,
+            front_end_s=front_end_s,
+        )
+
+
 @lru_cache(maxsize=64)
 def _lengths(prompt: int, answer: int, spread: float, count: int) -> tuple[list[int], list[int]]:
     """Return the prompts' tokens and the further tokens of requests in the order in which they are sent."""
@@ -207,7 +265,7 @@ def simulate(
     >>> round(served.tpot_s, 3), round(served.ttft_s, 2)
     (0.11, 0.76)
     """
-    total = round(max(ROUNDS, _LEAST / concurrency) * concurrency)
+    total = max(_SIMULATED * concurrency, _LEAST)
     # more requests than those that end may be there, and as many end in the last step
     prompts, answers = _lengths(prompt, steps + 1, spread, total + 2 * concurrency)
     left = list(prompts)
@@ -221,87 +279,79 @@ def simulate(
     running = decoding = tick = ended = busy_steps = prompt_steps = tokens = prompt_tokens = ended_steps = 0
     prompts_s = tokens_s = now_s = scheduled_s = duty = waited_s = further_s = ran_s = 0.0
     mixed, ahead, decode_s = scheduling.mixed_steps, scheduling.ahead, times.decode_s
-    while ended < total:
-        while coming and coming[0][0] <= scheduled_s:
-            waiting.append(heapq.heappop(coming)[1])
-        # what the step holds
-        room = scheduling.step_tokens - (decoding if mixed else 0)
-        held, first = 0, []
-        while waiting and room > 0:
-            number = waiting[0]
-            if left[number] == prompts[number]:
-                if running and running + 1 > slots:
-                    break
-                running += 1
-                admitted_s[number] = now_s
-            part = min(left[number], room)
-            left[number] -= part
-            room -= part
-            held += part
-            if left[number] == 0:
-                first.append(waiting.popleft())
-        decodes = decoding if mixed or not held else 0
-        if not held and not decodes:
-            now_s = scheduled_s = max(now_s, coming[0][0])
-            continue
-        alone_s, count = decode_s[decodes], 1
-        if held:
-            added_s = times.prompts_s(held, duty)
-            step_s = alone_s + added_s
-            share = added_s / step_s if decodes else 1.0
-            prompts_s += added_s
-            prompt_tokens += held
-            prompt_steps += 1
-        else:
-            # as many like it until one ends, or comes
-            step_s, share = alone_s, 0.0
-            count = ending[0][0] - tick
-            if coming and not waiting:
-                count = max(1, min(count, math.ceil((coming[0][0] - now_s) / step_s) + ahead))
-        kept = math.exp(-count * step_s / POWER_S)
-        duty = kept * duty + (1.0 - kept) * share
-        begin_s, now_s = now_s + (count - 1) * step_s, now_s + count * step_s
-        # the next one holds what has come by then
-        scheduled_s = begin_s if ahead else now_s
-        busy_steps += count
-        last: list[int] = []
-        if decodes:
-            tokens += count * decodes
-            tokens_s += count * decodes * alone_s
-            tick += count
-            while ending and ending[0][0] <= tick:
-                last.append(heapq.heappop(ending)[1])
-            decoding -= len(last)
-        for number in first:
-            first_s[number] = now_s
-            heapq.heappush(ending, (tick + answers[number], number))
-            decoding += 1
-        for number in last:
-            own_s = now_s - first_s[number]
-            further_s += own_s
-            waited_s += first_s[number] - sent_s[number]
-            ran_s += now_s - admitted_s[number]
-            ended_steps += answers[number]
-            running -= 1
-            ended += 1
-            # all its tokens come later by what it was in the front end
-            outside_s = front_end.outside_s(own_s / answers[number], prompts[number] / prompt)
-            sent_s[sent] = now_s + float(outside_s)
-            heapq.heappush(coming, (sent_s[sent], sent))
-            sent += 1
-    tpot_s, engine_s = further_s / ended_steps, waited_s / ended
-    front_end_s = float(front_end.outside_s(tpot_s))
-    in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + front_end_s)
-    return Served(
-        ttft_s=engine_s + front_end_s,
-        prompt_s=prompts_s / (prompt_tokens / prompt),
-        duty=prompts_s / now_s,
-        running=min(ran_s / now_s, concurrency),
-        tpot_s=tpot_s,
-        decoding=min(further_s / now_s, concurrency),
-        decode_s=min(tokens_s / tokens, tpot_s),
-        cycle_steps=busy_steps * in_engine / ended,
-        prompt_steps=prompt_steps / busy_steps,
-        in_engine=in_engine,
-        front_end_s=front_end_s,
-    )
+    sums = []
+    for end in (_SETTLING * concurrency, total):
+        while ended < end:
+            while coming and coming[0][0] <= scheduled_s:
+                waiting.append(heapq.heappop(coming)[1])
+            # what the step holds
+            room = scheduling.step_tokens - (decoding if mixed else 0)
+            held, first = 0, []
+            while waiting and room > 0:
+                number = waiting[0]
+                if left[number] == prompts[number]:
+                    if running and running + 1 > slots:
+                        break
+                    running += 1
+                    admitted_s[number] = now_s
+                part = min(left[number], room)
+                left[number] -= part
+                room -= part
+                held += part
+                if left[number] == 0:
+                    first.append(waiting.popleft())
+            decodes = decoding if mixed or not held else 0
+            if not held and not decodes:
+                now_s = scheduled_s = max(now_s, coming[0][0])
+                continue
+            alone_s, count = decode_s[decodes], 1
+            if held:
+                added_s = times.prompts_s(held, duty)
+                step_s = alone_s + added_s
+                share = added_s / step_s if decodes else 1.0
+                prompts_s += added_s
+                prompt_tokens += held
+                prompt_steps += 1
+            else:
+                # as many like it until one ends, or comes
+                step_s, share = alone_s, 0.0
+                count = ending[0][0] - tick
+                if coming and not waiting:
+                    count = max(1, min(count, math.ceil((coming[0][0] - now_s) / step_s) + ahead))
+            kept = math.exp(-count * step_s / POWER_S)
+            duty = kept * duty + (1.0 - kept) * share
+            begin_s, now_s = now_s + (count - 1) * step_s, now_s + count * step_s
+            # the next one holds what has come by then
+            scheduled_s = begin_s if ahead else now_s
+            busy_steps += count
+            last: list[int] = []
+            if decodes:
+                tokens += count * decodes
+                tokens_s += count * decodes * alone_s
+                tick += count
+                while ending and ending[0][0] <= tick:
+                    last.append(heapq.heappop(ending)[1])
+                decoding -= len(last)
+            for number in first:
+                first_s[number] = now_s
+                heapq.heappush(ending, (tick + answers[number], number))
+                decoding += 1
+            for number in last:
+                own_s = now_s - first_s[number]
+                further_s += own_s
+                waited_s += first_s[number] - sent_s[number]
+                ran_s += now_s - admitted_s[number]
+                ended_steps += answers[number]
+                running -= 1
+                ended += 1
+                # all its tokens come later by what it was in the front end
+                outside_s = front_end.outside_s(own_s / answers[number], prompts[number] / prompt)
+                sent_s[sent] = now_s + float(outside_s)
+                heapq.heappush(coming, (sent_s[sent], sent))
+                sent += 1
+        engine = _Sums(now_s, busy_steps, prompt_steps, prompts_s, prompt_tokens, tokens, tokens_s)
+        sums.append(
+            engine._replace(ended=ended, steps=ended_steps, further_s=further_s, waited_s=waited_s, ran_s=ran_s)
+        )
+    every = _Sums.weighted(*sums, requests=max(ROUNDS * concurrency, total))
+    return every.served(concurrency=concurrency, prompt=prompt, steps=steps, front_end=front_end)

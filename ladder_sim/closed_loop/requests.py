@@ -1,7 +1,7 @@
 """Requests in flight as passes see them: how many decode, and how much of prompts shares a step with them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,11 @@ class Requests:
         return FrontEnd(stack.frontend_s, stack.frontend_steps, stack.frontend_token_s * self.prompt)
 
     @property
+    def alone(self) -> Any:
+        """Whether each request has a lane of its own: its prompt shares steps with nobody."""
+        return self.concurrency <= self.lanes
+
+    @property
     def further_tokens(self) -> bool:
         """Whether answers have more than one token: all, or none."""
         return bool(np.all(self.gen > 1))
@@ -143,6 +148,9 @@ class Requests:
         if np.all(self.prompt == 1):
             # a prompt of one token is one more request that decodes
             return self._decode(stack, batch + prompts)
+        if np.all(self.alone):
+            whole = Sizes.of(stack, "prefill", (self.prompt + chunk) / 2, batch=prompts, prompt=chunk, gen=self.gen)
+            return "prefill", replace(whole, duty=duty)
         # a prompt alone has as many rows as tokens, one of which the graph of such a step takes for one that decodes
         chunk = maximum(chunk - (batch == 1) / prompts, 1)
         sizes = {"prompts": prompts, "chunk": chunk, "prompt": self.prompt, "gen": self.gen}

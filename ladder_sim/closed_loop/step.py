@@ -113,8 +113,9 @@ def simulated_alike(
 
 def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
     """Yield the configurations that can be simulated together."""
-    # answers of one token need no decode steps, prompts of one token another kernel
-    kinds = 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
+    # answers of one token need no decode steps, prompts of one token another kernel, and prompts alone fewer
+    every = Requests.of(scenario, **sizes)
+    kinds = 4 * every.alone + 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
     inputs = PassInputs.of(scenario)
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)

@@ -28,18 +28,17 @@ from ladder_sim.specs.values import choice
 # by engine; what is not here is as in `SchedulerSpec`
 _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        # vLLM 0.32.0, config/cache.py; asynchronous scheduling is on by default from 0.14
-        "vllm": {"block_tokens": 16},
+        # vLLM 0.32.0, config/cache.py; asynchronous scheduling is on by default from 0.14. It takes blocks as answers
+        # grow
+        "vllm": {"block_tokens": 16, "answer_share": 0.0},
         # SGLang 0.5.10: srt/server_args.py (page_size 1, the overlap schedule is on, no mixed chunks);
-        # srt/managers/scheduler.py, get_next_batch_to_run: prompts first. It admits what has room for a share
-        # of the tokens to come, at most 4,096, and retracts requests when the KV cache is full (schedule_policy.py):
-        # next to 14 measured servings, most with a full KV cache, room for all of them errs by 8 % in TPOT, none by
-        # 13 %. Its documentation: the first token comes with the KV cache from the server that ran the prompt ("PD
-        # Disaggregation")
-        "sglang": {"block_tokens": 1, "whole_answers": True, "takes_first_token": True, "pads_prompts": False},
-        # its documentation, "TorchLlmArgs": tokens_per_block, and the overlap scheduler is on; GUARANTEED_NO_EVICT
-        # keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens
-        "trtllm": {"block_tokens": 32, "whole_answers": True, "takes_first_token": True, "pads_prompts": False},
+        # srt/managers/scheduler.py, get_next_batch_to_run: prompts first. It retracts requests when the KV cache is
+        # full (schedule_policy.py). Its documentation: the first token comes with the KV cache from the server that ran
+        # the prompt ("PD Disaggregation")
+        "sglang": {"block_tokens": 1, "takes_first_token": True, "pads_prompts": False},
+        # its documentation, "TorchLlmArgs": tokens_per_block, and the overlap scheduler is on. "Disaggregated Serving":
+        # the same, as first_gen_tokens
+        "trtllm": {"block_tokens": 32, "takes_first_token": True, "pads_prompts": False},
     }
 )
 
@@ -69,6 +68,7 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
             "frontend_steps": stack.frontend_steps,
             "frontend_token_s": stack.frontend_token_s,
             "ahead": stack.schedules_ahead,
+            "answer_share": stack.kv_answer_share,
             **habits,
             "prefix_cache": stack.prefix_cache,
             "step_requests": max(1, scenario.step_requests // stages),

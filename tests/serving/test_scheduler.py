@@ -41,7 +41,7 @@ SPECS = st.builds(
     mixed_steps=st.booleans(),
     prefix_cache=st.booleans(),
     ahead=st.booleans(),
-    whole_answers=st.booleans(),
+    answer_share=st.sampled_from([0.0, 0.7, 1.0]),
     speculation=st.sampled_from([None, DRAFTS, Speculation(acceptance=(0.7,), cost=0.0)]),
     pads_prompts=st.booleans(),
 )
@@ -97,7 +97,7 @@ def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int]
     assert run >= sum(request.gen - 1 for request in requests)
     assert steps.replica is not None
     assert len(steps.replica.scheduler.blocks.free) == spec.kv_blocks
-    assert not (spec.whole_answers and any(answer.preemptions for answer in answers))
+    assert not (spec.answer_share == 1.0 and any(answer.preemptions for answer in answers))
     for answer in answers:
         assert answer.request.arrival_s < answer.first_s <= answer.last_s
         assert (answer.first_s == answer.last_s) == (answer.request.gen == 1)

@@ -9,6 +9,7 @@ needs another block, and at which it ends. A step costs as much as it has such e
 drafted tokens each advances by as many as are accepted, which is drawn when it begins to decode (`speculation`).
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class SchedulerSpec:
     """Requests use what others that began alike left in the KV cache."""
     ahead: bool = True
     """The next step is scheduled while one runs."""
-    whole_answers: bool = False
-    """A request is admitted when there is room for its whole answer, which it keeps: none has to start again."""
+    answer_share: float = 0.0
+    """A request is admitted when there is room for this share of its answer, which it keeps; 1: none starts again."""
     frontend_s: float = 0.0
     """Time of a request outside of the engine, before its first token is there: HTTP, and the tokens of its text."""
     frontend_steps: float = 0.0
@@ -223,15 +224,15 @@ class Scheduler:
             padding = self._rows - 1
             if tokens + padding > room:
                 return None
-        kept = max(answer.prompt, computed + tokens + padding + self._lookahead)
-        if self.spec.whole_answers:
-            kept = answer.prompt + answer.request.gen - 1 + self.spec.spare_tokens
+        to_come = answer.request.gen - answer.produced - 1 + self.spec.spare_tokens
+        kept = answer.prompt + math.ceil(self.spec.answer_share * to_come)
+        kept = max(kept, computed + tokens + padding + self._lookahead)
         if blocks.needed(kept) - len(cached) + blocks.idle(cached) > len(blocks.free):
             return None
         self.waiting.popleft()
         blocks.share(cached)
         answer.blocks, answer.computed = cached, computed
-        if self.spec.whole_answers:
+        if self.spec.answer_share:
             answer.blocks += blocks.take(blocks.needed(kept) - len(cached))
         if not answer.received:
             answer.reused += computed
