@@ -15,7 +15,7 @@ from ladder_sim.prediction import Prediction
 from ladder_sim.report.columns import Column, fields_of, number_text, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import NOW_MARKER, TEXT_COLOUR, error_bars, figure, log_axis, variant_colour
-from ladder_sim.report.prediction import limit_text, tpot_of, ttft_of
+from ladder_sim.report.prediction import limit_text
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -156,8 +156,8 @@ class AdviceReport(Report[Advice]):
             Column("", lambda place: place.option.plan.gpus, "GPUs"),
             Column("tokens_per_s", lambda place: place.prediction.tokens_per_s, "tok/s"),
             Column("", lambda place: place.option.tokens_per_gpu, "per GPU"),
-            Column("tpot_s", lambda place: tpot_of(place.prediction), "" if first_token else "TPOT", ends=False),
-            Column("ttft_s", lambda place: ttft_of(place.prediction), "TTFT" if first_token else "", ends=False),
+            Column("tpot_s", lambda place: place.prediction.tpot, "" if first_token else "TPOT", ends=False),
+            Column("ttft_s", lambda place: place.prediction.ttft, "TTFT" if first_token else "", ends=False),
             Column("", lambda place: place.other and place.other.speedup, f"{other} speedup" if other else ""),
             Column("", lambda place: place.option.usd_per_Mtoken, "$/Mtoken" if _priced(advice) else ""),
         ]
@@ -297,8 +297,8 @@ def _per_gpu(prediction: Prediction) -> Interval:
 # what options are ranked by: its unit and name, its size in SI units, and the value
 _RANKED: Mapping[Objective, tuple[str, float, Callable[[Prediction], Interval]]] = {
     # a single token comes with the first
-    "tpot": ("ms TPOT", 1e-3, lambda prediction: tpot_of(prediction) or ttft_of(prediction)),
-    "ttft": ("ms TTFT", 1e-3, ttft_of),
+    "tpot": ("ms TPOT", 1e-3, lambda prediction: prediction.tpot or prediction.ttft),
+    "ttft": ("ms TTFT", 1e-3, lambda prediction: prediction.ttft),
     "tokens_per_s": ("tok/s", 1.0, lambda prediction: prediction.tokens_per_s),
     "tokens_per_gpu": ("tok/s per GPU", 1.0, _per_gpu),
 }

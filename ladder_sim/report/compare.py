@@ -12,7 +12,7 @@ from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, number_text, percent, table_of, times_text
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import SERIES_COLOURS, error_bars, figure
-from ladder_sim.report.prediction import prediction_fields, tpot_of
+from ladder_sim.report.prediction import prediction_fields
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ComparisonReport(Report[Comparison]):
             *([figure(leading, "speedup")] if leading else []),
             *(figure(name, "tokens_per_s") for name in dict.fromkeys((base, leading or base))),
             *([Column("", lambda each: each.token_price(base), f"{base} $/Mtoken")] if self._priced else []),
-            Column("tpot_s", lambda each: tpot_of(each.predictions[base]), "TPOT"),
+            Column("tpot_s", lambda each: each.predictions[base].tpot, "TPOT"),
         ]
         return table_of(columns, self.answer[:_SHOWN], left=1 + (len(plans) > 1), wrapped=(self.kind,), width=WIDTH)
 

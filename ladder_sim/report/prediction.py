@@ -37,16 +37,8 @@ from ladder_sim.units import format_bytes, format_seconds
 
 # of a request's time: less rounds to 0.0 %
 _SHOWN_SHARE = 5e-4
-
-
-def tpot_of(prediction: Prediction) -> Interval | None:
-    """Return TPOT with its interval."""
-    return prediction.tpot
-
-
-def ttft_of(prediction: Prediction) -> Interval:
-    """Return TTFT with its interval."""
-    return prediction.ttft
+# how far the best is behind no communication, to be told why
+_TOLD_BEHIND = 0.005
 
 
 # in JSON and CSV
@@ -85,7 +77,6 @@ class _Row(NamedTuple):
         return cls(
             name,
             speedup,
-            # step times have one error, that of the throughput
             Interval.around(float(request.decode_s) / steps, widths.tpot) if steps else None,
             Interval.around(ttft_s, widths.ttft),
             Interval.around(workload.in_flight * workload.gen / request_s, widths.rate),
@@ -224,7 +215,7 @@ def _reason(predictions: Predictions) -> str:
     hides = f"{best.variant} hides {percent(best.breakdown.hidden_share, 0)} of its own"
     bound = predictions.get(NO_COMMUNICATION)
     behind = best.request_s / bound.request_s - 1.0 if bound else 0.0
-    if not bound or percent(behind, 0) == percent(0.0, 0):
+    if not bound or behind < _TOLD_BEHIND:
         return f"{said}; {hides}. Then {limit_text(best)}."
     # what takes longer than without communication, the most first
     longer = {

@@ -30,6 +30,7 @@ from ladder_sim.system.files import KEY
 from ladder_sim.traces.blocks import Cover
 from ladder_sim.traces.replay import StepError
 from ladder_sim.traces.summary import IdleTime, ModuleTotal, OpTotal, RankSummary
+from ladder_sim.validation import compare
 from ladder_sim.validation.archive import Archive
 from ladder_sim.validation.compare import Level
 from ladder_sim.validation.runs import QUANTITIES, Compared
@@ -260,7 +261,7 @@ def _validation() -> dict[str, Schema]:
     errors_of = ("mean_error", "max_error", "inside", "half_width")
     spreads = {
         f"{quantity}_{name}": COUNT if name == "rows" else nullable(number(name))
-        for quantity in ("speedup", "tokens_per_s")
+        for quantity in compare.QUANTITIES
         for name in ("rows", *errors_of)
     }
     summary = strict({"variant": named("variant"), "p2p": FLAG, "tp": TEXT, "rows": COUNT, "unseen": COUNT, **spreads})
