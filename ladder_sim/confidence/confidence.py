@@ -122,6 +122,12 @@ class Confidence:
             widths.append(by_unchecked(request, other, unchecked(["technique"])).speedup)
         return Interval.around(float(other.request_s) / float(request.request_s), float(hypot(*widths)))
 
+    def ratio(self, name: str, base_name: str) -> Interval:
+        """Return how many times as fast one variant is as another of the same scenario: what errs alike cancels."""
+        return Interval.around(
+            self.request_s(base_name) / self.request_s(name), float(self._errors.over(name, base_name))
+        )
+
     def over_plan(self, base: "Confidence") -> Interval:
         """Return how many times as fast standard is as on another plan of the same model, hardware, stack and load.
 

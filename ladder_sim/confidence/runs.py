@@ -56,7 +56,7 @@ def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | 
     Examples
     --------
     >>> turning_points("batch", Scenario(), None)
-    [1.0, 64.0]
+    [1.0, 256.0]
     """
     if name.startswith("stack."):
         # any value is another one than the runs'

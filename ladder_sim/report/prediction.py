@@ -135,6 +135,7 @@ class PredictionReport(Report[Predictions]):
             *_unevenness_table(predictions),
             _breakdown(predictions),
             *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.plan.replica_gpus > 1),
+            *map(Text, _ranking(predictions)),
             Text(),
             _sources(predictions),
             explanation(predictions.values()),
@@ -199,6 +200,15 @@ def _instead(predictions: Predictions) -> Iterator[str]:
     fewer = asked.nodes - there.nodes
     fits = f"fits {there.nodes} node{'s' if there.nodes > 1 else ''}: " if fewer else "is faster: "
     yield f"--dtype fp8 {fits}standard makes {interval_text(found.tokens_per_s)} tok/s there, without retraining."
+
+
+def _ranking(predictions: Predictions) -> Iterator[str]:
+    """Yield a sentence for each wiring that the best one beats, or may not beat."""
+    best = _fastest(predictions)
+    for name in predictions:
+        if best and name not in (best.variant, STANDARD, NO_COMMUNICATION):
+            faster = interval_text(predictions.over(best.variant, name), decimals=2)
+            yield f"{best.variant}, times as fast as {name}: {faster}"
 
 
 def _reason(predictions: Predictions) -> str:

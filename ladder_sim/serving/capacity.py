@@ -152,7 +152,7 @@ def capacity(
     >>> chat = {"rate": 60.0, "prompt": 512, "gen": 32, "requests": 60}
     >>> need = capacity(Scenario(model="8b", stack="vllm"), slo={"ttft_p95_s": 0.2}, tp=1, pp=1, seeds=1, **chat)
     >>> {name: (each.plans, each.gpus.value) for name, each in need.items()}
-    {'standard': ('TP 1', 2.0), 'ladder': ('TP 1', 2.0)}
+    {'standard': ('TP 1', 1.0), 'ladder': ('TP 1', 1.0)}
     """
     arguments = arguments_asked(scenario, fields)
     typed_degrees = {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "sp": sp}

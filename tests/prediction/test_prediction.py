@@ -23,12 +23,13 @@ from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, WHOLE, Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
-from ladder_sim.prediction import Prediction, default_variants, predict, resolve_profile
+from ladder_sim.prediction import Prediction, Predictions, default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts, simulate_request
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.dataset import read_dataset
 from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS, shallow
 
@@ -578,3 +579,25 @@ def test_parts_of_a_pass_are_priced_and_simulated_no_more_than_they_must(monkeyp
     assert decode[0].simulated[0].keep > passes.FIRST_PERIODS
     tasks = len(decode[0].simulated[1].program.tasks)
     assert simulated[-len(decode) :] == [tasks] * len(decode)
+
+
+def test_published_ratios_of_ladder_to_parallel_lie_in_their_intervals() -> None:
+    """Nine tenths do, and what both err by alike leaves them narrower than either's rate."""
+    runs: dict[Scenario, dict[str, float]] = {}
+    for each in read_dataset().measurements:
+        runs.setdefault(each.configuration.scenario(), {})[each.variant] = each.tokens_per_s
+    inside = []
+    for scenario, rates in runs.items():
+        predictions = predict(scenario, DEFAULT_VARIANTS, ignore_memory=True)
+        ratio = predictions.over("ladder", "parallel")
+        inside.append(abs(math.log(ratio.value / (rates["ladder"] / rates["parallel"]))) <= ratio.log_width)
+        assert ratio.value == pytest.approx(predictions["ladder"].speedup.value / predictions["parallel"].speedup.value)
+        assert ratio.log_width < hypot_of_rates(predictions)
+    assert len(inside) == 20
+    assert sum(inside) >= 0.9 * len(inside)
+    with pytest.raises(UnknownNameError, match="hybrid"):
+        predictions.over("ladder", "hybrid:40")
+
+
+def hypot_of_rates(predictions: Predictions) -> float:
+    return math.hypot(*(predictions[name].tokens_per_s.log_width for name in ("ladder", "parallel")))
