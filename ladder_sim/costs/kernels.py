@@ -283,11 +283,12 @@ class KernelCosts:
         token_s = floor_s + stack.batched_attention_s * several + read_s * stack.attention_factor
         if not shape.is_prompt:
             return token_s
-        # scores and values, each in tiles of so many of its columns
+        # scores and values, each in tiles of so many of its rows and columns; one that is not full takes as long
         multiplied_s: Number = 0.0
         for columns in (shape.kv_len, shape.head_dim):
             tiles: Any = shape.batch * shape.heads * -(-shape.q_len // TILE) * -(-columns // TILE)
-            filled = tiles / (-(-tiles // self._sms) * self._sms)
+            slots = -(-tiles // self._sms) * self._sms * np.minimum(shape.q_len, TILE) * np.minimum(columns, TILE)
+            filled = shape.batch * shape.heads * shape.q_len * columns / slots
             multiplied_s = multiplied_s + shape.flops / (2.0 * FP32_SHARE * gpu.bf16_flops * filled)
         return maximum(token_s, floor_s + multiplied_s + self._traffic_s(shape.moved_bytes))
 

@@ -404,6 +404,7 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[
     kind = f"{load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
     unlike = [] if confidence.compared.same_kind(scenario) else [("", kind)]
     lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
+    models = tuple(sorted(models, key=lambda model: model != scenario.model.name))
     named = ", ".join(models[:_NAMED]) + (f" and {more} more" if (more := len(models) - _NAMED) > 0 else "")
     nearest = f"Nearest: {what} of {named} ({engine}, {cluster.gpu.name}){errors}."
     return nearest, dict.fromkeys([*unlike, *asked, *lacked])

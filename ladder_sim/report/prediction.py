@@ -227,14 +227,13 @@ def _reason(predictions: Predictions) -> str:
     behind = best.request_s / bound.request_s - 1.0 if bound else 0.0
     if not bound or behind < _TOLD_BEHIND:
         return f"{said}; {hides}. Then {limit_text(best)}."
-    # what takes longer than without communication, the most first
+    # what takes longer on the critical path than without communication; what it displaces there takes less
     longer = {
         limit: (seconds - bound.breakdown.limits_s.get(limit, 0.0)) / bound.request_s
         for limit, seconds in best.breakdown.limits_s.items()
     }
-    most = sorted(longer, key=lambda limit: -longer[limit])[:2]
-    causes = ", ".join(f"{kind_label(limit)} {percent(longer[limit], 0)}" for limit in most)
-    return f"{said}; {hides} and stays {percent(behind, 0)} behind no communication ({causes})."
+    most = kind_label(max(longer, key=lambda limit: longer[limit]))
+    return f"{said}; {hides} and stays {percent(behind, 0)} behind no communication, mostly by {most}."
 
 
 def limit_text(prediction: Prediction) -> str:

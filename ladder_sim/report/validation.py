@@ -142,7 +142,7 @@ class ValidationReport(Report[Validation]):
             "batching": STATIC,
             "dataset": self.answer.data.name,
             "protocols": {
-                name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps}
+                name: {"fit_models": protocol.models, "fit_variants": protocol.variants, "fit_tp": protocol.tps}
                 for name, protocol in PROTOCOLS.items()
             },
             "levels": {

@@ -343,10 +343,9 @@ def _compare_group(
 def _used_by_fit(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
     if stack_fit is None:
         return False
-    if not stack_fit.protocol:
-        return stack_fit.runs == data.name
     # the data sets of the package hold the same runs
-    return data.name in dataset_names() and PROTOCOLS[stack_fit.protocol].fits(row)
+    fitted = data.name == stack_fit.runs or {data.name, stack_fit.runs} <= set(dataset_names())
+    return fitted and (not stack_fit.protocol or PROTOCOLS[stack_fit.protocol].fits(row))
 
 
 class _NoEvidenceError(LadderSimError):

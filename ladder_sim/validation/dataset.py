@@ -226,7 +226,8 @@ def _check_columns(columns: list[str], where: str) -> None:
         lacking = [*missing, *([] if timed else [" or ".join(TIMES)])]
         raise UsageError(
             f"{where}: missing column{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}",
-            hint=f"the first line names the columns: {', '.join(REQUIRED)}, and {' or '.join(TIMES)}",
+            hint=f"the first line names the columns: {', '.join(REQUIRED)}, and {' or '.join(TIMES)}, "
+            f"or {' and '.join(PASSES)}",
         )
     check_known(columns, COLUMNS, where)
 
@@ -251,6 +252,8 @@ def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
     variant = canonical(cell["variant"])
     _check(configuration, variant)
     ttft_s, tpot_s = (_number(cell, name, _MAX_SECONDS) for name in PASSES)
+    if configuration.gen == 1 and tpot_s is not None:
+        raise UsageError("tpot_s of 1 new token: there is no decode step", hint="leave it empty")
     return Measurement(
         line=line,
         configuration=configuration,
@@ -295,11 +298,12 @@ def _tokens_per_s(
     given = {"tokens_per_s": _number(cell, "tokens_per_s", _MAX_TOKENS_PER_S)}
     request_s = _number(cell, "request_s", _MAX_SECONDS)
     given["request_s"] = tokens / request_s if request_s else None
-    if ttft_s is not None and tpot_s is not None:
-        given["ttft_s and tpot_s"] = tokens / (ttft_s + steps * tpot_s)
+    decode_s = tpot_s and steps * tpot_s if steps else 0.0
+    if ttft_s is not None and decode_s is not None:
+        given["ttft_s and tpot_s"] = tokens / (ttft_s + decode_s)
     rates = {name: rate for name, rate in given.items() if rate is not None}
     if not rates:
-        raise UsageError("no time: tokens_per_s and request_s are empty", hint="fill one of them")
+        raise UsageError("no time: tokens_per_s and request_s are empty", hint="fill one of them, or ttft_s and tpot_s")
     (first, rate), *others = rates.items()
     for name, other in others:
         if abs(rate / other - 1.0) > MAX_DISAGREEMENT:
@@ -307,6 +311,12 @@ def _tokens_per_s(
                 f"{first} makes {rate:g} tokens/s and {name} {other:g}: must agree within {MAX_DISAGREEMENT:.0%}",
                 hint="tokens_per_s is batch * gen / request_s, of the whole batch, and request_s is ttft_s and "
                 "gen - 1 times tpot_s; leave one of them empty",
+            )
+    for name, seconds in (("ttft_s", ttft_s), (f"{steps} steps of tpot_s", decode_s)):
+        if seconds and seconds * rate / tokens > 1.0 + MAX_DISAGREEMENT:
+            raise UsageError(
+                f"{name} take {seconds:g} s and the request {tokens / rate:g} s: a part of it must not be longer",
+                hint="ttft_s is the prefill and tpot_s one decode step, in seconds",
             )
     return rate
 

@@ -266,7 +266,9 @@ def _validation() -> dict[str, Schema]:
     }
     summary = strict({"variant": named("variant"), "p2p": FLAG, "tp": TEXT, "rows": COUNT, "unseen": COUNT, **spreads})
     level = {"evidence": TEXT, "rows": listed(strict(columns_of(validation.VALUES))), "summary": listed(summary)}
-    protocol = strict({"fit_variants": listed(named("variant")), "fit_tp": listed(named("tp"))})
+    protocol = strict(
+        {"fit_models": listed(TEXT), "fit_variants": listed(named("variant")), "fit_tp": listed(named("tp"))}
+    )
     names = f"^({'|'.join(get_args(Level))})$"
     return {
         "batching": BATCHING,

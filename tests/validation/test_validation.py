@@ -13,6 +13,7 @@ import pytest
 from benchmarks.accuracy_page import to_files
 from ladder_sim import Scenario
 from ladder_sim.confidence import Interval
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.errors import error_figure
 from ladder_sim.system.files import read_bytes
@@ -151,6 +152,36 @@ def test_a_bad_optional_cell_is_refused_by_its_line(tmp_path: Path, cells: str, 
     said = refusal(written(tmp_path, header, f"8b,h100-sxm,4,ladder,1,128,32,{cells}"))
     assert "line 2: " in said
     assert says in said
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ("512,8,,1", "ttft_s take 8 s and the request 1 s"),
+        ("512,,8,1", "511 steps of tpot_s take 4088 s and the request 1 s"),
+        ("1,0.1,0.01,", "there is no decode step"),
+        ("512,0.1,,", "or ttft_s and tpot_s"),
+    ],
+)
+def test_times_of_passes_that_contradict_the_request_are_refused(tmp_path: Path, cells: str, says: str) -> None:
+    header = "model,cluster,tp,variant,batch,prompt,gen,ttft_s,tpot_s,request_s"
+    assert says in refusal(written(tmp_path, header, f"8b,h100-sxm,4,ladder,1,128,{cells}"))
+
+
+def test_the_first_token_is_the_request_of_one_new_token(tmp_path: Path) -> None:
+    header = "model,cluster,tp,variant,batch,prompt,gen,ttft_s,tpot_s"
+    (run,) = read_dataset(written(tmp_path, header, "8b,h100-sxm,4,ladder,1,128,1,0.1,")).measurements
+    assert run.tokens_per_s == pytest.approx(10.0)
+
+
+def test_rows_of_a_users_own_fit_are_seen(tmp_path: Path) -> None:
+    """By the rule of its protocol, as those of a data set that comes with the package are."""
+    fit = load_profile("h100-sxm-gpt-fast")
+    path = written(tmp_path, HEADER, *(f"70b,h100-sxm,{tp},standard,1,128,32,230" for tp in (4, 8)))
+    assert fit.stack_fit is not None
+    own = dataclasses.replace(fit, stack_fit=dataclasses.replace(fit.stack_fit, runs=read_dataset(path).name))
+    assert [row.seen for row in validate(path, profile=own).rows] == [True, False]
+    assert [row.seen for row in validate(path, "protocol-b").rows] == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.des.shared import Floats
+from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.validation.dataset import Measurement
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
@@ -80,6 +81,10 @@ def fit_stack(
     UsageError
         The runs are too few or too mixed, or the base is of another GPU.
     """
+    if len(runs) < 2:
+        raise UsageError(
+            f"{len(runs)} runs: must be 2 or more", hint="start with standard and upper-bound at one batch"
+        )
     problem = Problem(tuple(runs), base)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
         solutions = pool.map(problem.solve_from, _starting_points(problem, starts, seed))

@@ -223,10 +223,6 @@ def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[in
 
 def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> Scenario:
     """Return the scenario of the first run; raise UsageError unless all runs share its stack and cluster."""
-    if len(runs) < 2:
-        raise UsageError(
-            f"{len(runs)} runs: must be 2 or more", hint="start with standard and upper-bound at one batch"
-        )
     first = runs[0].configuration
     for run in runs:
         for field in ("stack", "cluster"):
