@@ -128,7 +128,7 @@ def test_runs_that_cannot_be_fitted_together_are_refused(base: CalibrationProfil
     with pytest.raises(UsageError, match="line 9: stack 'vllm', but 'gpt-fast' before"):
         Problem((one, other), base)
     with pytest.raises(UsageError, match="1 runs: must be 2"):
-        Problem((one,), base)
+        fit_stack((one,), base, name="one", dataset="", created="2026-11-27")
     with pytest.raises(UsageError, match="another GPU"):
         Problem((one, dataclasses.replace(one, variant="ladder")), load_profile("a100-sxm"))
 

@@ -153,7 +153,9 @@ def test_math_attention(batch: int, prompt: int) -> None:
         filled = []
         for columns in (context, dim):
             tiles = batch * heads * math.ceil(prompt / 128) * math.ceil(columns / 128)
-            filled.append(tiles / (132 * math.ceil(tiles / 132)))
+            # the tiles of an SM at a time, each as long as one that is full
+            slots = 132 * math.ceil(tiles / 132) * min(prompt, 128) * min(columns, 128)
+            filled.append(batch * heads * prompt * columns / slots)
         multiplied_s = 8 * shape.flops / gpu.bf16_flops * sum(1 / each for each in filled)
         seconds = max(seconds, floor_s + multiplied_s + memory_s(prompt))
     assert attention.seconds == pytest.approx(seconds)
