@@ -298,7 +298,7 @@ def _tokens_per_s(
     given = {"tokens_per_s": _number(cell, "tokens_per_s", _MAX_TOKENS_PER_S)}
     request_s = _number(cell, "request_s", _MAX_SECONDS)
     given["request_s"] = tokens / request_s if request_s else None
-    decode_s = tpot_s and steps * tpot_s if steps else 0.0
+    decode_s = None if steps and tpot_s is None else steps * (tpot_s or 0.0)
     if ttft_s is not None and decode_s is not None:
         given["ttft_s and tpot_s"] = tokens / (ttft_s + decode_s)
     rates = {name: rate for name, rate in given.items() if rate is not None}
