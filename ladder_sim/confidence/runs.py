@@ -21,8 +21,9 @@ from ladder_sim.specs.workload import FORMATS
 
 # of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
 SAME_SIZE = 0.05
-# of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
-# 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
+# of throughputs, prefills and decode steps: an error that all runs of one TP degree and batch share, and one of each
+# run. Repeats of the published 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility
+# study's for kernels against tables
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
 # of a ratio of two runs: half-width of its 90 % interval, in the logarithm
 RUN_NOISE = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD

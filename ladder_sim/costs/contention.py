@@ -80,7 +80,8 @@ class OverlapParameters:
     """How much longer such a step takes beside a GEMM of a library that fills the memory's bandwidth, in multiples of
     its time alone (latency_beside.csv: 1.5 to 3.3; steps_exchange.csv)."""
     kernel_delay: Number = 0.5
-    """The same beside other kernels (steps_exchange.csv, batch 1 and behind attention)."""
+    """How much longer it takes beside any other kernel that fills the memory's bandwidth, in multiples of its time
+    alone (steps_exchange.csv, batch 1 and behind attention)."""
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
@@ -109,6 +110,11 @@ def kernel_demand(shape: Shape, parameters: OverlapParameters, memory: Number, a
         bound = minimum(1.0, arithmetic / maximum(memory, TINY))
         lost = lost + bound * (CLUSTERED - lost)
     return Demand(lost=lost, delay=delay * memory, memory=memory)
+
+
+def waiting_share(steps: Number, seconds: Number, parameters: OverlapParameters) -> Number:
+    """Return the share of its `seconds` alone in which a collective of so many memory steps waits for them."""
+    return minimum(1.0, steps * parameters.memory_step_s / maximum(seconds, TINY))
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:

@@ -15,7 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from ladder_sim.costs.collectives.algorithms import INLINE
 from ladder_sim.costs.collectives.network import ODD, Network
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
-from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
+from ladder_sim.costs.contention import (
+    NCCL_ENDS,
+    collective_sms,
+    collective_traffic_bytes,
+    kernel_demand,
+    waiting_share,
+)
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
@@ -261,14 +267,12 @@ class KernelCosts:
             if kind == "send":
                 return self._send(shape.message_bytes)
             return self._collective(cast(CollectiveKind, kind), shape)
-        gpu, stack = self.hardware.gpu, self.hardware.stack
-        floor_s = self._floor_s
-        if kind == "quantize":
-            floor_s = floor_s + stack.quantize_s
-        traffic_s = self._traffic_s(shape.moved_bytes)
         if isinstance(shape, AttentionShape):
             return self._kernel(shape, self._math_attention_s(shape), "roofline")
-        seconds = floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops)
+        floor_s = self._floor_s
+        if kind == "quantize":
+            floor_s = floor_s + self.hardware.stack.quantize_s
+        seconds = floor_s + maximum(self._traffic_s(shape.moved_bytes), shape.flops / self.hardware.gpu.bf16_flops)
         return self._kernel(shape, seconds, "roofline")
 
     def _math_attention_s(self, shape: AttentionShape) -> Number:
@@ -376,7 +380,7 @@ class KernelCosts:
             algorithm="nccl",
             demand=Demand(
                 held_sms=1.0,
-                waits=self._waits(2.0, seconds),
+                waits=waiting_share(NCCL_ENDS, seconds, self.hardware.overlap),
                 memory=self._memory_share(message_bytes, seconds),
                 link=1.0,
             ),
@@ -422,15 +426,13 @@ class KernelCosts:
             demand=Demand(
                 # kernels keep at least one
                 held_sms=_number(minimum(sms, self._sms - 1)),
-                waits=self._waits(_plain(np.atleast_1d(network.memory_steps(kind, times))), seconds),
+                waits=waiting_share(
+                    _plain(np.atleast_1d(network.memory_steps(kind, times))), seconds, self.hardware.overlap
+                ),
                 memory=self._memory_share(traffic, seconds),
                 link=1.0,
             ),
         )
-
-    def _waits(self, steps: Number, seconds: Number) -> Number:
-        """Return the share of its time alone in which a collective of so many memory steps waits for them."""
-        return minimum(1.0, steps * self.hardware.overlap.memory_step_s / seconds)
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._traffic_s(moved_bytes) / seconds)

@@ -118,11 +118,11 @@ class StackFit:
     host_tps: tuple[int, ...]
     """Tensor-parallel degrees of runs without peer-to-peer access."""
     families: tuple[str, ...] = ()
-    """Families of those models; empty, as the next two: the file does not say."""
+    """Families of those models; empty, as the next three: the file does not say."""
     nodes: tuple[int, ...] = ()
     """Nodes that their groups spanned."""
     rewired_nodes: tuple[int, ...] = ()
-    """The same of wirings that change communication."""
+    """Nodes that groups spanned in runs of wirings that change communication, seen by the fit or not."""
     dtypes: tuple[DType, ...] = ()
     """Their precisions."""
     sizes: Mapping[str, tuple[Positive, Positive]] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The resources that tasks of one GPU share, and how fast each task runs next to the others.
 
-Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, and a kernel loses a
-part of their share. A collective goes through the device memory step by step, and every step takes longer while
+Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, and a kernel loses
+so many for each of them. A collective goes through the device memory step by step, and every step takes longer while
 kernels run: then the collective takes longer, and asks for less. Device memory and link bandwidth are fluid. Memory
 bandwidth of which tasks need more than there is goes to the SMs that ask: a collective has its own, a kernel all. All
 collectives get the same fraction of a link.
@@ -60,7 +60,7 @@ class Demand:
     held_sms: Number = 0
     """SMs reserved for the task: a collective's channels."""
     lost: Number = 0.0
-    """Part of its share of the SMs that a kernel loses with those that are held."""
+    """SMs that a kernel loses for each one that is held: a part of one, or several."""
     memory: Number = 0.0
     """Share of the device memory's bandwidth."""
     link: float = 0.0

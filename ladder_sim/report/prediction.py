@@ -348,7 +348,11 @@ def _load_text(prediction: Prediction) -> str:
     if load is None or prediction.tpot_s is None or in_flight is None:
         return f"{prediction.variant}: TTFT waits for the prompts of all requests in flight"
     scenario = prediction.confidence.scenario
-    host_s = scenario.stack.host_request_s * load.requests_decoding + scenario.stack.host_rank_s * scenario.plan.tp
+    # each stage has a part of the requests
+    lanes = min(scenario.plan.pp, scenario.plan.group_requests(in_flight), load.slots)
+    host_s = (
+        scenario.stack.host_request_s * load.requests_decoding / lanes + scenario.stack.host_rank_s * scenario.plan.tp
+    )
     waiting_s = prediction.ttft_s - load.decode_step_s - load.prompt_s - load.front_end_s
     lines = [
         f"{prediction.variant}: TPOT {format_seconds(prediction.tpot_s)} is a step that decodes "

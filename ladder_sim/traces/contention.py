@@ -8,9 +8,9 @@ its rank computes.
 from dataclasses import dataclass
 from typing import Self
 
-from ladder_sim.costs.contention import OverlapParameters, memory_steps
+from ladder_sim.costs.contention import OverlapParameters, memory_steps, waiting_share
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.des.shared import NOTHING, TINY, Demand, Device
+from ladder_sim.des.shared import NOTHING, Demand, Device
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import TraceGraph, TraceOp
 from ladder_sim.traces.kineto.cpu import SHARED_MEMORY
@@ -60,10 +60,10 @@ class Contention:
         overlap = self.overlap
         if op.communicates:
             ranks = op.collective.ranks if op.collective else 0
-            steps_s = memory_steps("nccl", op.kind, 1, max(2, ranks)) * float(overlap.memory_step_s)
+            steps = memory_steps("nccl", op.kind, 1, max(2, ranks))
             # kernels keep at least one
             held_sms = min(op.blocks, self.device.sms - 1)
-            return Demand(held_sms=held_sms, waits=min(1.0, steps_s / max(op.duration_s, TINY)))
+            return Demand(held_sms=held_sms, waits=waiting_share(steps, op.duration_s, overlap))
         # a reduction that Inductor wrote is none of a library
         of_library = op.kind == "gemm" and not op.name.startswith("triton")
         return Demand(lost=overlap.lost, memory=1.0, delay=overlap.gemm_delay if of_library else overlap.kernel_delay)

@@ -97,7 +97,7 @@ class Comparison:
     tpot_s: Quantity | None = None
     """Time of a decode step, seconds; None where it was not measured apart, or cannot be predicted."""
     ttft_s: Quantity | None = None
-    """Time of the prefill, seconds, likewise."""
+    """Time of the prefill, seconds; None: not measured apart, or it cannot be predicted."""
     seen: bool = False
     """Whether the fit behind the prediction has used the measurement."""
     note: str = ""

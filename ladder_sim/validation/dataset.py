@@ -83,7 +83,7 @@ class Measurement:
     ttft_s: float | None = None
     """Measured prefill, seconds; None: not measured apart."""
     tpot_s: float | None = None
-    """Measured time of one decode step, seconds, likewise."""
+    """Measured time of one decode step, seconds; None: not measured apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

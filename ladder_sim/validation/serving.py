@@ -57,7 +57,7 @@ def compare_servings(
     for row in servings:
         if not row.left_out:
             groups.setdefault(row.setup, []).append(row)
-    compared = {each.serving: each for setup, rows in groups.items() for each in _compare_group(setup, rows, profile)}
+    compared = {each.serving: each for rows in groups.values() for each in _compare_group(rows, profile)}
     for row in servings:
         if row.left_out:
             compared[row] = ServingComparison(serving=row, ttft=None, tpot=None, note=row.left_out)
@@ -113,9 +113,7 @@ def gate(comparisons: Sequence[ServingComparison], maximum: float) -> None:
     check_error(error_stats(each.tpot for each in comparisons), maximum, "TPOT", "rows")
 
 
-def _compare_group(
-    setup: Setup, rows: Sequence[Serving], profile: str | CalibrationProfile | None
-) -> list[ServingComparison]:
+def _compare_group(rows: Sequence[Serving], profile: str | CalibrationProfile | None) -> list[ServingComparison]:
     """Predict the loads of one setup in one call."""
     # the load in the middle stands for the intervals of all
     middle = sorted(rows, key=lambda row: row.concurrency)[len(rows) // 2]

@@ -14,7 +14,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.system.files import write_file
-from ladder_sim_calibration.fit.overlap import Loss
+from ladder_sim_calibration.fit.overlap import MEASURED, Loss
 from ladder_sim_calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
 from ladder_sim_calibration.fit.samples import SampleStore, medians
 from ladder_sim_calibration.fit.tables import curve_of, curves_in, tables_in
@@ -105,7 +105,7 @@ def report(fitted: FittedProfile) -> Iterator[str]:
         yield f"gemm of {gemm.m:g} tokens under load: {gemm.ratio:.2f} times as long as cold{clock}"
     for name, value in (*fitted.profile.overheads.items(), *fitted.profile.overlap.items()):
         yield f"{name} {value:.3g}"
-    if left := {"lost", "gemm_delay", "kernel_delay"} - fitted.profile.overlap.keys():
+    if left := set(MEASURED) - fitted.profile.overlap.keys():
         yield f"not measured, predictions use the default: {', '.join(sorted(left))}"
     for warning in fitted.warnings:
         yield f"warning: {warning}"

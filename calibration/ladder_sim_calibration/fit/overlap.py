@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ladder_sim.costs.contention import GEMV_ROWS, OverlapParameters, memory_steps
+from ladder_sim.costs.contention import GEMV_ROWS, OverlapParameters, memory_steps, waiting_share
 from ladder_sim.costs.profile import HBM_EFFICIENCY
 from ladder_sim.costs.roofline import Gpu, table_shape
 from ladder_sim_calibration.fit.samples import BESIDE, HELD, TABLES, Sample
@@ -18,6 +18,8 @@ MIN_POINTS = 3
 MIN_SHARE = 0.5
 # tokens up to which a GEMM is bound by the memory, so that it says what such kernels lose
 MOST_ROWS = 64.0
+# parameters that samples determine
+MEASURED = ("lost", "gemm_delay", "kernel_delay")
 _DEFAULT = OverlapParameters()
 _ALL_REDUCE = "all_reduce"
 
@@ -33,8 +35,8 @@ class Slowdown:
     ratios: tuple[float, ...]
     """One per point."""
     delays: tuple[float, ...] = ()
-    """Of an all-reduce beside kernels that use most of the memory: how much longer its steps through memory took, in
-    multiples of their time alone."""
+    """How much longer steps of an all-reduce through memory took beside kernels that use at least MIN_SHARE of its
+    bandwidth, in multiples of their time alone."""
 
 
 class Loss(NamedTuple):
@@ -70,7 +72,7 @@ def slowdowns(samples: Sequence[Sample], gpu: Gpu) -> list[Slowdown]:
         share = table_shape(*TABLES[kernel], point).moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps * kernel_s)
         if share >= MIN_SHARE:
             steps = memory_steps("nccl", _ALL_REDUCE, int(point["nodes"]), int(point["ranks"] / point["nodes"]))
-            waits = min(1.0, steps * float(_DEFAULT.memory_step_s) / seconds)
+            waits = float(waiting_share(steps, seconds, _DEFAULT))
             delays[pair].append(max(0.0, ratio - 1.0) / (waits * min(1.0, float(share))))
     return [
         Slowdown(pair=op, several_rows=several, ratios=tuple(each), delays=tuple(delays[op, several]))
@@ -108,14 +110,14 @@ def _kernel_name(op: str, point: Mapping[str, float]) -> str:
 
 def parameters(slowdowns: Sequence[Slowdown], losses: Sequence[Loss], sms: int) -> dict[str, float]:
     """Overlap parameters that the samples determine, for a processor of so many SMs."""
-    measured = {
-        "lost": [loss.lost(sms) for loss in losses if loss.rows <= MOST_ROWS],
-        "gemm_delay": [delay for slowdown in slowdowns if slowdown.several_rows for delay in slowdown.delays],
-        "kernel_delay": [delay for slowdown in slowdowns if not slowdown.several_rows for delay in slowdown.delays],
-    }
+    measured = (
+        [loss.lost(sms) for loss in losses if loss.rows <= MOST_ROWS],
+        [delay for slowdown in slowdowns if slowdown.several_rows for delay in slowdown.delays],
+        [delay for slowdown in slowdowns if not slowdown.several_rows for delay in slowdown.delays],
+    )
     return {
         name: min(1.0, value) if name == "lost" else value
-        for name, values in measured.items()
+        for name, values in zip(MEASURED, measured, strict=True)
         if len(values) >= MIN_POINTS
         for value in [max(0.0, float(np.median(values)))]
     }

@@ -77,7 +77,7 @@ OVERLAP_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
 # that kernel: tokens of a GEMM, as a reduction, a library's bound by memory and one bound by arithmetic, and context of
 # an attention
 OVERLAP_ROWS, OVERLAP_CONTEXT = (1, 16, 1024), 4096
-# tokens of GEMMs next to held SMs: up to where a GEMM is a stream of weights, a grid that waits for memory, or waves
+# tokens of GEMMs next to held SMs, all bound by the memory: as a reduction, and by kernels of a library
 HELD_ROWS = (1, 2, 4, 8, 16, 64)
 # SMs that NCCL's channels and engines' kernels hold, and bytes that elementwise kernels move next to them: more than a
 # cache holds

@@ -104,8 +104,8 @@ def fit_stack(
     figures = problem.named(best.at)
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
     shipped = base.tables_of in shipped_profiles()
-    scenarios = [run.configuration.scenario() for run in runs]
-    every = [configuration.scenario() for configuration in {run.configuration for run in (*runs, *compared)}]
+    resolved = {each: each.scenario() for each in {run.configuration for run in (*runs, *compared)}}
+    every = list(resolved.values())
     sizes = list(map(run_sizes, every))
     unscaled = StackFit(
         stack=problem.scenario.stack.name,
@@ -115,7 +115,7 @@ def fit_stack(
         runs=dataset,
         protocol=protocol,
         rows=len(runs),
-        models=tuple(sorted({scenario.model.name for scenario in scenarios})),
+        models=tuple(sorted({resolved[run.configuration].model.name for run in runs})),
         tps=_degrees(runs),
         host_tps=_degrees(run for run in runs if not run.configuration.p2p),
         families=tuple(sorted({scenario.model.family for scenario in every})),
@@ -123,7 +123,7 @@ def fit_stack(
         rewired_nodes=tuple(
             sorted(
                 {
-                    run.configuration.scenario().group_nodes
+                    resolved[run.configuration].group_nodes
                     for run in (*runs, *compared)
                     if run.variant not in ("standard", NO_COMMUNICATION)
                 }

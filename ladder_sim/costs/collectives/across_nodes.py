@@ -62,10 +62,10 @@ class AcrossNodes:
         if self._nccl:
             return times
         # an unknown version may be either
-        apart = np.abs(self._times(kind, message, known_nccl=True).seconds / times.seconds - 1.0)
+        apart = np.abs(self._fastest(kind, message, known_nccl=True).seconds / times.seconds - 1.0)
         return dataclasses.replace(times, beyond=np.maximum(times.beyond, apart)) if apart.any() else times
 
-    def _times(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
+    def _fastest(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
         low_latency_s = self._low_latency_s(_stages(kind), message, self._hardware.intra, self._ranks)
         ways = self._ways(
@@ -79,12 +79,15 @@ class AcrossNodes:
         if not self._p2p:
             direct_s = fastest_way(ways).seconds
             ways = self._without_p2p(kind, message, node_wire_s, direct_s, known_nccl=known_nccl)
-        fabric = self._fabric if kind == "all_reduce" else None
-        if fabric is not None:
+        if self._fabric is not None and kind == "all_reduce":
             log_sizes, log_ratios = self._fabric_log_ratios
             ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
             ways = {name: seconds * ratio for name, seconds in ways.items()}
-        times = fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
+        return fastest_way({name: np.maximum(ways[name], self._ports_s(kind, name, message)) for name in ways})
+
+    def _times(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
+        times = self._fastest(kind, message, known_nccl=known_nccl)
+        fabric = self._fabric if kind == "all_reduce" else None
         if fabric is None:
             return times
         times = dataclasses.replace(times, source="transferred", beyond=COLLECTIVE_ERROR["transferred"])
