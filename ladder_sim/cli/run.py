@@ -28,7 +28,7 @@ from ladder_sim.system.arguments import flags
 from ladder_sim.units import format_seconds
 
 # fields of a stack that real passes follow
-_ENGINE = ("attention", "prefill_logits", "vocab_parallel", "residual_add", "cuda_graphs")
+_ENGINE = ("attention", "prefill_logits", "sampling", "vocab_parallel", "residual_add", "cuda_graphs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def _engine_options(stack: StackSpec) -> dict[str, object]:
     return {
         **{
             name: getattr(stack, name)
-            for name in ("attention", "prefill_logits", "fused_residual_add", "fused_ladder_add")
+            for name in ("attention", "prefill_logits", "sampling", "fused_residual_add", "fused_ladder_add")
         },
         **dict.fromkeys(("sharded_lm_head", "sharded_embedding"), stack.vocab_parallel),
         **{name: "auto" for name, follows in launches.items() if follows},

@@ -104,7 +104,7 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
             "stack",
             stack.name,
         )
-    if stack.sampling not in ("greedy", *profile.sampling):
+    if stack.sampling == "top-p" and stack.sampling not in profile.sampling:
         yield f"profile '{profile.name}' holds no sampling by {stack.sampling}: it is priced as the greedy choice"
     if profile.experts and stack.engine and scenario.model.experts:
         yield (

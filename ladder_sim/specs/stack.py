@@ -9,8 +9,8 @@ from ladder_sim.specs.values import Bytes, Limits, Seconds, check_fields, choice
 from ladder_sim.units import format_bytes, parse_quantity, quoted
 
 AttentionKernel = Literal["flash", "math"]
-# top-p: drawn from the most likely tokens, which sorts all of them
-Sampling = Literal["greedy", "top-p"]
+# top-k: drawn from the 200 most likely tokens; top-p: from as few as have 95 % together, which sorts all of them
+Sampling = Literal["greedy", "top-k", "top-p"]
 AllReduce = Literal[
     "nccl",
     "nvls",
@@ -235,7 +235,7 @@ class StackSpec:
     engine: str = ""
     """Engine whose measured attention and all-reduces price its own, e.g. "vllm"; empty: the GPU's tables alone."""
     sampling: Sampling = "greedy"
-    """How the next token is chosen; without measurements of that in the profile, as fast as greedily."""
+    """How the next token is chosen; top-p without measurements of it in the profile is as fast as greedy."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
     note: str = ""

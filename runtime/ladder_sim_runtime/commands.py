@@ -52,7 +52,7 @@ def argument_parser() -> Parser:
     purpose = "Profile a few steps of each variant, for `ladder-sim trace`."
     group.add_argument("--trace", type=Path, metavar="DIR", help=purpose)
     group = bench.add_argument_group("engine")
-    _add_options(group, EngineConfig, "attention", "prefill_logits", "sharded_lm_head", "sharded_embedding")
+    _add_options(group, EngineConfig, "attention", "prefill_logits", "sampling", "sharded_lm_head", "sharded_embedding")
     _add_options(group, EngineConfig, "fused_residual_add", "fused_ladder_add", "techniques")
     _add_options(group, ExecutionConfig, "cuda_graphs", "prefill_cuda_graphs", "compile")
     group = bench.add_argument_group("ranks")

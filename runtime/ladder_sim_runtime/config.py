@@ -13,6 +13,7 @@ from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wiring
 from ladder_sim.specs.hf_reader import LATENT_TYPES, MAXIMA, ConfigReader
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity
 from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
@@ -264,6 +265,9 @@ class EngineConfig:
     """Split the embedding over the vocabulary and all-reduce rows, instead of a replica on every rank."""
     prefill_logits: Literal["all", "last"] = "last"
     """Logits of every prompt position, or of the last only."""
+    sampling: Sampling = "greedy"
+    """How the next token is chosen: the likeliest, or drawn at temperature 0.8 of the 200 likeliest, or of as few as
+    have 95 % together."""
     ep: Count = 1
     """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
     dispatch: Dispatch = "allgather"

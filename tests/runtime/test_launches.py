@@ -50,7 +50,7 @@ def generator(group: Any, engine: EngineConfig, execution: ExecutionConfig | Non
 
 # of a layer, after the norm of its MLP's input and up to the next one: fused kernels, and torch's that are one kernel
 GPT_FAST = """mm, fused activate, mm, all-reduce,
-    fused add_norm, mm, fused rotated_and_kept, fused expanded, bmm, fused weights, bmm, mm, all-reduce,
+    fused add_norm, mm, fused rotated_and_kept, fused expanded, bmm, fused weights, bmm, _to_copy, mm, all-reduce,
     fused add_norm"""
 VLLM = """mm, fused activate, mm, all-reduce,
     fused add_norm, mm, fused rotated_and_kept, _flash_attention_forward, mm, all-reduce,
@@ -60,10 +60,10 @@ VLLM = """mm, fused activate, mm, all-reduce,
 @pytest.mark.parametrize(
     ("stack", "variant", "layer", "kernels"),
     [
-        ("gpt-fast", "standard", GPT_FAST, 12),
+        ("gpt-fast", "standard", GPT_FAST, 13),
         ("vllm", "standard", VLLM, 9),
         # its adds are kernels of their own
-        ("gpt-fast", "ladder", GPT_FAST.replace("fused add_norm", "add, fused norm"), 14),
+        ("gpt-fast", "ladder", GPT_FAST.replace("fused add_norm", "add, fused norm"), 15),
         ("vllm", "ladder", VLLM, 9),
         ("sglang", "ladder", VLLM, 9),
         ("trtllm", "standard", VLLM, 9),

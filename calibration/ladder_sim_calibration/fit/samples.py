@@ -63,6 +63,7 @@ TABLES: Mapping[str, tuple[Kind, str]] = {
     "attention_decode": ("attention_decode", DTYPE),
     "math_attention_decode": ("math_attention_decode", DTYPE),
     "sample_greedy": ("sample", "greedy"),
+    "sample_top_k": ("sample", "top-k"),
     "sample_top_p": ("sample", "top-p"),
     "experts": ("moe", DTYPE),
 }

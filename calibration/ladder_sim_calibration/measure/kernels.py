@@ -7,13 +7,15 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ladder_sim.costs.experts import MEASURED_IMBALANCE
 from ladder_sim.costs.roofline import AXES
-from ladder_sim_calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, Sample
+from ladder_sim.specs.stack import Sampling
+from ladder_sim_calibration.fit.samples import ELEMENTWISE, LAYER, SUSTAINED, TABLES, Sample
 from ladder_sim_calibration.measure.clock import DTYPE, SEED, normal
 from ladder_sim_runtime.device import kind_of
 from ladder_sim_runtime.model import attention_kernels, kernels
@@ -27,8 +29,6 @@ ROW_ELEMENTS = 4096
 # of a token that is rotated: query heads, key heads and their width
 ROPE_HEADS, ROPE_WIDTH = (8, 1), 128
 EPS = 1e-5
-# of tokens that are drawn
-TEMPERATURE, TOP_P = 0.8, 0.95
 # choices of experts that take turns
 DRAWS = 8
 Run = Callable[[], object]
@@ -76,7 +76,7 @@ def launches_of(op: Sample) -> int:
     point = op.point
     if op.op == "math_attention_decode":
         return 8
-    if op.op == "sample_top_p":
+    if op.op in ("sample_top_k", "sample_top_p"):
         # a sort is up to two dozen
         return 50
     if op.op == "experts":
@@ -127,10 +127,8 @@ def _math_attention_decode(op: Sample, weights: WeightPool) -> Run:
 def _sample(op: Sample, weights: WeightPool) -> Run:
     batch, vocab = (int(op.point[name]) for name in AXES["sample"])
     logits = normal((batch, 1, vocab), weights.device)
-    if op.op == "sample_greedy":
-        return lambda: kernels.greedy(logits)
-    chance = torch.linspace(0.0, 1.0, batch, device=weights.device)
-    return lambda: kernels.sample(logits, chance, TEMPERATURE, 0, TOP_P)
+    _, sampling = TABLES[op.op]
+    return lambda: kernels.next_token(logits, cast(Sampling, sampling))
 
 
 def _experts(op: Sample, weights: WeightPool) -> Run:
@@ -219,7 +217,7 @@ KERNELS: dict[str, Callable[[Sample, WeightPool], Run]] = {
     **dict.fromkeys(("gemm", SUSTAINED), _gemm),
     **dict.fromkeys(("attention_prefill", "attention_decode"), _attention),
     "math_attention_decode": _math_attention_decode,
-    **dict.fromkeys(("sample_greedy", "sample_top_p"), _sample),
+    **dict.fromkeys(("sample_greedy", "sample_top_k", "sample_top_p"), _sample),
     "experts": _experts,
     **dict.fromkeys(ELEMENTWISE, _elementwise),
 }

@@ -200,7 +200,7 @@ def _math_attention(shard: Shard) -> Iterator[Sample]:
 def _sampling(model: ModelSpec) -> Iterator[Sample]:
     """Yield sampling ops over the whole vocabulary: every rank has all logits by then."""
     for sequences in SAMPLED:
-        for op in ("sample_greedy", "sample_top_p"):
+        for op in ("sample_greedy", "sample_top_k", "sample_top_p"):
             yield _op(op, batch=sequences, vocab=model.vocab)
 
 

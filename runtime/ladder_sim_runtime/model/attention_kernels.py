@@ -199,17 +199,21 @@ def math_attention(
     scale: float | None = None,
     window: int = 0,
 ) -> Tensor:
-    """Return attention over every position of the cache, masked, with KV heads expanded."""
+    """Return attention over every position of the cache, masked, with KV heads expanded.
+
+    It multiplies in 32 bits, as torch's own math kernel does.
+    """
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
-    k_BHSK, v_BHSK = _expanded(k_BGSK, v_BGSK, shares)
-    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
+    q32_BHTK, k_BHSK, v_BHSK = _expanded(q_BHTK, k_BGSK, v_BGSK, shares)
+    scores_BHTS = q32_BHTK @ k_BHSK.transpose(2, 3)
     weights_BHTS = _weights(scores_BHTS, position_T, pad_B, scale or q_BHTK.shape[-1] ** -0.5, window)
-    return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
+    return (weights_BHTS @ v_BHSK).to(q_BHTK.dtype).transpose(1, 2).flatten(2)
 
 
 @fused
-def _expanded(k_BGSK: Tensor, v_BGSK: Tensor, shares: int) -> tuple[Tensor, Tensor]:
-    return k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
+def _expanded(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, shares: int) -> tuple[Tensor, Tensor, Tensor]:
+    k_BHSK, v_BHSK = (x_BGSK.float().repeat_interleave(shares, dim=1) for x_BGSK in (k_BGSK, v_BGSK))
+    return q_BHTK.float(), k_BHSK, v_BHSK
 
 
 @fused

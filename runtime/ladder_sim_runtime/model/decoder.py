@@ -166,8 +166,8 @@ class Decoder(nn.Module):
             layer.compile_by(kind_of(self.embedding_VD).compiled)
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
-        """Return each sequence's most likely next token, B; rank 0's if the wiring never reduces."""
-        token_B = kernels.greedy(logits_BTV)
+        """Return each sequence's next token, B; rank 0's if the wiring never reduces."""
+        token_B = kernels.next_token(logits_BTV, self.engine.sampling)
         if not wiring.reduces and self.comm.size > 1:
             self.comm.broadcast(token_B)
         return token_B

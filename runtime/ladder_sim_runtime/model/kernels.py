@@ -18,9 +18,12 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ladder_sim.specs.stack import Sampling
 from ladder_sim_runtime.device import fused
 from ladder_sim_runtime.kinds import Experts
 
+# of tokens that are drawn where measurements do not say otherwise: gpt-fast's defaults
+TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.95
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -273,6 +276,29 @@ def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
 def greedy(logits_BTV: Tensor) -> Tensor:
     """Return the most likely token after each sequence's last position, B."""
     return logits_BTV[:, -1].argmax(dim=-1)
+
+
+@kernel("sample")
+def top_k(logits_BTV: Tensor, temperature: float, most: int) -> Tensor:
+    """Return a token after each sequence's last position, B, drawn from the `most` likely ones as gpt-fast draws it."""
+    score_BV = logits_BTV[:, -1] / temperature
+    best_Bk, _ = score_BV.topk(min(most, score_BV.shape[-1]))
+    likely_BV = score_BV.where(score_BV >= best_Bk[:, -1:], -torch.inf).softmax(dim=-1)
+    # the largest of these quotients is each token's with its probability
+    return (likely_BV / torch.empty_like(likely_BV).exponential_(1)).argmax(dim=-1)
+
+
+def next_token(logits_BTV: Tensor, sampling: Sampling) -> Tensor:
+    """Return a token after each sequence's last position, B, by the settings that are measured.
+
+    Ranks draw the same numbers: torch seeds their generators alike.
+    """
+    if sampling == "top-k":
+        return top_k(logits_BTV, TEMPERATURE, TOP_K)
+    if sampling == "top-p":
+        chance_B = torch.rand(len(logits_BTV), device=logits_BTV.device)
+        return sample(logits_BTV, chance_B, TEMPERATURE, 0, TOP_P)
+    return greedy(logits_BTV)
 
 
 @kernel("sample")
