@@ -190,6 +190,14 @@ def test_a_better_link_slows_no_wiring(scenario: Scenario, data: st.DataObject) 
             assert after_s <= before_s * most, variant
 
 
+@law(examples=60)
+@given(scenarios(nodes=(4,), gpus_per_node=1, tp=4))
+def test_a_gpu_alone_in_its_node_has_no_peer(scenario: Scenario) -> None:
+    """With one GPU in a node it makes no difference whether GPUs of a node reach each other directly."""
+    with_peers, without = (steps(scenario.having(p2p=p2p), "standard", *OVERLAPPING) for p2p in (True, False))
+    assert without == with_peers
+
+
 @law(examples=500)
 @given(scenarios(nodes=(1,)))
 def test_free_links_leave_kernels_that_differ(scenario: Scenario) -> None:

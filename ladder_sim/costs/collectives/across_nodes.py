@@ -52,8 +52,10 @@ class AcrossNodes:
         group: Group,
         measured: Mapping[tuple[str, str], MeasuredCollective],
     ) -> None:
-        self._cluster, self._hardware, self._p2p, self._measured = scenario.cluster, hardware, scenario.p2p, measured
+        self._cluster, self._hardware, self._measured = scenario.cluster, hardware, measured
         self._nodes, self._ranks = scenario.layout(group)
+        # a GPU alone in its node has no peer there
+        self._p2p = scenario.p2p or self._ranks == 1
         self._fabric = fabric_curve(self._cluster.inter.fabric)
         self._nccl = scenario.stack.nccl
 

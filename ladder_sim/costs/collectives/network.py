@@ -52,7 +52,8 @@ class Network:
         self._cluster = scenario.cluster
         self._hardware = hardware
         self._nodes, self._ranks = scenario.layout(group)
-        self._p2p = scenario.p2p
+        # a GPU alone in its node has no peer there
+        self._p2p = scenario.p2p or self._ranks == 1
         self._choice = scenario.stack.allreduce
         self._custom = scenario.custom_allreduce
         self._without_p2p = _without_p2p_source(scenario, profile)
