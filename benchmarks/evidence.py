@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from benchmarks import beside
 from benchmarks.checked_parts import ENGINES, behind, never
 from benchmarks.pages import DOCS, Row, bullets, number_in, percent, remade, rows_of, table, table_of
 from ladder_sim.validation.compare import Comparison, Quantity, error_stats, unseen, validate
 from ladder_sim.validation.dataset import DEFAULT_DATASET
+from tests.support import beside
 
 PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
 LEVEL = "protocol-b"

@@ -25,7 +25,6 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.accuracy_page import collectives_s
-from benchmarks.beside import hidden
 from benchmarks.checked_parts import ENGINES
 from benchmarks.evidence import LEVEL, MODELS, servings
 from benchmarks.pages import DOCS, SCHEMES, rows_of
@@ -46,6 +45,7 @@ from ladder_sim.report.figures.style import (
 )
 from ladder_sim.validation.compare import validate
 from ladder_sim.validation.dataset import read_dataset
+from tests.support.beside import hidden
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -9,7 +9,6 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from benchmarks import beside
 from ladder_sim import Scenario, predict
 from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Steps, simulate
 from ladder_sim.confidence.errors import UNCHECKED
@@ -26,6 +25,7 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape
 from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
+from tests.support import beside
 
 PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "serving.md"]
 SOURCES: tuple[Source, ...] = ("measured", "fitted", "transferred", "roofline")

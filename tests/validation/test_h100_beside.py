@@ -1,10 +1,11 @@
-"""Steps of ladder on one H100, from the times of their kernels and all-reduces alone (`benchmarks/beside.py`)."""
+"""Steps of ladder on one H100, from the times of their kernels and all-reduces alone (`tests/support/beside.py`)."""
 
 from statistics import mean
 
 import pytest
 
-from benchmarks import beside, evidence
+from benchmarks import evidence
+from tests.support import beside
 
 
 def of_all(*, exchange: bool) -> list[float]:

@@ -8,7 +8,6 @@ what they cost each other is the simulator's business.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
@@ -25,8 +24,9 @@ from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from ladder_sim.traces.whatif import with_gaps
 from ladder_sim.traces.wirings import predict_variants
+from tests.conftest import DATA
 
-FOLDER = Path(__file__).parents[1] / "tests" / "data" / "h100_beside"
+FOLDER = DATA / "h100_beside"
 TRACE = FOLDER / "70b-tp8_b4_standard_heavy8_20.json.gz"
 LAYERS, CONTEXT = 12, 1280
 # between two kernels of a CUDA graph on this H100, seconds
