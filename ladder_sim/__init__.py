@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.compare import compare
     from ladder_sim.analysis.sensitivity import sensitivity
     from ladder_sim.analysis.versus import versus
+    from ladder_sim.conditioning import condition
     from ladder_sim.prediction import Prediction, Predictions, predict
     from ladder_sim.serving.capacity import capacity
     from ladder_sim.serving.serve import serve
@@ -40,6 +41,7 @@ __all__ = [
     "breakeven",
     "capacity",
     "compare",
+    "condition",
     "predict",
     "sensitivity",
     "serve",
@@ -60,6 +62,7 @@ _LAZY = {
     "breakeven": "ladder_sim.analysis.breakeven",
     "capacity": "ladder_sim.serving.capacity",
     "compare": "ladder_sim.analysis.compare",
+    "condition": "ladder_sim.conditioning",
     "predict": "ladder_sim.prediction",
     "sensitivity": "ladder_sim.analysis.sensitivity",
     "serve": "ladder_sim.serving.serve",

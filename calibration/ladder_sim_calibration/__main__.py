@@ -17,6 +17,9 @@ from ladder_sim_runtime.comm.launch import end_with, report_error
 # commands and options of earlier versions, and what to write instead
 _GONE = {
     "transfer": "`ladder-sim calibrate fit-stack` has its options",
+    "fit-serving": "write `python -m tools.profiles.serving_fit FILE` in a clone of the repository",
+    "import aiconfigurator": "write `python -m tools.profiles` in a clone of the repository",
+    "--source": "leave it out: the stored errors are those of the source",
     "--calibration": "--profile FILE predicts from passes that were timed before; --out FILE writes such a profile",
 }
 

@@ -70,7 +70,11 @@ DEFAULTS = {
     "weight_decay": 0.1,
 }
 # what a run may not change when it goes on, next to its data and weights
-SCHEDULE = ("learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "seed", "warmup_steps")
+SCHEDULE = (
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "data_seed", "fp16", "learning_rate", "lr_scheduler_kwargs"),
+    *("lr_scheduler_type", "max_grad_norm", "max_steps", "num_train_epochs", "optim", "seed", "warmup_steps"),
+    "weight_decay",
+)
 LOADERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 # written into a checkpoint after all ranks have written their parts of it
 WHOLE = "whole"
@@ -146,6 +150,8 @@ def check(own: Experiment, args: TrainingArguments) -> None:
         sys.exit(f"error: --learning_rate {args.learning_rate}: must be above 0 and below 1")
     if args.save_total_limit is not None and args.save_total_limit < 2:
         sys.exit("error: --save_total_limit 1: must be 2 or more: one is whole while the next is written")
+    if args.save_only_model:
+        sys.exit("error: --save_only_model: a run goes on with its optimiser's state, too\n  hint: leave it out")
     # a mean over finite losses alone would hide the others
     args.logging_nan_inf_filter = False
     args.remove_unused_columns = False
@@ -339,7 +345,7 @@ class OnlyGoodCheckpoints(TrainerCallback):
     """Evaluates before each save, ends a run whose numbers are not finite, and marks whole checkpoints."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_evaluate |= control.should_save
+        control.should_evaluate |= control.should_save or control.should_training_stop
 
     on_epoch_end = on_step_end
 

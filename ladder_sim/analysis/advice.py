@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from ladder_sim.answer import Answer
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import load_label
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
@@ -110,7 +111,7 @@ class Advice(Answer):
     """Plans that cannot run with so many requests, whatever the variant; the closest to fit first."""
     cautions: tuple[str, ...]
     """Why the best option may not be the best choice, serving first."""
-    profile: str | None
+    profile: str | CalibrationProfile | None
     """As given."""
 
     @property

@@ -13,6 +13,7 @@ from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, 
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.labels import load_label
 from ladder_sim.errors import (
@@ -68,7 +69,7 @@ class _Times:
         return not np.isnan(next(iter(self.ttft_s.values()))[row])
 
 
-def _times(replica: _Replica, variants: tuple[str, ...], profile: str | None) -> _Times:
+def _times(replica: _Replica, variants: tuple[str, ...], profile: str | CalibrationProfile | None) -> _Times:
     """Return the times of a replica's options by number of requests; what does not fit is not simulated."""
     scenario, requests = replica[0], np.array(replica[1])
     workload = scenario.workload
@@ -96,7 +97,7 @@ def simulated_options(
     loads: Sequence[int],
     variants: tuple[str, ...],
     *,
-    profile: str | None,
+    profile: str | CalibrationProfile | None,
     price: float | None,
     workers: int,
 ) -> tuple[list[Option], list[Unfit]]:
@@ -173,7 +174,7 @@ def advise(
     max_tpot_s: float = np.inf,
     max_ttft_s: float = np.inf,
     usd_per_gpu_hour: float | None = None,
-    profile: str | None = None,
+    profile: str | CalibrationProfile | None = None,
     workers: int = 1,
     **fields: Any,
 ) -> Advice:

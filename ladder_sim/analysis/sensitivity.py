@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ladder_sim.answer import Answer
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Confidence
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import OVERALL, Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
@@ -143,7 +143,7 @@ def sensitivity(
     confidence = predict(scenario, names, profile=profile, ignore_memory=ignore_memory).confidence
     used = resolve_profile(scenario, profile)
     hardware = Hardware.of(scenario, used)
-    base = {name: float(attrgetter(name)(hardware)) for name in Hardware.figures()}
+    base = {name: float(attrgetter(name)(hardware)) for name in Hardware.figures() if name not in OVERALL}
     varied = [name for name, value in base.items() if value > 0.0]
     # one configuration as it is, then two per figure
     figures = {name: np.full(1 + 2 * len(varied), base[name]) for name in varied}

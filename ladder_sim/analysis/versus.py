@@ -16,6 +16,7 @@ from ladder_sim.answer import Answer
 from ladder_sim.best_standard import BestStandard
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.runs import is_faster
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.document import Notes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names, parse
@@ -195,7 +196,7 @@ class Versus(Answer):
     """Every wiring with every set of techniques that fits it, limits with standard: those without techniques first."""
     plain: Predictions = field(repr=False)
     """Predictions of all wirings without techniques."""
-    profile: str | None = None
+    profile: str | CalibrationProfile | None = None
     """As given."""
     bound: float
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
@@ -325,7 +326,7 @@ def versus(
     variants: str | Sequence[str] | None = None,
     techniques: str | Sequence[str] | None = None,
     *,
-    profile: str | None = None,
+    profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
     **fields: Unpack[ScenarioFields],
 ) -> Versus:

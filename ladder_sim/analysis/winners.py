@@ -15,6 +15,7 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Confidence
 from ladder_sim.confidence.runs import RUN_NOISE, is_faster
 from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import predict, resolve_profile
@@ -59,7 +60,10 @@ class Winners:
 
 
 def winners(
-    result: Versus, *, profile: str | None = None, watch: Callable[[int, int], object] = lambda done, total: None
+    result: Versus,
+    *,
+    profile: str | CalibrationProfile | None = None,
+    watch: Callable[[int, int], object] = lambda done, total: None,
 ) -> Winners:
     """Find what gains most at other latencies and numbers of requests, among what keeps the answers.
 
@@ -112,7 +116,7 @@ def _best_plans(
     own_s: NDArray[np.float64],
     columns: Mapping[str, NDArray[Any]],
     fits: NDArray[np.bool_],
-    profile: str | None,
+    profile: str | CalibrationProfile | None,
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Return standard's fastest plan at points that fit, and how many times as fast it is as the scenario's."""
     workload, points = scenario.workload, {name: values[fits] for name, values in columns.items()}
@@ -171,7 +175,7 @@ def _first_two(best: Mapping[str, Option], times: Mapping[str, float]) -> tuple[
 
 
 def _seconds(
-    result: Versus, columns: Mapping[str, NDArray[np.float64]], profile: str | None
+    result: Versus, columns: Mapping[str, NDArray[np.float64]], profile: str | CalibrationProfile | None
 ) -> Mapping[str, NDArray[np.float64]]:
     """Return the seconds of every option at all points."""
     seconds: dict[str, NDArray[np.float64]] = {}
@@ -195,7 +199,11 @@ def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scen
 
 
 def _is_faster(
-    scenario: Scenario, option: Option, other: Option, profile: str | None, at: Callable[[Scenario], Scenario]
+    scenario: Scenario,
+    option: Option,
+    other: Option,
+    profile: str | CalibrationProfile | None,
+    at: Callable[[Scenario], Scenario],
 ) -> bool:
     """Whether one is told apart from the other at a point."""
     variants = [each.prediction.variant for each in (option, other)]

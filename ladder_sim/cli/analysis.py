@@ -71,7 +71,7 @@ def advise(
         max_tpot_s=_seconds(max_tpot, "--max-tpot"),
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
-        profile=asked.profile,
+        profile=asked.moved_profile(),
         workers=workers or len(os.sched_getaffinity(0)),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )
@@ -225,23 +225,19 @@ def versus(
 
         bounds = SLO.parse(slo)
     scenario = scenario_at(asked.point("technique"))
-    result = compare(
-        scenario,
-        asked.variants or None,
-        flags.split_names(technique) or None,
-        **asked.how("ignore_memory"),
-    )
+    how = asked.how("ignore_memory")
+    result = compare(scenario, asked.variants or None, flags.split_names(technique) or None, **how)
     if map_ is not None:
         from ladder_sim.analysis.winners import winners
         from ladder_sim.report.versus import winners_figure
 
         with Progress(1, "points") as progress:
-            best = winners(result, profile=asked.profile, watch=progress)
+            best = winners(result, profile=how["profile"], watch=progress)
         draw(lambda: winners_figure(best), map_)
     if bounds is not None:
         workload = scenario.workload
         prompts, answers = (Lengths.parse(str(tokens)) for tokens in (workload.prompt, workload.gen))
         traffic = Traffic(prompt=prompts, gen=answers, rate=rate, requests=requests)
         with Progress(1, "points") as progress:
-            result = under_load(result, traffic, bounds, seeds=seeds, profile=asked.profile, watch=progress)
+            result = under_load(result, traffic, bounds, seeds=seeds, profile=how["profile"], watch=progress)
     output.give(result)

@@ -12,7 +12,7 @@ from ladder_sim import __version__
 
 # groups of flags that several commands have, by their places
 _SCENARIO, _SEARCHED, _FORM = "flags:scenario", "flags:searched", "output:form"
-_REQUESTS, _BENCH = "serve:Requests", "run:Bench"
+_REQUESTS, _BENCH, _RUNNING = "serve:Requests", "run:Bench", "flags:running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, Entry] = {
     "predict": Entry(
         "analysis:predict",
         "Predict latency, throughput and speedup of residual wirings, for a static batch or requests in flight.",
-        (_SCENARIO, _FORM),
+        (_SCENARIO, _RUNNING, _FORM),
     ),
     "sweep": Entry(
         "sweep:sweep",
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Entry] = {
     "advise": Entry(
         "analysis:advise",
         "Find the plan and variant that serve requests best, or the plan, static batch and variant.",
-        (_SCENARIO, _SEARCHED, _FORM),
+        (_SCENARIO, _RUNNING, _SEARCHED, _FORM),
         without=("batch",),
     ),
     "compare": Entry(
@@ -67,18 +67,18 @@ COMMANDS: Mapping[str, Entry] = {
     "versus": Entry(
         "analysis:versus",
         "Compare what hides communication: techniques without retraining, and wirings that need it.",
-        (_SCENARIO, _FORM),
+        (_SCENARIO, _RUNNING, _FORM),
     ),
     "serve": Entry(
         "serve:serve",
         "Simulate requests that arrive under load, one by one, and show their times for each variant.",
-        (_SCENARIO, _REQUESTS, _FORM),
+        (_SCENARIO, _RUNNING, _REQUESTS, _FORM),
         without=("batch",),
     ),
     "capacity": Entry(
         "serve:capacity",
         "Find the fewest GPUs that meet an SLO at a rate, over plans, and the rate at which one replica breaks it.",
-        (_SCENARIO, _SEARCHED, _REQUESTS, _FORM),
+        (_SCENARIO, _RUNNING, _SEARCHED, _REQUESTS, _FORM),
         without=("batch", "dp"),
     ),
     "explore": Entry(

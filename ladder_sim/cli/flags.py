@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -15,6 +16,11 @@ from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Arg
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
+
+if TYPE_CHECKING:
+    from ladder_sim.costs.profile import CalibrationProfile
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def _jitter(text: str) -> float | str:
@@ -105,11 +111,15 @@ def instead_of(flag: str, command: str) -> str:
     """Return what to write instead of a flag that a command had in an earlier version; empty: it never had it."""
     if flag == "--save":
         return "redirect the output: --json > FILE, --csv > FILE, or > FILE alone for text"
+    if (command, flag) == ("capacity", "--resume"):
+        return "leave it out: a search is made again, which takes seconds to minutes"
     name = flag.removeprefix("--").replace("-", "_")
     knob, argument = knobs_of(command).get(name), ARGUMENTS.get(name)
     if knob:
         return f"write --set {name}={'true' if knob.kind is bool else 'FILE' if knob.kind is _file else 'VALUE'}"
-    return f"write {argument.flag}=VALUE" if argument and not argument.has_flag else ""
+    if argument is None or argument.has_flag:
+        return ""
+    return f"write {argument.flag}={'true' if argument.kind is bool else 'VALUE'}"
 
 
 def _shown(command: str) -> str:
@@ -178,6 +188,14 @@ Variant = Annotated[
 Profile = Annotated[
     str | None, typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=ASKED)
 ]
+Measured = Annotated[
+    str | None,
+    typer.Option(
+        help="What this deployment measures as standard: tpot=19.3ms,ttft=200ms,tok/s=1500; with concurrency=64,tp=4 "
+        "where load or plan are others; or a result file.",
+        rich_help_panel=ASKED,
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -213,6 +231,10 @@ def scenario(
     gen: Annotated[int | None, _flag("gen")] = None,
 ) -> None:
     """Declare the flags of a scenario, in the order of their help."""
+
+
+def running(measured: Measured = None) -> None:
+    """Declare the flag of a server that runs already."""
 
 
 def searched(
@@ -266,6 +288,8 @@ class Asked:
     """Figures to change, by name."""
     profile: str | None
     """Measured profile: name or file; None: the default."""
+    measured: str
+    """What a running server measured; empty: nothing was given."""
     variants: list[str]
     """Variants that were named."""
     knobs: Mapping[str, Any]
@@ -311,7 +335,14 @@ class Asked:
                 figures[key] = text
         profile, variant = map(context.params.get, ("profile", "variant"))
         variants = split_names([variant] if isinstance(variant, str) else variant)
-        return cls(arguments=arguments, settings=figures, profile=profile, variants=variants, knobs=values)
+        return cls(
+            arguments=arguments,
+            settings=figures,
+            profile=profile,
+            measured=context.params.get("measured") or "",
+            variants=variants,
+            knobs=values,
+        )
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
@@ -322,9 +353,26 @@ class Asked:
         defaults = {name: value for name, value in DEFAULTS.items() if value is not None and name not in without}
         return {**defaults, **self.arguments, **self.settings}
 
-    def how(self, *names: str) -> dict[str, Any]:
-        """Return the profile and some of the knobs, as arguments of the function that predicts."""
-        return {"profile": self.profile, **{name: self.knobs[name] for name in names}}
+    def how(self, *names: str, load: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+        """Return the profile and some of the knobs, as arguments of the function that predicts; see `moved_profile`."""
+        return {"profile": self.moved_profile(load), **{name: self.knobs[name] for name in names}}
+
+    def moved_profile(self, load: Mapping[str, Any] = NOTHING) -> "str | CalibrationProfile | None":
+        """Return the profile, moved to what a running server measured, if that was given.
+
+        `load` has the requests that a command takes in another way than a scenario, where they have one length.
+        """
+        if not self.measured:
+            return self.profile
+        # imported here: few commands are given a measurement
+        from ladder_sim.conditioning import condition, read_measured
+
+        figures, fields = read_measured(self.measured)
+        several = {name for name, value in self.arguments.items() if isinstance(value, str) and set(",:") & set(value)}
+        asked = {name: value for name, value in {**self.arguments, **load}.items() if name not in several}
+        scenario = Scenario(**{**asked, **fields}, overrides=self.settings)
+        elsewhere = bool(several) or any(asked.get(name) != value for name, value in fields.items())
+        return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
 
 
 def _is_given(typed: Any) -> bool:

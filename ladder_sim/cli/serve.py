@@ -61,10 +61,15 @@ def _asked(context: typer.Context, *without: str, ranged: bool = False) -> flags
 def _load(context: typer.Context, asked: flags.Asked) -> dict[str, Any]:
     """Return the keywords of `ladder_sim.serve` and `capacity`."""
     knobs = ("burstiness", "prefix", "seed", "router", "speculate", "prefill_tp")
+    requests = flags.of_context(Requests, context)
+    lengths = {name: int(text) for name in ("prompt", "gen") if (text := getattr(requests, name)).isdecimal()}
+    in_flight = (
+        {"concurrency": requests.concurrency} if isinstance(requests.concurrency, int) and requests.concurrency else {}
+    )
     return {
         **asked.arguments,
-        **asdict(flags.of_context(Requests, context)),
-        **asked.how(*knobs),
+        **asdict(requests),
+        **asked.how(*knobs, load={**lengths, **in_flight}),
         "overrides": asked.settings or None,
         **({"variants": asked.variants} if asked.variants else {}),
     }

@@ -6,7 +6,7 @@ from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
-from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile import CalibrationProfile, Given
 from ladder_sim.costs.roofline import roofline_s
 from ladder_sim.graph.shapes import CollectiveShape
 from ladder_sim.simulate.request import Request
@@ -21,6 +21,8 @@ from ladder_sim.units import format_bytes, format_seconds
 SLOW = 3.0
 # a variant counts as faster if its time is less than this share of the other's: the rest is rounding
 NOTICED = 0.999
+# of a factor that a measurement moves, to be told
+LEAST_MOVED = 0.005
 
 
 def cost_warnings(
@@ -62,6 +64,8 @@ def cost_warnings(
             f"collectives on {scenario.cluster.intra.fabric} are carried over from {costs.links_profile.cluster_name}, "
             "another GPU: none was measured on this one"
         )
+    if profile and profile.given:
+        warnings += _given(profile.given)
     if profile:
         warnings += _not_in_tables(scenario, profile)
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
@@ -92,6 +96,15 @@ def cost_warnings(
         *_slow_decode(costs, simulated),
         *_faster_than_the_bound(simulated),
     ]
+
+
+def _given(given: Given) -> Iterator[str]:
+    """Yield what a running server measured, what that moves, and what it contradicts."""
+    if given.caution:
+        yield Caution(given.caution, DECISIVE)
+    shown = {name: factor - 1.0 for name, factor in given.moved.items() if abs(factor - 1.0) >= LEAST_MOVED}
+    moved = ", ".join(f"{name} {100.0 * apart:+.0f} %" for name, apart in shown.items())
+    yield f"measured {given.said}: {moved or 'as predicted, but for the error of one load'}"
 
 
 def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:

@@ -17,8 +17,8 @@ from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.confidence.runs import ROW_LOG_SD, RUN_NOISE, SHARED_LOG_SD, has_wiring
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
-from ladder_sim.des.shared import Number, maximum
+from ladder_sim.costs.profile import CalibrationProfile, Given, IntervalScale, StackFit
+from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 
@@ -326,10 +326,14 @@ class Errors:
         Simulated requests by variant, standard among them.
     basis, fitted
         What runs and the stack's fit say of them; without a fit, None.
+    given
+        What a running server measured of the standard wiring; None: nothing.
     """
 
-    def __init__(self, requests: Mapping[str, Request], basis: Basis, fitted: Fitted | None) -> None:
-        self.requests, self.basis, self.fitted = requests, basis, fitted
+    def __init__(
+        self, requests: Mapping[str, Request], basis: Basis, fitted: Fitted | None, given: Given | None = None
+    ) -> None:
+        self.requests, self.basis, self.fitted, self.given = requests, basis, fitted, given
 
     def widths(self, name: str) -> Widths:
         """Return the half-widths of a variant's intervals."""
@@ -347,12 +351,12 @@ class Errors:
         if self.fitted and not self.basis.served:
             width, scale = self.fitted.request_width(name, of_ops.rate), self.fitted.scale
             rate, tpot, ttft = scale.rate * width, scale.tpot * width, scale.ttft * width
-        return Widths(
-            rate=hypot(rate, added.rate),
-            speedup=hypot(speedup, added.speedup),
-            tpot=hypot(tpot, added.tpot),
-            ttft=hypot(ttft, added.ttft),
-        )
+        speedup = hypot(speedup, added.speedup)
+        rate, tpot, ttft = hypot(rate, added.rate), hypot(tpot, added.tpot), hypot(ttft, added.ttft)
+        if self.given:
+            rate, tpot = (minimum(width, hypot(self.given.tpot, speedup)) for width in (rate, tpot))
+            ttft = minimum(ttft, hypot(self.given.ttft, speedup))
+        return Widths(rate=rate, speedup=speedup, tpot=tpot, ttft=ttft)
 
     def over(self, name: str, base_name: str) -> Any:
         """Return the half-width of one variant's speed over another's."""

@@ -65,6 +65,10 @@ class Stack:
     """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
     graph_launch_s: Number = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
+    kernel_factor: Number = 1.0
+    """Time of every kernel, as a multiple of what all else says."""
+    collective_factor: Number = 1.0
+    """Time of every collective, as a multiple of what all else says."""
     gemv_factor: Number = 1.0
     """Time of a one-row GEMM, as a multiple of the table's."""
     gemm_factor: Number = 1.0
@@ -83,6 +87,8 @@ class Stack:
 _FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))
 # those that a stack's spec states; profiles alone replace the others
 _STATED = tuple(field.name for field in dataclasses.fields(Stack) if hasattr(StackSpec, field.name))
+# of all kernels and of all collectives, which other figures make up
+OVERALL = ("stack.kernel_factor", "stack.collective_factor")
 # overheads of a profile whose times hold all that a stack adds to its kernels
 NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for name in _FIGURES}, RANK_SKEW: 0.0}
 # prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.

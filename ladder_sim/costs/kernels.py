@@ -312,7 +312,8 @@ class KernelCosts:
         """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""
         everywhere, anywhere = bool(measured.all()), bool(measured.any())
         seconds = self._of_looked_up(shape, seconds)
-        factor, slowed_s = self._stack_factor(shape, source), self._slowed_s(shape, seconds)
+        factor = self.hardware.stack.kernel_factor * self._stack_factor(shape, source)
+        slowed_s = self._slowed_s(shape, seconds)
         seconds = (seconds + slowed_s) * factor
         if source in ("fitted", "transferred") and not everywhere:
             longer_s = maximum(seconds, self._least_s(shape))
@@ -385,6 +386,7 @@ class KernelCosts:
             if share:
                 # an all-reduce goes to and fro
                 seconds = seconds + share * (tier.allreduce_floor_s / 2.0 + message_bytes / tier.bandwidth_Bps)
+        seconds = hardware.stack.collective_factor * seconds
         return Estimate(
             seconds=seconds,
             error=COLLECTIVE_ERROR["roofline"],
@@ -420,7 +422,7 @@ class KernelCosts:
             over = network.over_links(kind, times, message)
             odd = times.in_range & (over > ODD)
             error = np.where(odd, over - 1.0, error) if odd.any() else error
-        seconds = _plain(times.seconds)
+        seconds = self.hardware.stack.collective_factor * _plain(times.seconds)
         overlap = self.hardware.overlap
         sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
         traffic = times.choose(

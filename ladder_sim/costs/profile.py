@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ladder_sim.costs.collectives.algorithms import MeasuredCollective, measured_collectives
 from ladder_sim.costs.experts import ANY_LAYER, experts_table
@@ -220,6 +220,21 @@ class MoeTables:
         return {}
 
 
+class Given(NamedTuple):
+    """What a running server measured, and what is left uncertain of it (`ladder_sim.condition`)."""
+
+    said: str
+    """Figures, each with its prediction."""
+    tpot: float
+    """Half-width of the interval of standard's time per token, in the logarithm."""
+    ttft: float
+    """Half-width of the interval of standard's time to first token, likewise."""
+    moved: Mapping[str, float]
+    """Factors of kernels, prompts, collectives, the CPU's part and the front end."""
+    caution: str
+    """What about the server is probably otherwise, in a sentence; empty: the figures agree with the prediction."""
+
+
 # no slots: what follows from the measurements is computed once and kept
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CalibrationProfile:
@@ -262,6 +277,8 @@ class CalibrationProfile:
     """Shipped profile that tables and curves come from where this one has none of its own; empty: all are its own."""
     stack_fit: StackFit | None = None
     """A stack's figures, fitted to end-to-end runs."""
+    given: Given | None = None
+    """What a running server measured, which the overheads were moved to; None: nothing."""
     read_moe: Callable[[], MoeTables] = MoeTables
     """Reads `moe`, which dense models do not need."""
 

@@ -291,7 +291,7 @@ def _remarks(result: Versus) -> Iterator[Remark]:
         then = f"on top of {result.best_own.name} ladder {gains}"
     else:
         then = f"without any, requests are {standard.request_s / free.request_s:.2f}x faster"
-    yield Remark("why", f"Communication takes {100.0 * exposed:.0f} % of the time; {then}.")
+    yield Remark("why", f"{100.0 * exposed:.0f} % is communication; {then}.")
     if there := result.best_standard:
         gain = times_text(there.gain(best.gain))
         what = "retraining" if best.retrained else best.name

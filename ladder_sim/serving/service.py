@@ -7,6 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.memory import kv_tokens
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import MemoryFitError, MissingDependencyError, UnknownNameError, UsageError, install_command
@@ -43,6 +44,10 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+# times that a request spends outside of the engine: fields of a stack, of its costs and of `SchedulerSpec`
+FRONT_END = ("frontend_s", "frontend_steps", "frontend_token_s")
+
+
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
     """Return how the stack of a scenario schedules on its GPUs; a pipeline's steps each have a part of the room.
 
@@ -64,9 +69,7 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
         **{
             "step_tokens": scenario.step_tokens,
             "mixed_steps": stack.mixed_steps,
-            "frontend_s": stack.frontend_s,
-            "frontend_steps": stack.frontend_steps,
-            "frontend_token_s": stack.frontend_token_s,
+            **{name: getattr(stack, name) for name in FRONT_END},
             "ahead": stack.schedules_ahead,
             "answer_share": stack.kv_answer_share,
             **habits,
@@ -182,7 +185,12 @@ class Service:
         """How each replica schedules."""
         if self.steps:
             return with_drafter(replace(self.steps.spec, **self.changed), self.scenario)
-        return scheduler_spec(self.scenario, self.context, **self.changed)
+        front_end = {}
+        if isinstance(self.profile, CalibrationProfile):
+            # a measurement may have moved it
+            stack = Hardware.of(self.scenario, self.profile).stack
+            front_end = {name: float(getattr(stack, name)) for name in FRONT_END}
+        return scheduler_spec(self.scenario, self.context, **{**front_end, **self.changed})
 
     def times(self, variant: str, longest: int = 0) -> MixTimes:
         """Return the times of a variant's steps, also for requests longer than the longest known one."""

@@ -111,6 +111,8 @@ class OwnAllReduce:
     """Largest group that takes the engine's own kernels where NVLink does not join all GPUs."""
     symmetric_copies: Annotated[int, Limits(0, 2)] = 0
     """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory."""
+    nccl: str = ""
+    """Version of NCCL, where it is stated."""
     source: str = ""
     """Where the figures come from."""
 
@@ -184,8 +186,6 @@ class StackSpec:
     rewired_allreduce: Literal["auto", "nccl"] = "auto"
     """Algorithm of blocks' all-reduces, where `allreduce` is ``auto``, in wirings that the engine has not itself; auto:
     the engine's own."""
-    nccl: str = ""
-    """Version of NCCL, where it is stated."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     host_rank_s: Seconds = 0.0

@@ -42,8 +42,9 @@ class Parser(argparse.ArgumentParser):
         UsageError
             An option is missing, unknown or wrong.
         """
-        if argv and argv[0] in self._gone:
-            raise UsageError(f"'{argv[0]}' is no command any more", hint=self._gone[argv[0]])
+        for name in (" ".join(argv[:count]) for count in (1, 2)):
+            if name in self._gone:
+                raise UsageError(f"'{name}' is no command any more", hint=self._gone[name])
         options, unknown = self.parse_known_args(argv)
         command = vars(options).pop("prog")
         if unknown:

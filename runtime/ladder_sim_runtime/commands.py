@@ -34,6 +34,9 @@ from ladder_sim_runtime.model.wiring import lay_out
 _GONE = dict.fromkeys(
     ("train", "adapt", "eval"),
     "examples/train/train.py trains on transformers' Trainer, and first says the loss of held-out text",
+) | dict.fromkeys(
+    ("--raw", "--stop", "--temperature", "--top-k", "--top-p"),
+    "leave it out: each token is the most likely one, of the prompt as it is; an engine serves texts",
 )
 _Config = TypeVar("_Config")
 

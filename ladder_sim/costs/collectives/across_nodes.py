@@ -57,7 +57,7 @@ class AcrossNodes:
         # a GPU alone in its node has no peer there
         self._p2p = scenario.p2p or self._ranks == 1
         self._fabric = fabric_curve(self._cluster.inter.fabric)
-        self._nccl = scenario.stack.nccl
+        self._nccl = scenario.stack.own_allreduce.nccl
 
     def times(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         times = self._times(kind, message, known_nccl=self._nccl == KNOWN_NCCL)

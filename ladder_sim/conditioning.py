@@ -1,0 +1,312 @@
+"""Predictions of a server that runs already: what it measured moves what is uncertain, as far as each may be off.
+
+Kernels, prompts, collectives, the CPU and the front end each have a factor. Most servers are what a scenario says:
+their factors are 1, and what they measure differs by the errors of one load. Some are not (other flags, clocks or
+kernels): their factors are spread by `FACTORS`. A measurement tells how likely a server is one of those, and which
+factors would explain it (Gaussian, linearised where they end); the profile that is returned has their expectation.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.confidence.interval import NORMAL_90
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile, Given
+from ladder_sim.des.shared import TINY
+from ladder_sim.errors import UsageError
+from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
+from ladder_sim.specs.scenario import Scenario, scenario_asked
+from ladder_sim.units import format_rate, format_seconds, parse_quantity
+
+
+class Measured(TypedDict, total=False):
+    """Figures of standard, as `condition` takes them."""
+
+    tpot_s: float
+    ttft_s: float
+    tokens_per_s: float
+
+
+class Factor(NamedTuple):
+    """What a measurement may move."""
+
+    spread: float
+    """Standard deviation of its logarithm, of a server that is not as the scenario says."""
+    figures: tuple[str, ...]
+    """Fields of `ladder_sim.costs.hardware.Stack` that it multiplies."""
+    suspect: str
+    """What is probably otherwise on the server, if it explains most of the difference."""
+
+
+# Spreads, the share of servers that are otherwise, and the errors of one load were chosen on servings of
+# aiconfigurator-core 0.12.0 where one row of a server predicts its others (`python -m tools.profiles.conditioning
+# serving_dense.csv serving_moe.csv`): with experts, times per token err by 6.8 % instead of 8.0 at another load and
+# by 6.1 instead of 6.5 on another plan; those of dense models, which figures are fitted to, by 5.0 instead of 4.8 and
+# by 5.3 instead of 4.9. Halved or doubled they change that by 0.2 points
+FACTORS: Mapping[str, Factor] = {
+    "kernels": Factor(0.15, ("kernel_factor",), "the GPUs' clocks, the precision of weights or the kernels"),
+    "prompts": Factor(0.1, ("prompt_factor",), "the size of chunks, or what the prefix cache holds of prompts"),
+    "collectives": Factor(0.25, ("collective_factor",), "the all-reduce (--allreduce) or the links"),
+    "the CPU's part": Factor(0.4, ("host_request_s", "host_rank_s"), "CUDA graphs, the CPU or what else it does"),
+    "the front end": Factor(
+        0.7, ("frontend_s", "frontend_steps", "frontend_token_s"), "the front end: HTTP, tokenizer, queueing"
+    ),
+}
+OTHERWISE = 0.3
+# standard deviation of the logarithm of what is of one load and plan alone; and of a measurement where it is that load
+# which is predicted: runs of one server differ by 1 to 2 % (docs/how/intervals.md), first tokens by more
+ELSEWHERE_SD: Mapping[str, float] = {"tpot_s": 0.07, "ttft_s": 0.35, "tokens_per_s": 0.07}
+HERE_SD: Mapping[str, float] = {"tpot_s": 0.015, "ttft_s": 0.05, "tokens_per_s": 0.015}
+# by which the logarithm of a factor is changed to see what it moves, and times that this is done anew
+STEP, ROUNDS = 0.1, 3
+Name = Literal["tpot_s", "ttft_s", "tokens_per_s"]
+_NAMES: Mapping[str, Name] = {"tpot": "tpot_s", "ttft": "ttft_s", "tok/s": "tokens_per_s"}
+_LABELS = {"tpot_s": "TPOT", "ttft_s": "TTFT", "tokens_per_s": "throughput"}
+
+
+def condition(
+    scenario: Scenario | None = None,
+    *,
+    tpot_s: float | None = None,
+    ttft_s: float | None = None,
+    tokens_per_s: float | None = None,
+    elsewhere: bool = False,
+    profile: str | CalibrationProfile | None = None,
+    **fields: Unpack[ScenarioFields],
+) -> CalibrationProfile:
+    """Return a profile in which the standard wiring takes what a running server measured.
+
+    Parameters
+    ----------
+    scenario
+        What was measured: model, GPUs, plan, engine and load of the standard deployment; or its arguments as keywords.
+    tpot_s, ttft_s
+        Mean time per further token and to the first, seconds.
+    tokens_per_s
+        New tokens of all requests in flight, or of the batch, per second.
+    elsewhere
+        The profile is for other loads or plans of that server, of which one load tells less.
+    profile
+        As in `ladder_sim.predict`; what it says is moved.
+
+    Returns
+    -------
+    CalibrationProfile
+        For `profile=` of every function, on the same model, GPUs and engine.
+
+    Raises
+    ------
+    UsageError
+        No figure was measured, one is not above 0, or there is no profile to move.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, condition, predict
+    >>> scenario = Scenario(model="70b", tp=8, concurrency=32, prompt=1024, gen=256)
+    >>> slower = predict(scenario, profile=condition(scenario, tpot_s=0.022))
+    >>> print(f"{1e3 * predict(scenario)['standard'].tpot_s:.1f} {1e3 * slower['standard'].tpot_s:.1f} ms")
+    """
+    at = scenario_asked(scenario, fields)
+    measured = {
+        name: value
+        for name, value in (("tpot_s", tpot_s), ("ttft_s", ttft_s), ("tokens_per_s", tokens_per_s))
+        if value is not None
+    }
+    _check(measured, at)
+    base = resolve_profile(at, profile)
+    if base is None or base.in_place is not None:
+        raise UsageError("a measurement moves what a profile says, and there is none here", hint="leave out profile")
+    sd = ELSEWHERE_SD if elsewhere else HERE_SD
+    moved = np.zeros(len(FACTORS))
+    predicted: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        now, slopes = responses(at, base, moved)
+        predicted = predicted or now
+        by_factor = np.array([slopes[name] for name in measured])
+        apart = np.array([math.log(value) - now[name] for name, value in measured.items()]) + by_factor @ moved
+        moved, left = explained(apart, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
+    ttft_sd = (sd if "ttft_s" in measured else ELSEWHERE_SD)["ttft_s"]
+    given = Given(
+        said=_said(measured, predicted),
+        tpot=_width(slopes["tpot_s"], left, sd["tpot_s"]),
+        ttft=_width(slopes["ttft_s"], left, ttft_sd),
+        moved={name: float(value) for name, value in zip(FACTORS, np.exp(moved), strict=True)},
+        caution=_caution(measured, by_factor * moved, at, base),
+    )
+    stack = Hardware.of(at, base).stack
+    figures = {
+        figure: float(np.exp(value)) * float(getattr(stack, figure))
+        for factor, value in zip(FACTORS.values(), moved, strict=True)
+        for figure in factor.figures
+    }
+    return dataclasses.replace(base, overheads={**base.overheads, **figures}, given=given)
+
+
+def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
+    """Return the figures of a measurement, as `condition` takes them, and the arguments of its scenario that it names.
+
+    Parameters
+    ----------
+    text
+        ``tpot=19.3ms,ttft=200ms,tok/s=1500``, with the load and the plan where they are others than the scenario's:
+        ``tpot=19.3ms,concurrency=64,tp=4``; or a result file of a load generator.
+
+    Raises
+    ------
+    UsageError
+        A name is unknown, a value is not one, or the file holds several loads or no fixed number in flight.
+    """
+    if "=" not in text:
+        return _of_file(Path(text))
+    figures = Measured()
+    fields: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        known = _NAMES.get(name.lower())
+        if known is not None:
+            figures[known] = parse_quantity(
+                value, "count" if known == "tokens_per_s" else "s", name=f"--measured {name}", likely=("ms", "s")
+            )
+        elif equals and name.replace("-", "_") in ARGUMENTS:
+            key = name.replace("-", "_")
+            fields[key] = ARGUMENTS[key].read(value, name=name)
+        else:
+            raise UsageError(
+                f"--measured {part}: neither a figure nor a part of the load or plan",
+                hint=f"figures are {', '.join(_NAMES)}; e.g. --measured tpot=19.3ms,concurrency=64",
+            )
+    return figures, fields
+
+
+def _of_file(path: Path) -> tuple[Measured, dict[str, Any]]:
+    # imported here: a figure that was typed needs no reader of files
+    from ladder_sim.serving.requests.results import read_results
+    from ladder_sim.serving.requests.traffic import Traffic
+
+    results = [each for each in read_results(path) if not each.left_out]
+    if len(results) != 1:
+        raise UsageError(f"--measured: '{path}' holds {len(results)} loads", hint="give a file with one of them")
+    (result,) = results
+    if not result.concurrency or (isinstance(result.requests, Traffic) and result.requests.rate):
+        raise UsageError(
+            f"--measured: '{path}' does not have a fixed number of requests in flight",
+            hint="measure with --max-concurrency and without a rate, or give tpot=...,concurrency=...",
+        )
+    lengths = result.requests
+    prompt, gen = (
+        (lengths.prompt.mean, lengths.gen.mean)
+        if isinstance(lengths, Traffic)
+        else (np.mean([each.prompt for each in lengths]), np.mean([each.gen for each in lengths]))
+    )
+    figures = Measured()
+    if "tpot_mean_s" in result.figures:
+        figures["tpot_s"] = result.figures["tpot_mean_s"]
+    if "ttft_mean_s" in result.figures:
+        figures["ttft_s"] = result.figures["ttft_mean_s"]
+    return figures, {"concurrency": result.concurrency, "prompt": round(float(prompt)), "gen": round(float(gen))}
+
+
+def _check(measured: Mapping[str, float], scenario: Scenario) -> None:
+    if not measured:
+        raise UsageError("no measured figure", hint="give tpot_s, ttft_s or tokens_per_s of the standard deployment")
+    for name, value in measured.items():
+        if not 0.0 < value < math.inf:
+            raise UsageError(f"{name} of {value:g}: must be above 0", hint="seconds, or tokens per second")
+    if "tpot_s" in measured and scenario.workload.gen < 2:
+        raise UsageError("a TPOT of one new token", hint="give gen of at least 2, or ttft_s alone")
+
+
+def responses(
+    scenario: Scenario, profile: CalibrationProfile, moved: NDArray[Any]
+) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+    """Return the logarithm of each figure of standard with factors of such logarithms, and what each changes in it."""
+    stack, count = Hardware.of(scenario, profile).stack, len(FACTORS) + 1
+    varied: dict[str, NDArray[Any]] = {}
+    for number, factor in enumerate(FACTORS.values(), 1):
+        logs = np.full(count, moved[number - 1])
+        logs[number] += STEP
+        varied |= {f"stack.{figure}": float(getattr(stack, figure)) * np.exp(logs) for figure in factor.figures}
+    request = simulate_requests(scenario, varied, ["standard"], profile)["standard"]
+    workload = scenario.workload
+    times = {
+        "tpot_s": np.asarray(request.decode_s) / max(workload.gen - 1, 1),
+        "ttft_s": np.asarray(request.ttft_s),
+        "tokens_per_s": workload.in_flight * workload.gen / np.asarray(request.request_s),
+    }
+    figures = {name: np.log(np.maximum(np.broadcast_to(values, count), TINY)) for name, values in times.items()}
+    now = {name: float(values[0]) for name, values in figures.items()}
+    return now, {name: (values[1:] - values[0]) / STEP for name, values in figures.items()}
+
+
+def explained(
+    apart: NDArray[Any], by_factor: NDArray[Any], row_sd: Sequence[float], *, elsewhere: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the expected logarithms of the factors, and their covariance, given how far figures lie apart.
+
+    Parameters
+    ----------
+    apart
+        Logarithm of each measured figure over its prediction.
+    by_factor
+        What each factor's logarithm changes in them, shape (figures, factors).
+    row_sd
+        Standard deviation of what is of one row alone, of each.
+    elsewhere
+        Whether other loads or plans are to be predicted; the load itself takes what it measured on any server.
+    """
+    variance = np.square([factor.spread for factor in FACTORS.values()])
+    rows = np.diag(np.square(row_sd))
+    every = by_factor * variance @ by_factor.T + rows
+
+    def log_density(covariance: NDArray[Any]) -> float:
+        return float(-0.5 * apart @ np.linalg.solve(covariance, apart) - 0.5 * np.linalg.slogdet(covariance)[1])
+
+    odds = math.log(OTHERWISE / (1.0 - OTHERWISE)) + log_density(every) - log_density(rows)
+    otherwise = 1.0 / (1.0 + math.exp(-max(-700.0, odds))) if elsewhere else 1.0
+    gain = variance[:, None] * by_factor.T @ np.linalg.inv(every)
+    return otherwise * gain @ apart, otherwise * (np.diag(variance) - gain @ by_factor * variance)
+
+
+def _width(slopes: NDArray[Any], left: NDArray[Any], row_sd: float) -> float:
+    """Return the half-width of an interval, in the logarithm."""
+    return NORMAL_90 * math.sqrt(row_sd**2 + max(float(slopes @ left @ slopes), 0.0))
+
+
+def _text(name: str, value: float) -> str:
+    return f"{format_rate(value)} tok/s" if name == "tokens_per_s" else format_seconds(value)
+
+
+def _said(measured: Mapping[str, float], now: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{_LABELS[name]} {_text(name, value)} (predicted {_text(name, math.exp(now[name]))})"
+        for name, value in measured.items()
+    )
+
+
+def _caution(
+    measured: Mapping[str, float], explained: NDArray[Any], scenario: Scenario, profile: CalibrationProfile
+) -> str:
+    """Say what about the server is probably otherwise, if a figure lies outside of its interval; else nothing.
+
+    `explained` is what each factor explains of the logarithm of each figure.
+    """
+    standard = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"]
+    intervals = {"tpot_s": standard.tpot, "ttft_s": standard.ttft, "tokens_per_s": standard.tokens_per_s}
+    for (name, value), by_factor in zip(measured.items(), explained, strict=True):
+        interval = intervals[name]
+        if interval is None or interval.low <= value <= interval.high:
+            continue
+        suspect = list(FACTORS.values())[int(np.argmax(np.abs(by_factor)))].suspect
+        return (
+            f"the measured {_LABELS[name]} is outside of its interval ({_text(name, interval.low)} to "
+            f"{_text(name, interval.high)}): probably this server is otherwise in {suspect}"
+        )
+    return ""

@@ -1,0 +1,155 @@
+"""Predictions of a server that runs already."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario, advise, condition, predict
+from ladder_sim.conditioning import FACTORS, Measured, read_measured
+from ladder_sim.errors import LadderSimError, UsageError
+from tests.conftest import DATA
+from tests.support.commands import run
+from tests.support.laws import law
+from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
+
+SCENARIO = Scenario(model="70b", tp=8, concurrency=32, prompt=1024, gen=256)
+RESULT = DATA / "results" / "vllm_concurrency.json"
+
+
+def tpot_s(scenario: Scenario, **measured: float) -> float:
+    profile = condition(scenario, **measured) if measured else None
+    tpot = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"].tpot_s
+    assert tpot is not None
+    return tpot
+
+
+@law(examples=25)
+@given(scenarios(models=(*DENSE, *EXPERTS), in_flight=None), st.floats(-0.3, 0.4))
+def test_what_was_measured_is_predicted(scenario: Scenario, apart: float) -> None:
+    """A measured time per token of the load that is asked about is the prediction, within 3 %, and in its interval."""
+    measured_s = math.exp(apart) * tpot_s(scenario)
+    profile = condition(scenario, tpot_s=measured_s)
+    standard = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"]
+    assert standard.tpot_s == pytest.approx(measured_s, rel=0.03)
+    assert standard.tpot is not None
+    assert standard.tpot.low <= measured_s <= standard.tpot.high
+
+
+def test_one_load_tells_less_of_others_and_nothing_if_it_is_as_predicted() -> None:
+    now_s = tpot_s(SCENARIO)
+    other = SCENARIO.replace(concurrency=8)
+    here, there = predict(other)["standard"], predict(other, profile=condition(SCENARIO, tpot_s=now_s))["standard"]
+    assert there.tpot_s == pytest.approx(here.tpot_s, rel=1e-6)
+    for factor in (0.7, 1.04, 1.3):
+        all_of_it, less = (
+            predict(other, profile=condition(SCENARIO, tpot_s=factor * now_s, elsewhere=elsewhere))["standard"].tpot_s
+            for elsewhere in (False, True)
+        )
+        assert here.tpot_s
+        assert all_of_it
+        assert less
+        assert abs(math.log(less / here.tpot_s)) < abs(math.log(all_of_it / here.tpot_s)) < abs(math.log(factor)) * 1.3
+        assert (less > here.tpot_s) == (factor > 1.0)
+    # a small difference is of one load
+    assert abs(math.log(tpot_s(SCENARIO, tpot_s=1.04 * now_s) / now_s)) == pytest.approx(math.log(1.04), rel=0.2)
+
+
+def test_an_interval_is_narrower_and_wirings_follow() -> None:
+    before, after = predict(SCENARIO), predict(SCENARIO, profile=condition(SCENARIO, tpot_s=0.022, ttft_s=0.4))
+    assert after["standard"].ttft_s == pytest.approx(0.4, rel=0.05)
+    for name in before:
+        assert after[name].tokens_per_s.log_width <= before[name].tokens_per_s.log_width
+    assert after["standard"].tpot is not None
+    assert after["standard"].tpot.log_width < 0.05
+    assert after["ladder"].tpot_s is not None
+    assert before["ladder"].tpot_s is not None
+    assert after["ladder"].tpot_s > 1.1 * before["ladder"].tpot_s
+
+
+def test_a_server_that_contradicts_the_prediction_is_told_what_is_probably_otherwise() -> None:
+    profile = condition(SCENARIO, tpot_s=0.03)
+    assert profile.given is not None
+    assert "outside of its interval" in profile.given.caution
+    assert max(profile.given.moved, key=lambda name: profile.given.moved[name] if profile.given else 0) in FACTORS
+    warnings = predict(SCENARIO, profile=profile).confidence.warnings
+    assert any(text.startswith("measured TPOT 30.0 ms (predicted 17.") for text in warnings)
+    agrees = condition(SCENARIO, tpot_s=0.0175)
+    assert agrees.given is not None
+    assert not agrees.given.caution
+
+
+def test_throughput_does_as_well() -> None:
+    rate = predict(SCENARIO)["standard"].rate
+    moved = predict(SCENARIO, profile=condition(SCENARIO, tokens_per_s=0.8 * rate))["standard"]
+    assert moved.rate == pytest.approx(0.8 * rate, rel=0.03)
+
+
+def test_figures_are_read_with_their_load() -> None:
+    assert read_measured("tpot=19.3ms, TTFT=0.2s,tok/s=1500,concurrency=64,tp=4") == (
+        Measured(tpot_s=0.0193, ttft_s=0.2, tokens_per_s=1500.0),
+        {"concurrency": 64, "tp": 4},
+    )
+
+
+def test_a_result_file_is_a_measurement() -> None:
+    figures, fields = read_measured(str(RESULT))
+    document = json.loads(Path(RESULT).read_text("utf-8"))
+    assert figures["tpot_s"] == pytest.approx(document["mean_tpot_ms"] / 1e3)
+    assert fields["concurrency"] == document["max_concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tpt=3ms", "neither a figure nor a part of the load or plan"),
+        ("tpot=3", "unit"),
+        ("tpot=-3ms", "negative"),
+        ("nothing.json", "nothing.json"),
+        (str(DATA / "results" / "inferencex.json"), "loads"),
+    ],
+)
+def test_what_is_no_measurement_is_refused(text: str, words: str) -> None:
+    with pytest.raises(LadderSimError, match=words):
+        read_measured(text)
+
+
+def test_a_measurement_needs_a_figure_above_zero_and_a_profile() -> None:
+    for how, words in (
+        ({}, "no measured figure"),
+        ({"tpot_s": 0.0}, "above 0"),
+        ({"ttft_s": math.nan}, "above 0"),
+        ({"tpot_s": 0.02, "profile": "none"}, "there is none here"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            condition(SCENARIO, **how)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one new token"):
+        condition(SCENARIO.replace(gen=1), tpot_s=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict --tp 8 --concurrency 32 --prompt 1024 --gen 256",
+        "versus --tp 8 --concurrency 32 --prompt 1024 --gen 256",
+        "advise --concurrency 32 --prompt 1024 --gen 256",
+        "serve --tp 8 --concurrency 32 --prompt 1024 --gen 256 --requests 60 --seeds 1",
+        "capacity --rate 2 --prompt 1024 --gen 256 --slo tpot_p95=60ms --requests 60 --seeds 1",
+    ],
+)
+def test_commands_take_one(command: str) -> None:
+    words = [*command.split(), "--model", "70b", "--json"]
+    plain, moved = (
+        run(*words, *more).out for more in ([], ["--measured", "tpot=30ms,tp=8,concurrency=32,prompt=1024,gen=256"])
+    )
+    assert "measured TPOT 30.0 ms" in moved
+    assert "measured TPOT" not in plain
+
+
+def test_advice_follows() -> None:
+    slower = advise(SCENARIO, profile=condition(SCENARIO, tpot_s=0.03, elsewhere=True))
+    assert slower.to_dict() != advise(SCENARIO).to_dict()

@@ -1,0 +1,75 @@
+"""How much one measured row of a server helps to predict its others (`ladder_sim.condition`).
+
+python -m tools.profiles.conditioning serving_dense.csv serving_moe.csv
+"""
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.conditioning import ELSEWHERE_SD, FACTORS, explained, responses
+from ladder_sim.errors import LadderSimError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.validation.serving_table import Serving, read_servings
+
+
+class Row(NamedTuple):
+    """A measured serving."""
+
+    serving: Serving
+    apart: float
+    """Logarithm of its time per token over the prediction."""
+    by_factor: NDArray[Any]
+    """What each factor changes in that."""
+
+
+def rows_of(servings: Sequence[Serving]) -> Iterator[Row]:
+    """Yield the rows that can be predicted."""
+    for serving in servings:
+        if serving.left_out or serving.gen < 2:
+            continue
+        try:
+            scenario = serving.scenario()
+        except LadderSimError:
+            continue
+        profile = resolve_profile(scenario, None)
+        assert profile is not None
+        now, slopes = responses(scenario, profile, np.zeros(len(FACTORS)))
+        yield Row(serving, math.log(serving.tpot_s) - now["tpot_s"], slopes["tpot_s"])
+
+
+def errors(rows: Sequence[Row], *, same_plan: bool) -> tuple[list[float], list[float]]:
+    """Return the errors of every row of a server, without and with each other one measured."""
+    servers: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        setup = row.serving.setup
+        servers[setup.model, setup.stack, setup.cluster, setup.dtype].append(row)
+    before, after = [], []
+    for members in servers.values():
+        for given in members:
+            moved, _ = explained(np.array([given.apart]), given.by_factor[None, :], [ELSEWHERE_SD["tpot_s"]])
+            for row in members:
+                if row is given or (row.serving.setup.plan == given.serving.setup.plan) != same_plan:
+                    continue
+                before.append(abs(math.expm1(-row.apart)))
+                after.append(abs(math.expm1(float(row.by_factor @ moved) - row.apart)))
+    return before, after
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        table = [*rows_of(read_servings(Path(name).read_bytes(), name))]
+        for words, same_plan in (("another load", True), ("another plan", False)):
+            print(
+                f"{name}, {words}:",
+                ", ".join(
+                    f"{said} {100 * np.mean(each):.1f} % mean, {100 * np.median(each):.1f} % median"
+                    for said, each in zip(("predicted", "conditioned"), errors(table, same_plan=same_plan), strict=True)
+                ),
+            )
