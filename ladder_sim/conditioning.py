@@ -60,13 +60,18 @@ FACTORS: Mapping[str, Factor] = {
         0.7, ("frontend_s", "frontend_steps", "frontend_token_s"), "the front end: HTTP, tokenizer, queueing"
     ),
 }
+
+# share of servers that are not as their scenarios say
 OTHERWISE = 0.3
+
 # standard deviation of the logarithm of what is of one load and plan alone; and of a measurement where it is that load
 # which is predicted: runs of one server differ by 1 to 2 % (docs/how/intervals.md), first tokens by more
 ELSEWHERE_SD: Mapping[str, float] = {"tpot_s": 0.07, "ttft_s": 0.35, "tokens_per_s": 0.07}
 HERE_SD: Mapping[str, float] = {"tpot_s": 0.015, "ttft_s": 0.05, "tokens_per_s": 0.015}
+
 # by which the logarithm of a factor is changed to see what it moves, and times that this is done anew
 STEP, ROUNDS = 0.1, 3
+
 Name = Literal["tpot_s", "ttft_s", "tokens_per_s"]
 _NAMES: Mapping[str, Name] = {"tpot": "tpot_s", "ttft": "ttft_s", "tok/s": "tokens_per_s"}
 _LABELS = {"tpot_s": "TPOT", "ttft_s": "TTFT", "tokens_per_s": "throughput"}
@@ -113,6 +118,7 @@ def condition(
     >>> scenario = Scenario(model="70b", tp=8, concurrency=32, prompt=1024, gen=256)
     >>> slower = predict(scenario, profile=condition(scenario, tpot_s=0.022))
     >>> print(f"{1e3 * predict(scenario)['standard'].tpot_s:.1f} {1e3 * slower['standard'].tpot_s:.1f} ms")
+    17.3 21.9 ms
     """
     at = scenario_asked(scenario, fields)
     measured = {

@@ -129,9 +129,9 @@ def sensitivity(
     --------
     >>> for each in sensitivity(Scenario(model="405b", nodes=2), "ladder")[:3]:
     ...     print(each.figure, f"{each.responses['ladder'].request_elasticity:+.2f}")
-    stack.gemv_factor +0.77
-    gpu.hbm_bandwidth_Bps -0.75
-    gpu.kernel_s +0.16
+    stack.gemv_factor +0.76
+    gpu.hbm_bandwidth_Bps -0.74
+    gpu.kernel_s +0.15
     """
     scenario = scenario_asked(scenario, fields)
     if not 0.0 < step <= MAX_STEP:

@@ -191,8 +191,8 @@ Profile = Annotated[
 Measured = Annotated[
     str | None,
     typer.Option(
-        help="What this deployment measures as standard: tpot=19.3ms,ttft=200ms,tok/s=1500; with concurrency=64,tp=4 "
-        "where load or plan are others; or a result file.",
+        help="What this deployment measures as standard, e.g. tpot=19ms, ttft=0.2s, tok/s=900, joined by commas; "
+        "with tp=4 or others where it is not the scenario; or a result file.",
         rich_help_panel=ASKED,
     ),
 ]

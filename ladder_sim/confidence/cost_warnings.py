@@ -193,10 +193,11 @@ def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator
     }
     if errors:
         worst = max(errors, key=errors.__getitem__)
-        yield (
+        text = (
             f"the one {scenario.cluster.name} that was measured took {1.0 + errors[worst]:.0f} times what its links "
             f"allow for an {worst}: yours may be as much faster, so intervals are wider"
         )
+        yield Caution(text, DECISIVE)
 
 
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:
@@ -204,4 +205,5 @@ def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:
     for name, request in requests.items():
         if bound and request.request_s < NOTICED * bound.request_s:
             reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
-            yield f"{name} is faster than upper-bound, which has no communication but standard's GEMMs: {reason}"
+            text = f"{name} is faster than upper-bound, which has no communication but standard's GEMMs: {reason}"
+            yield Caution(text, DECISIVE)

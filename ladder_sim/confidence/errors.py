@@ -289,9 +289,11 @@ class Fitted(NamedTuple):
             name: np.log(np.concatenate([part[name].request_s for part in parts])).reshape(count, each)
             for name in parts[0]
         }
-        same_tables = stack_fit.base == profile.tables_of
+        scale = IntervalScale()
+        if stack_fit.base == profile.tables_of:
+            scale = stack_fit.scale(scenario.model.name, scenario.plan.tp, p2p=scenario.p2p)
         return cls(
-            scale=stack_fit.scale(scenario.model.name, scenario.plan.tp) if same_tables else IntervalScale(),
+            scale=scale,
             log_s=log_s if configurations else {name: values[0] for name, values in log_s.items()},
         )
 
@@ -366,7 +368,9 @@ class Errors:
         either = Unchecked(
             kernels=maximum(own.kernels, other.kernels), collectives=maximum(own.collectives, other.collectives)
         )
-        return hypot(self.gain(name, self, base_name, base), by_unchecked(request, base, either).speedup)
+        width = hypot(self.gain(name, self, base_name, base), by_unchecked(request, base, either).speedup)
+        # no less sure than if the two erred independently
+        return minimum(width, hypot(*(self.widths(each).rate for each in (name, base_name))))
 
     def gain(self, name: str, base: "Errors", base_name: str, alike: Request) -> Any:
         """Return that of one request's speed over another's, without what was not compared.

@@ -6,7 +6,7 @@ contract between whoever measures (an importer, a calibration run) and whoever p
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -94,6 +94,11 @@ class IntervalScale:
     ttft: Positive = 1.0
     """Scale of intervals of times to first token."""
 
+    def widest(self, other: "IntervalScale") -> "IntervalScale":
+        """Return the larger of each scale."""
+        names = (each.name for each in fields(self))
+        return IntervalScale(**{name: max(getattr(self, name), getattr(other, name)) for name in names})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackFit:
@@ -137,6 +142,8 @@ class StackFit:
     """For the models and degrees of the fit, at batches that it may not have seen."""
     other_scale: IntervalScale
     """For other models and degrees."""
+    host_scale: IntervalScale | None = None
+    """For those without peer-to-peer access; None: as with it."""
     left_out: Mapping[str, Positive] = field(default_factory=dict)
     """Mean absolute error of figures of runs that the fit has not seen, as a fraction, by the names of `IntervalScale`;
     empty: not known."""
@@ -148,9 +155,11 @@ class StackFit:
         """Models of all runs that predictions were compared with, those that the fit has not seen first."""
         return tuple(dict.fromkeys((*self.left_out_models, *self.models)))
 
-    def scale(self, model: str, tp: int) -> IntervalScale:
-        """Return the scale of intervals for a model at a tensor-parallel degree."""
-        return self.fitted_scale if model in self.models and tp in self.tps else self.other_scale
+    def scale(self, model: str, tp: int, *, p2p: bool = True) -> IntervalScale:
+        """Return the scale of intervals for a model at a degree, with peer-to-peer access or without."""
+        if model in self.models and tp in self.tps:
+            return self.fitted_scale
+        return self.other_scale if p2p or self.host_scale is None else self.host_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

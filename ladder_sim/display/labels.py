@@ -402,7 +402,10 @@ def _evidence(confidence: Confidence, wirings: Collection[str] | None) -> tuple[
     asked = [("", f"{', '.join(rewired)}{where}")] if where and rewired else [("", name) for name in rewired]
     load = "servings" if served else "static batches"
     kind = f"{load} of {scenario.model.kind_label} under {scenario.stack.unversioned}"
-    unlike = [] if confidence.compared.same_kind(scenario) else [("", kind)]
+    unlike = []
+    if not confidence.compared.same_kind(scenario):
+        # errors of another engine or kind of model say nothing of this one
+        unlike, errors = [("", kind)], ""
     lacked = (_lacked(scenario, part, absent[part], served=served) for part in absent)
     models = tuple(sorted(models, key=lambda model: model != scenario.model.name))
     named = ", ".join(models[:_NAMED]) + (f" and {more} more" if (more := len(models) - _NAMED) > 0 else "")

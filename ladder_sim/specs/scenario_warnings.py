@@ -213,9 +213,10 @@ def _links(scenario: Scenario) -> Iterator[str]:
         floor_s, least_s = scenario.setting(name), floor_of_hops(tier, 0.0)
         if floor_s < least_s and not unused(scenario, name):
             where = "over two nodes" if tier == "inter" else "in a node"
-            yield (
+            yield Caution(
                 f"{short_name(name)} of {format_seconds(floor_s)} is below the {format_seconds(least_s)} that NCCL "
-                f"takes {where} by links without latency: the latency of a link is {tier}.hop_latency"
+                f"takes {where} by links without latency: the latency of a link is {tier}.hop_latency",
+                DECISIVE,
             )
 
 

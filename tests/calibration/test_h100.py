@@ -39,7 +39,7 @@ def rows(profile: CalibrationProfile) -> Iterator[tuple[str, str, dict[str, floa
             batch=int(batch),
             prompt=1024,
             gen=64,
-            overrides={"stack.rewired_allreduce": "auto"},
+            overrides={"stack.rewired_allreduce": "auto", "stack.sampling": "greedy"},
         )
         predictions = predict(scenario, list(variants), profile=profile)
         for variant, measured in variants.items():

@@ -58,7 +58,7 @@ pytestmark = pytest.mark.torch
 
 RUN = ["run", "--model", "1b", "--tp", "8", "--most", "16"]
 ALONE = Layout(1, 1)
-SAMPLING = ("sample_greedy", "sample_top_p")
+SAMPLING = ("sample_greedy", "sample_top_k", "sample_top_p")
 
 
 def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -566,7 +566,7 @@ def test_what_has_gone_says_what_replaced_it(old: str, way_out: str) -> None:
         ("serve", "--prefill-tp", "write --set prefill_tp=VALUE"),
         ("trace export", "--seed", "write --set seed=VALUE"),
         ("versus", "--kv-dtype", "write --set kv_dtype=VALUE"),
-        ("compare", "--sp", "write --set sp=VALUE"),
+        ("compare", "--sp", "write --set sp=true"),
     ],
 )
 def test_a_flag_that_a_command_has_lost_says_what_replaced_it(command: str, flag: str, way_out: str) -> None:

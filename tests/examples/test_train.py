@@ -192,6 +192,23 @@ def test_what_is_not_finite_is_never_kept(
     assert not (tmp_path / "out" / "model").exists()
 
 
+def test_weights_that_are_not_finite_at_the_end_are_no_model(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no checkpoint would see them."""
+    plain_end = script.OnlyGoodCheckpoints.on_step_end
+
+    def end(self: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == state.max_steps:
+            more["model"].model.layers[2].mlp.down_proj.weight.data[0, 0] = float("nan")
+        plain_end(self, args, state, control, **more)
+
+    monkeypatch.setattr(script.OnlyGoodCheckpoints, "on_step_end", end)
+    with pytest.raises(SystemExit, match="loss is nan"):
+        script.main([*words(files, tmp_path / "out"), "--save_strategy", "no"])
+    assert not (tmp_path / "out" / "model").exists()
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, plain = tmp_path / "out", torch.save
 

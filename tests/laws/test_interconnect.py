@@ -158,15 +158,17 @@ def answers(scenario: Scenario, *variants: str) -> Predictions:
 @law(examples=500)
 @given(scenarios(), st.data())
 def test_a_link_ten_times_slower_is_never_free(scenario: Scenario, data: st.DataObject) -> None:
-    """A link ten times slower makes standard slower, unless the critical path shows launches, which may hide it."""
+    """A link ten times slower makes standard slower, unless a twentieth of a pass waits for launches."""
     tier = data.draw(st.sampled_from(links(scenario)))
     rate = getattr(scenario.cluster, tier).bandwidth_Bps
     now, slower = (
         answers(changed(scenario, {f"{tier}.bandwidth_Bps": each}), "standard")["standard"]
         for each in (rate, rate / 10)
     )
-    assert slower.tpot_s > now.tpot_s * (1 + 1e-7) or "launches" in now.breakdown.limits_s
-    assert slower.ttft_s > now.ttft_s * (1 + 1e-7) or "launches" in now.breakdown.limits_s
+    passes = (now.request.decode or now.request.prefill, now.request.prefill)
+    hidden = [step.breakdown.limits_s.get("launches", 0.0) > 0.05 * step.seconds for step in passes]
+    assert slower.tpot_s > now.tpot_s * (1 + 1e-7) or hidden[0]
+    assert slower.ttft_s > now.ttft_s * (1 + 1e-7) or hidden[1]
 
 
 @law(examples=500)

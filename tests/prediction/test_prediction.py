@@ -592,7 +592,7 @@ def test_published_ratios_of_ladder_to_parallel_lie_in_their_intervals() -> None
         ratio = predictions.over("ladder", "parallel")
         inside.append(abs(math.log(ratio.value / (rates["ladder"] / rates["parallel"]))) <= ratio.log_width)
         assert ratio.value == pytest.approx(predictions["ladder"].speedup.value / predictions["parallel"].speedup.value)
-        assert ratio.log_width < hypot_of_rates(predictions)
+        assert ratio.log_width <= hypot_of_rates(predictions) * (1 + 1e-9)
     assert len(inside) == 20
     assert sum(inside) >= 0.9 * len(inside)
     with pytest.raises(UnknownNameError, match="hybrid"):

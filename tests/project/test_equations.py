@@ -88,7 +88,7 @@ def test_across_nodes() -> None:
                 assert {way: float(seconds[0]) for way, seconds in times_s.items()} == pytest.approx(expected_s)
                 # by the rate of NCCL 2.21.5
                 share = np.interp(math.log2(b), (15, 16, 17, 18), (0.7, 0.6, 0.5, 0.4))
-                known_s = floor_s + max(b / (19.5e9 * share), low_latency_s + 2 * rail_s)
+                known_s = floor_s + b / (19.5e9 * share) + low_latency_s + 2 * rail_s
                 times_s = across_nodes_s(
                     np.array([b]), np.array([node_s]), np.array([low_latency_s]), **layout, known_nccl=True
                 )

@@ -144,12 +144,16 @@ def fit_stack(
     )
     fitted = replace(base, name=name, base=base.tables_of if shipped else "", created=created, stack_fit=unscaled)
     nominal = nominal_widths((*runs, *others), fitted)
+    unseen = other_degrees or other_batches
+    direct, through_host = ([each for each in unseen if each.run.configuration.p2p == p2p] for p2p in (True, False))
     scaled = replace(
         unscaled,
         fitted_scale=scale(other_batches, nominal),
-        other_scale=scale(other_degrees or other_batches, nominal),
-        left_out=mean_errors(other_degrees or other_batches),
-        left_out_models=tuple(sorted({each.run.configuration.model for each in other_degrees or other_batches})),
+        other_scale=scale(direct or unseen, nominal),
+        # no surer than with peer-to-peer access
+        host_scale=scale(direct, nominal).widest(scale(through_host, nominal)) if direct and through_host else None,
+        left_out=mean_errors(unseen),
+        left_out_models=tuple(sorted({each.run.configuration.model for each in unseen})),
     )
     return FitResult(
         profile=replace(fitted, stack_fit=scaled),

@@ -372,7 +372,7 @@ def across_nodes_s(
     steps_s = message / (known_tree_rate(message) if known_nccl else TREE_LL_Bps)
     if not nvlink:
         steps_s = np.maximum(steps_s, node_wire_s)
-    ways = {"tree": floor_s + (np.maximum(steps_s, wire_s) if known_nccl else steps_s + wire_s)}
+    ways = {"tree": floor_s + steps_s + wire_s}
     if nvlink:
         path_s = np.maximum(message / (TREE_LL128_SHARE * bandwidth_Bps), LL128_BYTES * rail_s)
         low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
