@@ -258,13 +258,13 @@ def _asked(
 
 
 def _gain(given: float | str) -> float:
-    """Read a share, or as text also a percentage; a text above 1 must have the sign, as percentages once had none."""
+    """Read a share, or as text also a percentage; above 1 it must have the sign, as percentages once had none."""
     percentage = isinstance(given, str) and given.rstrip().endswith("%")
     try:
         gain = float(given.rstrip(" %")) / 100.0 if percentage else float(given)  # type: ignore[union-attr]
     except ValueError:
         gain = math.nan
-    if isinstance(given, str) and not percentage and gain > 1.0:
+    if not percentage and gain > 1.0:
         raise UsageError(
             f"gain {given}: must have a percent sign, or be a share from 0 to 1",
             hint=f"write {given}%; 0.1 is 10%",

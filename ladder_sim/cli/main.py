@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = ["--debug"] if debug else []
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
+        warnings.simplefilter("default", UserWarning)
         return exit_code(lambda: _run([*flags, *(item for item in arguments if item != "--debug")]), debug=debug)
 
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 TIED = "= tied with the first of its group: the 90 % interval of their ratio includes 1"
 # rows of the default answer
 _SHOWN = 4
+# share of the time without communication below which a technique beats it
+BEYOND = 0.99
 # engines of an option that are all named; of more the first
 _ENGINES = 2
 OptionGroup = Literal["without retraining", "with retraining", "limit"]
@@ -312,6 +314,12 @@ def cautions(result: Versus) -> Iterator[str]:
     quality = result.best_retrained and quality_of(result.best_retrained.prediction.variant)
     if quality and not quality.known:
         yield quality.sentence
+    free = result.plain["upper-bound"]
+    if beyond := [
+        each.name for each in result.own if "fused-norm" in each.name and each.prediction.ttft_s < BEYOND * free.ttft_s
+    ]:
+        more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        yield f"{beyond[0]}{more}: prefill beats no communication, because norms fused with all-reduces are saved too"
     if result.earlier:
         yield result.earlier_text
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -17,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
+from ladder_sim.specs.checkpoint_ids import named
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
@@ -157,10 +159,35 @@ def model(name_or_path: str) -> ModelSpec:
     if name in model_names():
         spec: ModelSpec = _shipped("models", name)
         return spec
+    if taken := _by_its_name(name_or_path.strip()):
+        return taken
     path = _model_path(name_or_path)
     # every download is called config.json: its directory says which model it is
     file = path.parent if path.name == "config.json" else path
     return ModelSpec.from_hf(read_config(path), name=_stem(file), source=shown_path(path))
+
+
+@functools.cache
+def _by_its_name(hub_id: str) -> ModelSpec | None:
+    """Return a model that a Hugging Face id names in a format of its own, or in a later release; warn of it once."""
+    if not _HUB_ID.fullmatch(hub_id) or hub_id.lower().endswith(".json") or os.path.exists(hub_id):
+        return None
+    said = named(hub_id, _hub_ids())
+    if said is None:
+        return None
+    spec: ModelSpec = _shipped("models", said.model)
+    dtype = said.dtype or spec.weights_dtype
+    if said.dtype is None or (dtype == "fp8" and spec.weights_dtype.startswith("fp8")):
+        dtype, kept = spec.weights_dtype, spec.unquantized
+    else:
+        kept = said.unquantized
+    warnings.warn(
+        f"'{hub_id}' is taken for {said.model} in {dtype}, as its name says; its config.json would say it exactly",
+        stacklevel=3,
+    )
+    return dataclasses.replace(
+        spec, weights_dtype=dtype, unquantized=kept, unquantized_layers=(), source=f"{spec.source}; format: {hub_id}"
+    )
 
 
 def model_id(name: str) -> str:

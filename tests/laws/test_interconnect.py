@@ -193,6 +193,20 @@ def test_a_better_link_slows_no_wiring(scenario: Scenario, data: st.DataObject) 
 
 
 @law(examples=60)
+@given(scenarios(in_flight=True, stacks=("vllm", "sglang", "trtllm")), st.data())
+def test_a_better_link_lengthens_no_request_in_flight(scenario: Scenario, data: st.DataObject) -> None:
+    """In flight a better link lengthens a request of standard by at most 5 %, as clients meet in other patterns."""
+    tier = data.draw(st.sampled_from(links(scenario)))
+    figure = data.draw(st.sampled_from(["bandwidth_Bps", "allreduce_floor_s"]))
+    now, factor = getattr(getattr(scenario.cluster, tier), figure), data.draw(FACTORS)
+    better = now * factor if figure == "bandwidth_Bps" else now / factor
+    before, after = (
+        answers(changed(scenario, {f"{tier}.{figure}": each}), "standard")["standard"] for each in (now, better)
+    )
+    assert after.request_s <= 1.05 * before.request_s
+
+
+@law(examples=60)
 @given(scenarios(nodes=(4,), gpus_per_node=1, tp=4))
 def test_a_gpu_alone_in_its_node_has_no_peer(scenario: Scenario) -> None:
     """With one GPU in a node it makes no difference whether GPUs of a node reach each other directly."""
