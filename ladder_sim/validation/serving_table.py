@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from ladder_sim.costs.memory import weight_bytes
-from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.layers import LayerPart, Moe
 from ladder_sim.specs.model import ModelSpec
@@ -142,7 +142,17 @@ def read_servings(content: bytes, name: str) -> tuple[Serving, ...]:
     rows = [row for _, row in table_rows(content, name, _check_columns, _row)]
     if not rows:
         raise UsageError(f"{name}: holds no serving", hint=f"columns: {', '.join(COLUMNS)}; then a row per serving")
+    if all(row.serving.left_out.startswith(UNKNOWN) for row in rows):
+        first = rows[0].serving
+        try:
+            model_name(first.setup.model)
+        except UsageError as error:
+            raise UsageError(f"{name}, line {first.line}: {error.message}", hint=error.hint) from None
     return _compared(rows)
+
+
+# begins why a row of a model that is not in the catalogue is left out
+UNKNOWN = "unknown model"
 
 
 class _Row(NamedTuple):
@@ -200,7 +210,12 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
             raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
     # who measured it says so: it is of none of these campaigns
     known = Facts() if cell["source"] else facts(cell)
-    model = model_name(known.model or cell["model_path"])
+    try:
+        model = model_name(known.model or cell["model_path"])
+    except UsageError as error:
+        if not isinstance(error.__cause__, UnknownNameError):
+            raise
+        return _of_unknown(line, cell, error.__cause__.message)
     dtype = format_name(cell, model, known.fp8)
     plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
     setup = Setup(
@@ -231,6 +246,31 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     ignored = plan.attention_dp > 1 and known.attention_dp_in_tp
     shared = dataclasses.replace(plan, tp=plan.ranks, attention_dp=1)
     return _Row(serving, dataclasses.replace(setup, plan=shared) if ignored else None, known.faster_left_out)
+
+
+def _of_unknown(line: int, cell: Mapping[str, str], reason: str) -> _Row:
+    """Return a row of a model that nothing is known of: it is left out, and the others are predicted."""
+    setup = Setup(
+        model=cell["model_path"],
+        cluster=cell["system"],
+        stack=cell["backend"],
+        dtype=cell["dtype"],
+        kv_dtype=None,
+        arrivals="",
+        plan=Plan(tp=_whole(cell, "tp_size")),
+    )
+    serving = Serving(
+        line=line,
+        setup=setup,
+        concurrency=_whole(cell, "concurrency"),
+        prompt=_whole(cell, "isl"),
+        gen=_whole(cell, "osl"),
+        ttft_s=_seconds(cell, "silicon_ttft_ms"),
+        tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
+        source=cell["source"],
+        left_out=reason,
+    )
+    return _Row(serving, None, "")
 
 
 def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:

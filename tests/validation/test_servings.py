@@ -461,3 +461,10 @@ def test_the_figure_has_a_point_for_each_serving() -> None:
     compared = compare_servings(read_servings(SAMPLE.read_bytes(), SAMPLE.name))
     drawn = servings_figure(compared)
     assert sum(len(trace.x) for trace in drawn.data if trace.mode == "markers") == len(compared)
+
+
+def test_a_row_of_an_unknown_model_is_left_out_and_the_others_are_predicted() -> None:
+    rows = read_servings(table(R1, {**R1, "model_path": "foo/Unknown-9B"}), "t.csv")
+    known, unknown = compare_servings(rows)
+    assert known.tpot is not None
+    assert (unknown.tpot, unknown.note) == (None, "unknown model 'foo/Unknown-9B'")
