@@ -20,6 +20,8 @@ class Facts:
 
     model: str = ""
     """In the catalog."""
+    version: str = ""
+    """Of the engine."""
     fp8: DType | None = None
     """Which fp8 the checkpoint has."""
     unquantized: tuple[LayerPart, ...] = ()

@@ -89,9 +89,13 @@ def format_name(cell: Mapping[str, str], model: str, fp8: DType | None = None) -
     column = next((each for each in columns if cell[each]), "dtype")
     key = cell[column].lower()
     name = _FORMATS.get(key, key.replace("_", "-"))
+    own = catalog.model(model).weights_dtype
     if name == "fp8":
-        checkpoint = fp8 or catalog.model(model).weights_dtype
+        checkpoint = fp8 or own
         name = checkpoint if checkpoint.startswith("fp8") else name
+    elif name == "nvfp4" and own == "mxfp4":
+        # tables have one name for formats of 4 bits
+        name = own
     try:
         # the spec checks it
         Scenario(dtype=name)

@@ -221,7 +221,7 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     setup = Setup(
         model=model,
         cluster=cluster_name(cell["system"]),
-        stack=stack_name(cell["backend"], cell["backend_version"]),
+        stack=stack_name(cell["backend"], known.version or cell["backend_version"]),
         dtype=dtype,
         kv_dtype=cell["kv_dtype"] or known.kv_dtype,
         arrivals=cell["arrivals"] or known.arrivals,
