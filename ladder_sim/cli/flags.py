@@ -1,5 +1,6 @@
 """Flags that mean the same in every command, the scenario that they describe, and what `--set` changes besides it."""
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -15,6 +16,7 @@ from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.server_command import read_server_command
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
 
 if TYPE_CHECKING:
@@ -233,8 +235,18 @@ def scenario(
     """Declare the flags of a scenario, in the order of their help."""
 
 
-def running(measured: Measured = None) -> None:
-    """Declare the flag of a server that runs already."""
+ServerLine = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        help='How the server is started, e.g. "vllm serve MODEL -tp 4 --max-num-seqs 128"; flags go before it.',
+        rich_help_panel=ASKED,
+    ),
+]
+
+
+def running(as_: ServerLine = None, measured: Measured = None) -> None:
+    """Declare the flags of a server that runs already."""
 
 
 def searched(
@@ -316,11 +328,16 @@ class Asked:
             for name, argument in ARGUMENTS.items()
             if name not in left_out and _is_given(typed := context.params.get(argument.key, context.params.get(name)))
         }
+        asked_settings = [*(context.params["set_"] or [])]
+        if line := context.params.get("as_"):
+            started = _started(line, ranged=ranged)
+            arguments = {**{name: value for name, value in started[0].items() if name not in left_out}, **arguments}
+            asked_settings = [*started[1], *asked_settings]
         knobs = knobs_of(str(context.info_name))
         rare = [each.name for each in ARGUMENTS.values() if not each.has_flag and each.name not in left_out]
         values = {name: knob.default for name, knob in knobs.items()}
         figures: dict[str, str] = {}
-        for key, text in settings(context.params["set_"] or []).items():
+        for key, text in settings(asked_settings).items():
             name = key.replace("-", "_")
             if requests and key.removeprefix("workload.") in REQUESTS:
                 raise UsageError(f"{key} changes nothing here: {requests}", hint="leave it out")
@@ -373,6 +390,20 @@ class Asked:
         scenario = Scenario(**{**asked, **fields}, overrides=self.settings)
         elsewhere = bool(several) or any(asked.get(name) != value for name, value in fields.items())
         return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
+
+
+def _started(line: str, *, ranged: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments and settings of a server's command line, and warn of what is ignored of it."""
+    command = read_server_command(line)
+    if command.ignored:
+        warnings.warn(f"of --as, nothing here depends on {', '.join(command.ignored)}: ignored", stacklevel=2)
+    arguments = {
+        name: text if ranged and name not in ("model", "stack") else ARGUMENTS[name].read(text, name=f"--as: {name}")
+        for name, text in command.arguments.items()
+        # where plans are searched, one that is not asked for is not the only one
+        if not (ranged and name == "tp" and text == "1")
+    }
+    return arguments, [f"{name}={value}" for name, value in command.settings.items()]
 
 
 def _is_given(typed: Any) -> bool:

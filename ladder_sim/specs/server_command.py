@@ -1,0 +1,154 @@
+"""The command line that starts an engine's server, as arguments of a scenario and settings."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ladder_sim.errors import UsageError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.engine_options import option_names
+
+# what an option says: the name of an argument of `Scenario`, or a setting with its value; options of engines that
+# `engine_options` knows are settings by their own names. vLLM 0.32.0, engine/arg_utils.py; SGLang 0.5.10,
+# server_args.py; TensorRT-LLM 1.3, commands/serve.py
+_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(("model", "model-path"), "model"),
+    **dict.fromkeys(("tp", "tp-size", "tensor-parallel-size"), "tp"),
+    **dict.fromkeys(("pp", "pp-size", "pipeline-parallel-size"), "pp"),
+    **dict.fromkeys(("ep", "ep-size", "expert-parallel-size"), "ep"),
+    **dict.fromkeys(("dp", "dp-size", "data-parallel-size"), "dp"),
+    "nnodes": "nodes",
+    "dtype": "dtype",
+    **dict.fromkeys(("quantization", "q"), "quantization"),
+    "kv-cache-dtype": "kv_dtype",
+}
+_SWITCHES: Mapping[str, tuple[str, str]] = {
+    "enforce-eager": ("stack.cuda_graphs", "off"),
+    "disable-cuda-graph": ("stack.cuda_graphs", "off"),
+    "disable-custom-all-reduce": ("allreduce", "nccl"),
+    "enable-expert-parallel": ("experts", "over all"),
+    "enable-dp-attention": ("attention", "apart"),
+    "enable-attention-dp": ("attention", "apart"),
+    "no-enable-prefix-caching": ("enable-prefix-caching", "false"),
+}
+_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
+_QUANTIZED = {
+    "fp8": "fp8",
+    "mxfp4": "mxfp4",
+    "awq": "w4a16",
+    "gptq": "w4a16",
+    "modelopt_fp4": "nvfp4",
+    "modelopt": "fp8",
+}
+_RENAMED = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
+# options of one or two letters
+_SHORT = {"-tp": "tp", "-pp": "pp", "-dp": "dp", "-ep": "enable-expert-parallel", "-q": "quantization"}
+_BEGINS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "vllm": (("vllm", "serve"), ("vllm.entrypoints.openai.api_server",)),
+    "sglang": (("sglang.launch_server",), ("sglang", "serve")),
+    "trtllm": (("trtllm-serve", "serve"), ("trtllm-serve",)),
+}
+
+
+class ServerCommand(NamedTuple):
+    """What starts a server."""
+
+    arguments: Mapping[str, Any]
+    """Arguments of `ladder_sim.Scenario`, by name."""
+    settings: Mapping[str, str]
+    """Settings, as `--set` takes them."""
+    ignored: tuple[str, ...]
+    """Options that change nothing here."""
+
+
+def read_server_command(text: str) -> ServerCommand:
+    """Read the command line of a server of vLLM, SGLang or TensorRT-LLM.
+
+    Raises
+    ------
+    UsageError
+        It starts none of them, or an option that counts has no value or one that is not understood.
+
+    Examples
+    --------
+    >>> command = read_server_command("vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 128 --port 8000")
+    >>> dict(command.arguments), dict(command.settings), command.ignored
+    ({'stack': 'vllm', 'model': 'Qwen/Qwen3-32B', 'tp': '4'}, {'max-num-seqs': '128'}, ('--port',))
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--as: {error}", hint="quote the whole command once") from error
+    engine, rest = _begin(words)
+    said: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    ignored: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            said.setdefault("model", word)
+            continue
+        flag, equals, value = word.partition("=")
+        name = _SHORT.get(flag, flag.lstrip("-").replace("_", "-").lower())
+        name = _RENAMED.get(name, name)
+        if name in _SWITCHES:
+            key, given = _SWITCHES[name]
+            (settings if "." in key or key in option_names() else said)[key] = given
+        elif name in _ARGUMENTS or name in option_names():
+            switch = name.startswith(("enable-", "disable-"))
+            if not equals:
+                has_value = bool(rest) and not rest[0].startswith("-") and not switch
+                value = rest.pop(0) if has_value else ("true" if switch else "")
+            if not value:
+                raise UsageError(f"--as: {flag} has no value", hint=f"write {flag} VALUE")
+            (said if name in _ARGUMENTS else settings)[_ARGUMENTS.get(name, name)] = value
+        else:
+            ignored.append(flag)
+            if not equals and rest and not rest[0].startswith("-"):
+                rest.pop(0)
+    return ServerCommand(_arguments(engine, said), settings, tuple(dict.fromkeys(ignored)))
+
+
+def _begin(words: list[str]) -> tuple[str, list[str]]:
+    """Return the engine that a command starts, and what follows."""
+    for engine, begins in _BEGINS.items():
+        for begin in begins:
+            for at in range(len(words)):
+                if tuple(words[at : at + len(begin)]) == begin:
+                    return engine, words[at + len(begin) :]
+    raise UsageError(
+        f"--as '{' '.join(words[:3])}': starts no server that is known",
+        hint='for example --as "vllm serve MODEL -tp 4", "python -m sglang.launch_server ..." or "trtllm-serve MODEL"',
+    )
+
+
+def _arguments(engine: str, said: dict[str, str]) -> dict[str, Any]:
+    """Return the arguments of a scenario, with what options mean together."""
+    if "model" not in said:
+        raise UsageError("--as: no model", hint="the command names it")
+    arguments: dict[str, Any] = {"stack": engine}
+    dtype, quantization = said.pop("dtype", "auto"), said.pop("quantization", "")
+    kv_dtype, experts, attention = (said.pop(name, "") for name in ("kv_dtype", "experts", "attention"))
+    if quantization in _QUANTIZED:
+        arguments["dtype"] = _QUANTIZED[quantization]
+    elif dtype in _DTYPES:
+        arguments["dtype"] = _DTYPES[dtype]
+    if kv_dtype.startswith("fp8"):
+        arguments["kv_dtype"] = "fp8"
+    try:
+        tp, dp = int(said.get("tp", "1")), int(said.get("dp", "1"))
+    except ValueError:
+        raise UsageError(f"--as: tp {said.get('tp')} and dp {said.get('dp')}: must be numbers", hint="-tp 8") from None
+    has_experts = catalog.model(said["model"]).experts > 0
+    if engine == "sglang" and attention:
+        # its tp counts all ranks
+        said |= {"tp": str(max(1, tp // dp)), "attention_dp": str(dp)}
+        said.pop("dp")
+    elif has_experts and dp > 1:
+        said["attention_dp"] = said.pop("dp")
+    elif engine == "trtllm" and attention:
+        said |= {"tp": "1", "attention_dp": str(tp)}
+    if experts and has_experts:
+        said["ep"] = str(tp * dp)
+    # all engines take one GPU unless they are told otherwise
+    return {**arguments, "tp": "1", **said}

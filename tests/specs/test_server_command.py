@@ -1,0 +1,86 @@
+"""Command lines of engines' servers."""
+
+import pytest
+
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.server_command import read_server_command
+from tests.support.commands import run
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "settings", "ignored"),
+    [
+        ("vllm serve Qwen/Qwen3-32B", {"stack": "vllm", "model": "Qwen/Qwen3-32B", "tp": "1"}, {}, ()),
+        (
+            "X=1 vllm serve Qwen/Qwen3-32B --tensor-parallel-size=4 --dtype bfloat16 --max-model-len 8192 --host :",
+            {"stack": "vllm", "model": "Qwen/Qwen3-32B", "tp": "4", "dtype": "bf16"},
+            {"max-model-len": "8192"},
+            ("--host",),
+        ),
+        (
+            "vllm serve deepseek-ai/DeepSeek-R1 -dp 8 --enable-expert-parallel --enforce-eager --kv-cache-dtype fp8",
+            {
+                "stack": "vllm",
+                "model": "deepseek-ai/DeepSeek-R1",
+                "tp": "1",
+                "attention_dp": "8",
+                "ep": "8",
+                "kv_dtype": "fp8",
+            },
+            {"stack.cuda_graphs": "off"},
+            (),
+        ),
+        (
+            "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --dp 4 --enable-dp-attention "
+            "--mem-fraction-static 0.9 --disable-radix-cache --trust-remote-code",
+            {"stack": "sglang", "model": "deepseek-ai/DeepSeek-R1", "tp": "2", "attention_dp": "4"},
+            {"mem-fraction-static": "0.9", "disable-radix-cache": "true"},
+            ("--trust-remote-code",),
+        ),
+        (
+            "trtllm-serve serve Qwen/Qwen3-32B --tp_size 2 --max_num_tokens 99 --kv_cache_free_gpu_memory_fraction 0.8",
+            {"stack": "trtllm", "model": "Qwen/Qwen3-32B", "tp": "2"},
+            {"max-num-tokens": "99", "free-gpu-memory-fraction": "0.8"},
+            (),
+        ),
+        (
+            "vllm serve Qwen/Qwen3-32B -tp 2 -dp 4 --quantization fp8 --disable-custom-all-reduce",
+            {"stack": "vllm", "model": "Qwen/Qwen3-32B", "tp": "2", "dp": "4", "dtype": "fp8", "allreduce": "nccl"},
+            {},
+            (),
+        ),
+    ],
+)
+def test_a_server_is_a_scenario(
+    text: str, arguments: dict[str, str], settings: dict[str, str], ignored: tuple[str, ...]
+) -> None:
+    command = read_server_command(text)
+    assert (dict(command.arguments), dict(command.settings), command.ignored) == (arguments, settings, ignored)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ls -l", "starts no server that is known"),
+        ("vllm serve -tp", "-tp has no value"),
+        ("vllm serve -tp 4", "no model"),
+        ("vllm serve 'Qwen/Qwen3-32B", "No closing quotation"),
+        ("vllm serve foo/Bar-9B", "unknown model 'foo/Bar-9B'"),
+        ("vllm serve Qwen/Qwen3-32B -tp four", "tp"),
+    ],
+)
+def test_what_is_no_server_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_server_command(text)
+
+
+def test_flags_go_before_it_and_what_is_ignored_is_named() -> None:
+    line = "vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 16 --port 8000"
+    plain = run("predict", "--as", line, "--concurrency", "8")
+    assert "nothing here depends on --port: ignored" in plain.err
+    assert "qwen3-32b bf16, TP 4" in plain.out
+    asked = run("predict", "--model", "qwen3-32b", "--stack", "vllm", "--tp", "4", "--concurrency", "8")
+    assert plain.out.splitlines()[3:6] == asked.out.splitlines()[3:6]
+    assert "TP 2" in run("predict", "--as", line, "--concurrency", "8", "--tp", "2").out
+    # plans are searched where none is asked for
+    assert "20 plans" in run("advise", "--as", "vllm serve Qwen/Qwen3-32B", "--concurrency", "8").out
