@@ -24,8 +24,10 @@ _DTYPES: Mapping[str, DType] = {
     "fp8-block": "fp8-block",
     **dict.fromkeys(("w4a16", "awq", "gptq", "int4", "4bit"), "w4a16"),
 }
+
 # whose checkpoints "FP8" have scales of blocks
 _BLOCKS = ("qwen", "deepseek-ai", "minimaxai", "moonshotai")
+
 # releases of the same shapes, and the format that they come in; their configs say so
 _RELEASES: Mapping[str, tuple[str, DType | None]] = {
     "deepseek-v3.1": ("deepseek-v3", None),
