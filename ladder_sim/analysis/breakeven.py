@@ -258,13 +258,13 @@ def _asked(
 
 
 def _gain(given: float | str) -> float:
-    """Read a share, or as text also a percentage; above 1 it must have the sign, as percentages once had none."""
+    """Read a share, or as text also a percentage; a text above 1 must have the sign, as percentages once had none."""
     percentage = isinstance(given, str) and given.rstrip().endswith("%")
     try:
         gain = float(given.rstrip(" %")) / 100.0 if percentage else float(given)  # type: ignore[union-attr]
     except ValueError:
         gain = math.nan
-    if not percentage and gain > 1.0:
+    if isinstance(given, str) and not percentage and gain > 1.0:
         raise UsageError(
             f"gain {given}: must have a percent sign, or be a share from 0 to 1",
             hint=f"write {given}%; 0.1 is 10%",
@@ -328,15 +328,28 @@ def _sure(speedup: _Speedup, target: float, lows: Sequence[tuple[float, float]],
         (first, (start, _)), *others = run_of
         last, (stop, _) = others[-1] if others else (first, lows[first])
         if first and not np.isnan(lows[first - 1][1]):
-            start = _close_in(speedup.low, target, (lows[first - 1][0], start), whole=whole)
+            start = _reaching(
+                speedup, target, _close_in(speedup.low, target, (lows[first - 1][0], start), whole=whole), start
+            )
         if last + 1 < len(lows) and not np.isnan(lows[last + 1][1]):
             beyond = lows[last + 1][0]
             past = _close_in(speedup.low, target, (stop, beyond), whole=whole)
             between = range(int(stop) + 1, int(past)) if whole else ()
             # the last that can run before it
             can_run = zip(between, speedup.low(between), strict=True) if between else ()
-            stop = max([stop, *(value for value, low in can_run if not np.isnan(low))]) if whole else past
+            stop = (
+                max([stop, *(value for value, low in can_run if not np.isnan(low))])
+                if whole
+                else _reaching(speedup, target, past, stop)
+            )
         yield Range(start, stop)
+
+
+def _reaching(speedup: _Speedup, target: float, end: float, inside: float) -> float:
+    """Return the end of a range where the lower end reaches the target: where it jumps, the side that is inside."""
+    if speedup.low([end])[0] >= target * (1.0 - PRECISION):
+        return end
+    return end + math.copysign(2.0 * PRECISION * end, inside - end)
 
 
 def _close_in(

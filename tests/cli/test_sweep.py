@@ -227,9 +227,9 @@ def test_the_ends_of_a_search_are_called_what_they_are() -> None:
 
 def test_a_gain_in_percent_is_no_share() -> None:
     """Guards against 0.2 as 0.2 % on the command line and as 20 % in Python."""
-    with pytest.raises(UsageError, match=r"gain 10: must have a percent sign") as caught:
+    with pytest.raises(UsageError, match=r"gain 10: must be above -100% and at most 500%") as caught:
         breakeven(None, "batch", gain=10, model="8b")
-    assert "write 10%" in caught.value.hint
+    assert "10% is --gain 10% or 0.1" in caught.value.hint
     share, percentage = (
         json.loads(run("breakeven", "batch=1:8", "--model", "8b", "--gain", text, "--json").out)["target"]
         for text in ("0.2", "20%")

@@ -275,7 +275,7 @@ def test_the_command_gives_every_figure() -> None:
         (("--rate", "1"), "Missing option"),
         (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),
-        (("--rate", "1", "--slo", "tpot_p95=8ms", "--resume"), "unknown option '--resume'"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--resume"), "a search is made again"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--seeds", "0"), "seeds is 0"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--price", "0"), "price 0: must be above 0"),
         (("--rate", "1", "--slo", "tpot_p95=8ms", "--tp", "3"), "tp"),
