@@ -62,15 +62,21 @@ FACTORS: Mapping[str, Factor] = {
 }
 
 # share of servers that are not as their scenarios say
-OTHERWISE = 0.3
+SHARE_DIFFERENT = 0.3
 
 # standard deviation of the logarithm of what is of one load and plan alone; and of a measurement where it is that load
 # which is predicted: runs of one server differ by 1 to 2 % (docs/how/intervals.md), first tokens by more
 ELSEWHERE_SD: Mapping[str, float] = {"tpot_s": 0.07, "ttft_s": 0.35, "tokens_per_s": 0.07}
 HERE_SD: Mapping[str, float] = {"tpot_s": 0.015, "ttft_s": 0.05, "tokens_per_s": 0.015}
 
+# logarithms beyond which a measurement is of something else: of a factor, and of what no factor explains
+MOST_MOVED, MOST_MISSED = math.log(20.0), 0.3
+
 # by which the logarithm of a factor is changed to see what it moves, and times that this is done anew
 STEP, ROUNDS = 0.1, 3
+
+# of a measured scenario, what may be otherwise than asked: load and plan
+OTHERS = ("concurrency", "batch", "prompt", "gen", "nodes", "tp", "pp", "ep", "attention_dp", "dp")
 
 Name = Literal["tpot_s", "ttft_s", "tokens_per_s"]
 _NAMES: Mapping[str, Name] = {"tpot": "tpot_s", "ttft": "ttft_s", "tok/s": "tokens_per_s"}
@@ -139,11 +145,21 @@ def condition(
         by_factor = np.array([slopes[name] for name in measured])
         apart = np.array([math.log(value) - now[name] for name, value in measured.items()]) + by_factor @ moved
         moved, left = explained(apart, by_factor, [sd[name] for name in measured], elsewhere=elsewhere)
+    now, _ = responses(at, base, moved)
+    missed = max(abs(math.log(value) - now[name]) for name, value in measured.items())
+    if np.abs(moved).max() > MOST_MOVED or (not elsewhere and missed > MOST_MISSED):
+        raise UsageError(
+            f"no server of this scenario measures {_said(measured, predicted)}",
+            hint="check the unit, the load (concurrency=...) and the plan (tp=...)",
+        )
     ttft_sd = (sd if "ttft_s" in measured else ELSEWHERE_SD)["ttft_s"]
     given = Given(
         said=_said(measured, predicted),
+        at=(at.model, at.plan, at.workload),
         tpot=_width(slopes["tpot_s"], left, sd["tpot_s"]),
         ttft=_width(slopes["ttft_s"], left, ttft_sd),
+        tpot_elsewhere=_width(slopes["tpot_s"], left, ELSEWHERE_SD["tpot_s"]),
+        ttft_elsewhere=_width(slopes["ttft_s"], left, ELSEWHERE_SD["ttft_s"]),
         moved={name: float(value) for name, value in zip(FACTORS, np.exp(moved), strict=True)},
         caution=_caution(measured, by_factor * moved, at, base),
     )
@@ -170,18 +186,20 @@ def read_measured(text: str) -> tuple[Measured, dict[str, Any]]:
     UsageError
         A name is unknown, a value is not one, or the file holds several loads or no fixed number in flight.
     """
-    if "=" not in text:
+    if Path(text).is_file() or "=" not in text:
         return _of_file(Path(text))
     figures = Measured()
     fields: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = (each.strip() for each in part.partition("="))
         known = _NAMES.get(name.lower())
+        if known is not None and known in figures:
+            raise UsageError(f"--measured: {name} is given twice", hint="give it once")
         if known is not None:
             figures[known] = parse_quantity(
                 value, "count" if known == "tokens_per_s" else "s", name=f"--measured {name}", likely=("ms", "s")
             )
-        elif equals and name.replace("-", "_") in ARGUMENTS:
+        elif equals and name.replace("-", "_") in OTHERS:
             key = name.replace("-", "_")
             fields[key] = ARGUMENTS[key].read(value, name=name)
         else:
@@ -275,10 +293,10 @@ def explained(
     def log_density(covariance: NDArray[Any]) -> float:
         return float(-0.5 * apart @ np.linalg.solve(covariance, apart) - 0.5 * np.linalg.slogdet(covariance)[1])
 
-    odds = math.log(OTHERWISE / (1.0 - OTHERWISE)) + log_density(every) - log_density(rows)
-    otherwise = 1.0 / (1.0 + math.exp(-max(-700.0, odds))) if elsewhere else 1.0
+    odds = math.log(SHARE_DIFFERENT / (1.0 - SHARE_DIFFERENT)) + log_density(every) - log_density(rows)
+    different = 1.0 / (1.0 + math.exp(-max(-700.0, odds))) if elsewhere else 1.0
     gain = variance[:, None] * by_factor.T @ np.linalg.inv(every)
-    return otherwise * gain @ apart, otherwise * (np.diag(variance) - gain @ by_factor * variance)
+    return different * gain @ apart, different * (np.diag(variance) - gain @ by_factor * variance)
 
 
 def _width(slopes: NDArray[Any], left: NDArray[Any], row_sd: float) -> float:
@@ -313,6 +331,6 @@ def _caution(
         suspect = list(FACTORS.values())[int(np.argmax(np.abs(by_factor)))].suspect
         return (
             f"the measured {_LABELS[name]} is outside of its interval ({_text(name, interval.low)} to "
-            f"{_text(name, interval.high)}): probably this server is otherwise in {suspect}"
+            f"{_text(name, interval.high)}): probably this server differs in {suspect}"
         )
     return ""

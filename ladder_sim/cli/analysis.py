@@ -71,7 +71,7 @@ def advise(
         max_tpot_s=_seconds(max_tpot, "--max-tpot"),
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
-        profile=asked.moved_profile(),
+        profile=asked.moved_profile({}),
         workers=workers or len(os.sched_getaffinity(0)),
         **keywords_of({**asked.point("nodes", "batch", *searched), "nodes": nodes, "batch": batches}),
     )

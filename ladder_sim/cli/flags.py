@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
@@ -22,7 +21,8 @@ from ladder_sim.specs.settings import find_setting, settings, unknown_setting
 if TYPE_CHECKING:
     from ladder_sim.costs.profile import CalibrationProfile
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+# arguments of which commands that search take several values
+RANGED = ("tp", "pp", "ep", "attention_dp", "dp", "concurrency")
 
 
 def _jitter(text: str) -> float | str:
@@ -370,14 +370,14 @@ class Asked:
         defaults = {name: value for name, value in DEFAULTS.items() if value is not None and name not in without}
         return {**defaults, **self.arguments, **self.settings}
 
-    def how(self, *names: str, load: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    def how(self, *names: str, load: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the profile and some of the knobs, as arguments of the function that predicts; see `moved_profile`."""
         return {"profile": self.moved_profile(load), **{name: self.knobs[name] for name in names}}
 
-    def moved_profile(self, load: Mapping[str, Any] = NOTHING) -> "str | CalibrationProfile | None":
+    def moved_profile(self, load: Mapping[str, Any] | None = None) -> "str | CalibrationProfile | None":
         """Return the profile, moved to what a running server measured, if that was given.
 
-        `load` has the requests that a command takes in another way than a scenario, where they have one length.
+        `load` has the requests of a command that serves others than its scenario's, as far as they have one length.
         """
         if not self.measured:
             return self.profile
@@ -385,16 +385,38 @@ class Asked:
         from ladder_sim.conditioning import condition, read_measured
 
         figures, fields = read_measured(self.measured)
-        several = {name for name, value in self.arguments.items() if isinstance(value, str) and set(",:") & set(value)}
-        asked = {name: value for name, value in {**self.arguments, **load}.items() if name not in several}
-        scenario = Scenario(**{**asked, **fields}, overrides=self.settings)
-        elsewhere = bool(several) or any(asked.get(name) != value for name, value in fields.items())
+        several = {
+            name
+            for name, value in self.arguments.items()
+            if name in RANGED and isinstance(value, str) and set(",:") & set(value)
+        }
+        asked = {
+            name: ARGUMENTS[name].read(value, name=name) if isinstance(value, str) and name in RANGED else value
+            for name, value in {**self.arguments, **(load or {})}.items()
+            if name not in several
+        }
+        at = {**asked, **fields}
+        if load is not None and not {"concurrency", "batch"} & at.keys():
+            raise UsageError(
+                "--measured: under which load?", hint=f"say it: --measured {self.measured},concurrency=32,tp=8"
+            )
+        scenario = Scenario(**at, overrides=self.settings)
+        predicted = Scenario(**asked, overrides=self.settings).stack if load is None else scenario.stack
+        if predicted != scenario.stack:
+            raise UsageError(
+                f"--measured is of {scenario.stack.name}, and the answer of {predicted.name}",
+                hint=f"add --stack {scenario.stack.name}, or the requests in flight: --concurrency",
+            )
+        # what serves requests one by one meets other patterns of them
+        elsewhere = load is not None or bool(several) or any(asked.get(name) != value for name, value in fields.items())
         return condition(scenario, **figures, elsewhere=elsewhere, profile=self.profile)
 
 
 def _started(line: str, *, ranged: bool) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments and settings of a server's command line, and warn of what is ignored of it."""
     command = read_server_command(line)
+    if command.unread:
+        warnings.warn(f"of --as, {', '.join(command.unread)} may change times, and is not read here", stacklevel=2)
     if command.ignored:
         warnings.warn(f"of --as, nothing here depends on {', '.join(command.ignored)}: ignored", stacklevel=2)
     arguments = {

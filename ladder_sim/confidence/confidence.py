@@ -92,7 +92,10 @@ class Confidence:
     def _errors(self) -> Errors:
         basis = Basis.of(self.scenario, self.compared.runs, self.validated, self._requests)
         fitted = None if basis.served else Fitted.of(self.scenario, self._requests, self.costs.profile)
-        return Errors(self._requests, basis, fitted, self.costs.profile.given if self.costs.profile else None)
+        given = self.costs.profile.given if self.costs.profile else None
+        if given and given.at != (self.scenario.model, self.scenario.plan, self.scenario.workload):
+            given = given._replace(tpot=given.tpot_elsewhere, ttft=given.ttft_elsewhere)
+        return Errors(self._requests, basis, fitted, given)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
         """Return how many times as fast a variant is as one of a scenario with other techniques or all-reduces.

@@ -71,7 +71,7 @@ CACHE_RATE = 1.3
 # Choosing among the 200 most likely tokens as gpt-fast does, compiled: 23 kernels. Some of them read a row of logits by
 # one block, at 1.3 G logits/s together, and all move 43 bytes a logit. Chosen on a Hopper GPU, batch 1 to 256 and
 # vocabularies of 32,000 and 128,256, which they meet within 6 % (tests/data/sampling_h200.csv)
-TOP_K_KERNELS, TOP_K_ROW_S, TOP_K_BYTES = 23, 0.765e-9, 43.0
+TOP_K_KERNELS, TOP_K_LOGIT_S, TOP_K_BYTES = 23, 0.765e-9, 43.0
 # kinds whose ops are small kernels where the profile has no table of them
 SMALL_WITHOUT_TABLE = ("math_attention_decode", "sample")
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
@@ -284,7 +284,7 @@ class KernelCosts:
 
     def _top_k_s(self, shape: SampleShape) -> Number:
         """Return the seconds of choosing among the most likely tokens, without a table of it."""
-        row_s = TOP_K_ROW_S * shape.vocab * -(-shape.batch // self._sms)
+        row_s = TOP_K_LOGIT_S * shape.vocab * -(-shape.batch // self._sms)
         return TOP_K_KERNELS * self._floor_s + row_s + self._traffic_s(TOP_K_BYTES * shape.batch * shape.vocab)
 
     def _math_attention_s(self, shape: AttentionShape) -> Number:

@@ -16,8 +16,10 @@ from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.roofline import GEMM_FORMATS, Experts, Gpu, Kind
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import DType
+from ladder_sim.specs.workload import DType, Workload
 
 # in place of the name of a profile: datasheet figures only
 NO_PROFILE = "none"
@@ -234,10 +236,16 @@ class Given(NamedTuple):
 
     said: str
     """Figures, each with its prediction."""
+    at: tuple[ModelSpec, Plan, Workload]
+    """Model, plan and load that were measured."""
     tpot: float
-    """Half-width of the interval of standard's time per token, in the logarithm."""
+    """Half-width of the interval of standard's time per token there, in the logarithm."""
     ttft: float
-    """Half-width of the interval of standard's time to first token, likewise."""
+    """Half-width of the interval of standard's time to first token there, likewise."""
+    tpot_elsewhere: float
+    """`tpot` of other loads and plans."""
+    ttft_elsewhere: float
+    """`ttft` of other loads and plans."""
     moved: Mapping[str, float]
     """Factors of kernels, prompts, collectives, the CPU's part and the front end."""
     caution: str

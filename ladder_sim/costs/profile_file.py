@@ -362,6 +362,11 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
     ProfileError
         If the profile breaks a rule of its schema, or the file cannot be written.
     """
+    if profile.given:
+        raise ProfileError(
+            f"profile '{profile.name}' holds what a server measured, which no file has",
+            hint="keep the measurement, and condition again",
+        )
     document = encode(profile)
     target = Path(path)
     # no time stamp and no file name inside, so that equal profiles are equal files

@@ -1,5 +1,6 @@
 """The command line that starts an engine's server, as arguments of a scenario and settings."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -32,15 +33,20 @@ _SWITCHES: Mapping[str, tuple[str, str]] = {
     "no-enable-prefix-caching": ("enable-prefix-caching", "false"),
 }
 _DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
+# what leaves a checkpoint as it is
+_OWN = ("", "auto", "compressed-tensors")
 _QUANTIZED = {
     "fp8": "fp8",
     "mxfp4": "mxfp4",
-    "awq": "w4a16",
-    "gptq": "w4a16",
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16"), "w4a16"),
     "modelopt_fp4": "nvfp4",
     "modelopt": "fp8",
 }
 _RENAMED = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
+# options without a value that change nothing here: a model may follow them
+_BARE = frozenset(("trust-remote-code", "enable-auto-tool-choice", "enable-metrics", "disable-log-requests"))
+# options that change times and are not read
+_UNREAD = ("speculative", "extra-llm-api-options", "config", "all2all", "enable-torch-compile")
 # options of one or two letters
 _SHORT = {"-tp": "tp", "-pp": "pp", "-dp": "dp", "-ep": "enable-expert-parallel", "-q": "quantization"}
 _BEGINS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -59,6 +65,8 @@ class ServerCommand(NamedTuple):
     """Settings, as `--set` takes them."""
     ignored: tuple[str, ...]
     """Options that change nothing here."""
+    unread: tuple[str, ...] = ()
+    """Options that may change times, and that nothing here reads."""
 
 
 def read_server_command(text: str) -> ServerCommand:
@@ -104,13 +112,19 @@ def read_server_command(text: str) -> ServerCommand:
             (said if name in _ARGUMENTS else settings)[_ARGUMENTS.get(name, name)] = value
         else:
             ignored.append(flag)
-            if not equals and rest and not rest[0].startswith("-"):
+            if not equals and name not in _BARE and rest and not rest[0].startswith("-"):
                 rest.pop(0)
-    return ServerCommand(_arguments(engine, said), settings, tuple(dict.fromkeys(ignored)))
+    unread = [flag for flag in ignored if flag.lstrip("-").replace("_", "-").startswith(_UNREAD)]
+    rest = [flag for flag in ignored if flag not in unread]
+    return ServerCommand(_arguments(engine, said), settings, *(tuple(dict.fromkeys(each)) for each in (rest, unread)))
 
 
 def _begin(words: list[str]) -> tuple[str, list[str]]:
     """Return the engine that a command starts, and what follows."""
+    image = next((at for at, word in enumerate(words) if word.startswith("vllm/vllm-openai")), None)
+    if image is not None:
+        return "vllm", words[image + 1 :]
+    words = [re.sub(r"^/.*/(vllm|sglang|trtllm-serve)$", r"\1", word) for word in words]
     for engine, begins in _BEGINS.items():
         for begin in begins:
             for at in range(len(words)):
@@ -129,21 +143,22 @@ def _arguments(engine: str, said: dict[str, str]) -> dict[str, Any]:
     arguments: dict[str, Any] = {"stack": engine}
     dtype, quantization = said.pop("dtype", "auto"), said.pop("quantization", "")
     kv_dtype, experts, attention = (said.pop(name, "") for name in ("kv_dtype", "experts", "attention"))
-    if quantization in _QUANTIZED:
-        arguments["dtype"] = _QUANTIZED[quantization]
-    elif dtype in _DTYPES:
-        arguments["dtype"] = _DTYPES[dtype]
+    model = catalog.model(said["model"])
+    if model.weights_dtype in ("bf16", "fp16"):
+        # a quantised checkpoint has a format of its own
+        arguments |= _format(dtype, quantization)
     if kv_dtype.startswith("fp8"):
         arguments["kv_dtype"] = "fp8"
-    try:
-        tp, dp = int(said.get("tp", "1")), int(said.get("dp", "1"))
-    except ValueError:
-        raise UsageError(f"--as: tp {said.get('tp')} and dp {said.get('dp')}: must be numbers", hint="-tp 8") from None
-    has_experts = catalog.model(said["model"]).experts > 0
+    elif kv_dtype not in ("", "auto", *_DTYPES):
+        raise UsageError(f"--as: a KV cache in {kv_dtype} is not simulated", hint="fp8 or auto")
+    tp, dp = (_degree(said, name) for name in ("tp", "dp"))
+    has_experts = model.experts > 0
     if engine == "sglang" and attention:
         # its tp counts all ranks
-        said |= {"tp": str(max(1, tp // dp)), "attention_dp": str(dp)}
-        said.pop("dp")
+        if tp % dp:
+            raise UsageError(f"--as: tp {tp} is no multiple of dp {dp}", hint="attention of a group has tp / dp ranks")
+        said |= {"tp": str(tp // dp), "attention_dp": str(dp)}
+        said.pop("dp", None)
     elif has_experts and dp > 1:
         said["attention_dp"] = said.pop("dp")
     elif engine == "trtllm" and attention:
@@ -152,3 +167,23 @@ def _arguments(engine: str, said: dict[str, str]) -> dict[str, Any]:
         said["ep"] = str(tp * dp)
     # all engines take one GPU unless they are told otherwise
     return {**arguments, "tp": "1", **said}
+
+
+def _format(dtype: str, quantization: str) -> dict[str, str]:
+    """Return the precision of a checkpoint in 16 bits as the server runs it."""
+    if quantization not in (*_OWN, *_QUANTIZED):
+        raise UsageError(
+            f"--as: quantization {quantization} is not simulated", hint=f"known: {', '.join(sorted(_QUANTIZED))}"
+        )
+    if dtype not in ("auto", *_DTYPES):
+        raise UsageError(f"--as: dtype {dtype} is not simulated", hint=f"known: auto, {', '.join(_DTYPES)}")
+    if quantization in _QUANTIZED:
+        return {"dtype": _QUANTIZED[quantization]}
+    return {"dtype": _DTYPES[dtype]} if dtype in _DTYPES else {}
+
+
+def _degree(said: Mapping[str, str], name: str) -> int:
+    text = said.get(name, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--as: {name} {text}: must be a whole number above 0", hint=f"for example -{name} 8")
+    return int(text)

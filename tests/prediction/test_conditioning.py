@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario, advise, condition, predict
 from ladder_sim.conditioning import FACTORS, Measured, read_measured
+from ladder_sim.costs.profile_file import save_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from tests.conftest import DATA
 from tests.support.commands import run
@@ -108,6 +109,8 @@ def test_a_result_file_is_a_measurement() -> None:
         ("tpt=3ms", "neither a figure nor a part of the load or plan"),
         ("tpot=3", "unit"),
         ("tpot=-3ms", "negative"),
+        ("tpot=3ms,tpot=4ms", "given twice"),
+        ("tpot=3ms,model=8b", "neither a figure nor a part"),
         ("nothing.json", "nothing.json"),
         (str(DATA / "results" / "inferencex.json"), "loads"),
     ],
@@ -123,6 +126,7 @@ def test_a_measurement_needs_a_figure_above_zero_and_a_profile() -> None:
         ({"tpot_s": 0.0}, "above 0"),
         ({"ttft_s": math.nan}, "above 0"),
         ({"tpot_s": 0.02, "profile": "none"}, "there is none here"),
+        ({"tpot_s": 1e-5}, "no server of this scenario measures TPOT 10.0 us"),
     ):
         with pytest.raises(UsageError, match=words):
             condition(SCENARIO, **how)  # type: ignore[arg-type]
@@ -153,3 +157,24 @@ def test_commands_take_one(command: str) -> None:
 def test_advice_follows() -> None:
     slower = advise(SCENARIO, profile=condition(SCENARIO, tpot_s=0.03, elsewhere=True))
     assert slower.to_dict() != advise(SCENARIO).to_dict()
+
+
+def test_a_load_and_an_engine_are_those_that_were_measured(tmp_path: Path) -> None:
+    for command, words in (
+        ("serve --model 70b --tp 8 --rate 2 --measured tpot=20ms", "under which load?"),
+        ("advise --model 70b --measured tpot=20ms", "under which load?"),
+        ("predict --model 70b --tp 8 --measured tpot=15ms,concurrency=32", "is of vllm, and the answer of gpt-fast"),
+    ):
+        refused = run(*command.split())
+        assert (refused.code, words in refused.err) == (2, True), refused.err
+    with pytest.raises(LadderSimError, match="no file has"):
+        save_profile(condition(SCENARIO, tpot_s=0.02), tmp_path / "p.json")
+
+
+def test_other_loads_are_less_sure_than_the_one_that_was_measured() -> None:
+    profile = condition(SCENARIO, tpot_s=0.02)
+    here, there = (
+        predict(scenario, profile=profile)["standard"].tokens_per_s.log_width
+        for scenario in (SCENARIO, SCENARIO.replace(concurrency=8))
+    )
+    assert there > 2 * here

@@ -58,6 +58,14 @@ def test_a_server_is_a_scenario(
     assert (dict(command.arguments), dict(command.settings), command.ignored) == (arguments, settings, ignored)
 
 
+def test_a_checkpoint_keeps_its_format() -> None:
+    with pytest.warns(UserWarning, match="in w4a16"):
+        command = read_server_command("/opt/bin/vllm serve --trust-remote-code Qwen/Qwen3-30B-A3B-AWQ --dtype half")
+    assert "dtype" not in command.arguments
+    image = read_server_command("docker run vllm/vllm-openai:v0.19.0 --model Qwen/Qwen3-32B --speculative-config {}")
+    assert (image.arguments["stack"], image.unread) == ("vllm", ("--speculative-config",))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -66,7 +74,9 @@ def test_a_server_is_a_scenario(
         ("vllm serve -tp 4", "no model"),
         ("vllm serve 'Qwen/Qwen3-32B", "No closing quotation"),
         ("vllm serve foo/Bar-9B", "unknown model 'foo/Bar-9B'"),
-        ("vllm serve Qwen/Qwen3-32B -tp four", "tp"),
+        ("vllm serve Qwen/Qwen3-32B -tp four", "tp four: must be a whole number"),
+        ("vllm serve Qwen/Qwen3-32B -q bitsandbytes", "quantization bitsandbytes is not simulated"),
+        ("python -m sglang.launch_server --model Qwen/Qwen3-32B --tp 8 --dp 3 --enable-dp-attention", "no multiple"),
     ],
 )
 def test_what_is_no_server_is_refused(text: str, words: str) -> None:

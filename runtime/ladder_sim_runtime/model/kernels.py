@@ -22,7 +22,7 @@ from ladder_sim.specs.stack import Sampling
 from ladder_sim_runtime.device import fused
 from ladder_sim_runtime.kinds import Experts
 
-# of tokens that are drawn where measurements do not say otherwise: gpt-fast's defaults
+# by which passes that are measured draw tokens: temperature and number are gpt-fast's defaults
 TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.95
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
