@@ -81,7 +81,7 @@ def read_server_command(text: str) -> ServerCommand:
     --------
     >>> command = read_server_command("vllm serve Qwen/Qwen3-32B -tp 4 --max-num-seqs 128 --port 8000")
     >>> dict(command.arguments), dict(command.settings), command.ignored
-    ({'stack': 'vllm', 'model': 'Qwen/Qwen3-32B', 'tp': '4'}, {'max-num-seqs': '128'}, ('--port',))
+    ({'stack': 'vllm', 'tp': '4', 'model': 'Qwen/Qwen3-32B'}, {'max-num-seqs': '128'}, ('--port',))
     """
     try:
         words = shlex.split(text)
