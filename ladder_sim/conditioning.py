@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import FRONT_END, Hardware
 from ladder_sim.costs.profile import CalibrationProfile, Given
 from ladder_sim.des.shared import TINY
 from ladder_sim.errors import UsageError
@@ -56,9 +56,7 @@ FACTORS: Mapping[str, Factor] = {
     "prompts": Factor(0.1, ("prompt_factor",), "the size of chunks, or what the prefix cache holds of prompts"),
     "collectives": Factor(0.25, ("collective_factor",), "the all-reduce (--allreduce) or the links"),
     "the CPU's part": Factor(0.4, ("host_request_s", "host_rank_s"), "CUDA graphs, the CPU or what else it does"),
-    "the front end": Factor(
-        0.7, ("frontend_s", "frontend_steps", "frontend_token_s"), "the front end: HTTP, tokenizer, queueing"
-    ),
+    "the front end": Factor(0.7, FRONT_END, "the front end: HTTP, tokenizer, queueing"),
 }
 
 # share of servers that are not as their scenarios say
@@ -68,6 +66,9 @@ SHARE_DIFFERENT = 0.3
 # which is predicted: runs of one server differ by 1 to 2 % (docs/how/intervals.md), first tokens by more
 ELSEWHERE_SD: Mapping[str, float] = {"tpot_s": 0.07, "ttft_s": 0.35, "tokens_per_s": 0.07}
 HERE_SD: Mapping[str, float] = {"tpot_s": 0.015, "ttft_s": 0.05, "tokens_per_s": 0.015}
+
+# of intervals of other loads and plans: 92 to 96 % of such servings lie inside (the same command)
+INTERVAL_SD = 0.09
 
 # logarithms beyond which a measurement is of something else: of a factor, and of what no factor explains
 MOST_MOVED, MOST_MISSED = math.log(20.0), 0.3
@@ -152,14 +153,14 @@ def condition(
             f"no server of this scenario measures {_said(measured, predicted)}",
             hint="check the unit, the load (concurrency=...) and the plan (tp=...)",
         )
-    ttft_sd = (sd if "ttft_s" in measured else ELSEWHERE_SD)["ttft_s"]
+    elsewhere_width = width(slopes["tpot_s"], left, INTERVAL_SD)
     given = Given(
         said=_said(measured, predicted),
         at=(at.model, at.plan, at.workload),
-        tpot=_width(slopes["tpot_s"], left, sd["tpot_s"]),
-        ttft=_width(slopes["ttft_s"], left, ttft_sd),
-        tpot_elsewhere=_width(slopes["tpot_s"], left, ELSEWHERE_SD["tpot_s"]),
-        ttft_elsewhere=_width(slopes["ttft_s"], left, ELSEWHERE_SD["ttft_s"]),
+        tpot=elsewhere_width if elsewhere else width(slopes["tpot_s"], left, sd["tpot_s"]),
+        # what one load tells of other loads' first tokens was not checked
+        ttft=width(slopes["ttft_s"], left, sd["ttft_s"]) if "ttft_s" in measured and not elsewhere else math.inf,
+        tpot_elsewhere=elsewhere_width,
         moved={name: float(value) for name, value in zip(FACTORS, np.exp(moved), strict=True)},
         caution=_caution(measured, by_factor * moved, at, base),
     )
@@ -299,7 +300,7 @@ def explained(
     return different * gain @ apart, different * (np.diag(variance) - gain @ by_factor * variance)
 
 
-def _width(slopes: NDArray[Any], left: NDArray[Any], row_sd: float) -> float:
+def width(slopes: NDArray[Any], left: NDArray[Any], row_sd: float) -> float:
     """Return the half-width of an interval, in the logarithm."""
     return NORMAL_90 * math.sqrt(row_sd**2 + max(float(slopes @ left @ slopes), 0.0))
 

@@ -94,7 +94,7 @@ class Confidence:
         fitted = None if basis.served else Fitted.of(self.scenario, self._requests, self.costs.profile)
         given = self.costs.profile.given if self.costs.profile else None
         if given and given.at != (self.scenario.model, self.scenario.plan, self.scenario.workload):
-            given = given._replace(tpot=given.tpot_elsewhere, ttft=given.ttft_elsewhere)
+            given = given._replace(tpot=given.tpot_elsewhere, ttft=math.inf)
         return Errors(self._requests, basis, fitted, given)
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:

@@ -87,6 +87,8 @@ class Stack:
 _FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))
 # those that a stack's spec states; profiles alone replace the others
 _STATED = tuple(field.name for field in dataclasses.fields(Stack) if hasattr(StackSpec, field.name))
+# what a request spends outside of the engine: figures of a stack and of its scheduler
+FRONT_END = ("frontend_s", "frontend_steps", "frontend_token_s")
 # of all kernels and of all collectives, which other figures make up
 OVERALL = ("stack.kernel_factor", "stack.collective_factor")
 # overheads of a profile whose times hold all that a stack adds to its kernels

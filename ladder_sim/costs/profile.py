@@ -241,11 +241,9 @@ class Given(NamedTuple):
     tpot: float
     """Half-width of the interval of standard's time per token there, in the logarithm."""
     ttft: float
-    """Half-width of the interval of standard's time to first token there, likewise."""
+    """Half-width of the interval of standard's time to first token there, likewise; infinite: it was not measured."""
     tpot_elsewhere: float
-    """`tpot` of other loads and plans."""
-    ttft_elsewhere: float
-    """`ttft` of other loads and plans."""
+    """Half-width of the interval of standard's time per token of other loads and plans, in the logarithm."""
     moved: Mapping[str, float]
     """Factors of kernels, prompts, collectives, the CPU's part and the front end."""
     caution: str

@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import FRONT_END, Hardware
 from ladder_sim.costs.memory import kv_tokens
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import MemoryFitError, MissingDependencyError, UnknownNameError, UsageError, install_command
@@ -42,10 +42,6 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "trtllm": {"block_tokens": 32, "takes_first_token": True, "pads_prompts": False},
     }
 )
-
-
-# times that a request spends outside of the engine: fields of a stack, of its costs and of `SchedulerSpec`
-FRONT_END = ("frontend_s", "frontend_steps", "frontend_token_s")
 
 
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:

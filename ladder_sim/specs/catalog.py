@@ -159,7 +159,8 @@ def model(name_or_path: str) -> ModelSpec:
     if name in model_names():
         spec: ModelSpec = _shipped("models", name)
         return spec
-    if taken := _by_its_name(name_or_path.strip()):
+    # a path that is there is no id, and may have come since
+    if not os.path.exists(name_or_path) and (taken := _by_its_name(name_or_path.strip())):
         return taken
     path = _model_path(name_or_path)
     # every download is called config.json: its directory says which model it is
@@ -170,7 +171,7 @@ def model(name_or_path: str) -> ModelSpec:
 @functools.cache
 def _by_its_name(hub_id: str) -> ModelSpec | None:
     """Return a model that a Hugging Face id names in a format of its own, or in a later release; warn of it once."""
-    if not _HUB_ID.fullmatch(hub_id) or hub_id.lower().endswith(".json") or os.path.exists(hub_id):
+    if not _HUB_ID.fullmatch(hub_id) or hub_id.lower().endswith(".json"):
         return None
     said = named(hub_id, _hub_ids())
     if said is None:

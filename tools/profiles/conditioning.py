@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.conditioning import ELSEWHERE_SD, FACTORS, explained, responses
+from ladder_sim.conditioning import ELSEWHERE_SD, FACTORS, INTERVAL_SD, explained, responses, width
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.validation.serving_table import Serving, read_servings
@@ -44,32 +44,33 @@ def rows_of(servings: Sequence[Serving]) -> Iterator[Row]:
         yield Row(serving, math.log(serving.tpot_s) - now["tpot_s"], slopes["tpot_s"])
 
 
-def errors(rows: Sequence[Row], *, same_plan: bool) -> tuple[list[float], list[float]]:
-    """Return the errors of every row of a server, without and with each other one measured."""
+def errors(rows: Sequence[Row], *, same_plan: bool) -> tuple[list[float], list[float], list[bool]]:
+    """Return the errors of every row of a server, without and with each other one measured; and which lie inside."""
     servers: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         setup = row.serving.setup
         servers[setup.model, setup.stack, setup.cluster, setup.dtype].append(row)
-    before, after = [], []
+    before, after, inside = [], [], []
     for members in servers.values():
         for given in members:
-            moved, _ = explained(np.array([given.apart]), given.by_factor[None, :], [ELSEWHERE_SD["tpot_s"]])
+            moved, left = explained(np.array([given.apart]), given.by_factor[None, :], [ELSEWHERE_SD["tpot_s"]])
             for row in members:
                 if row is given or (row.serving.setup.plan == given.serving.setup.plan) != same_plan:
                     continue
                 before.append(abs(math.expm1(-row.apart)))
-                after.append(abs(math.expm1(float(row.by_factor @ moved) - row.apart)))
-    return before, after
+                log_error = float(row.by_factor @ moved) - row.apart
+                after.append(abs(math.expm1(log_error)))
+                inside.append(abs(log_error) <= width(row.by_factor, left, INTERVAL_SD))
+    return before, after, inside
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         table = [*rows_of(read_servings(Path(name).read_bytes(), name))]
         for words, same_plan in (("another load", True), ("another plan", False)):
-            print(
-                f"{name}, {words}:",
-                ", ".join(
-                    f"{said} {100 * np.mean(each):.1f} % mean, {100 * np.median(each):.1f} % median"
-                    for said, each in zip(("predicted", "conditioned"), errors(table, same_plan=same_plan), strict=True)
-                ),
+            *both, inside = errors(table, same_plan=same_plan)
+            said = (
+                f"{said} {100 * np.mean(each):.1f} % mean, {100 * np.median(each):.1f} % median"
+                for said, each in zip(("predicted", "conditioned"), both, strict=True)
             )
+            print(f"{name}, {words}: {', '.join(said)}; {100 * np.mean(inside):.0f} % inside")
