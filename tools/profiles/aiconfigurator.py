@@ -2,7 +2,8 @@
 
 The package holds, per GPU system, times of GEMMs and attention in three engines and of NCCL's and the engines' own
 collectives. A GPU's profile has medians: of a table over the newest version of each engine, of a curve over all
-versions. An engine's profile has what engines do differently: its own attention and its own all-reduce.
+versions. An engine's profile has what engines do differently: its own attention and its own all-reduce, and GEMMs whose
+activations come quantised (`STATIC`).
 """
 
 from collections import defaultdict
@@ -53,7 +54,10 @@ OPS: dict[str, CollectiveName] = {
 }
 PHASES: dict[Kind, str] = {"attention_prefill": "context", "attention_decode": "generation"}
 
-# kernels that TensorRT-LLM's fp8 GEMMs hold, by the package's names: finding a tensor's scale, applying it
+# engines whose fp8 checkpoints state the scales of activations, so that norms, activations and attention write fp8; the
+# others' times hold the quantisation that their servers do
+STATIC = ("trtllm",)
+# ... kernels that their fp8 GEMMs were measured with, by the package's names: finding a tensor's scale, applying it
 QUANTISATION = ("computescale", "scale_matrix")
 # at most so many points per table, so that a system's files stay below 250 KB gzipped and load in 30 ms
 MAX_POINTS: dict[Kind, int] = {
@@ -155,7 +159,7 @@ def _read_gemms(files: package.SystemFiles, figures: Mapping[str, float]) -> dic
         columns = files.columns(path)
         for dtype in parquet.GEMM_DTYPES:
             series = parquet.gemm_series(label, columns, dtype)
-            if dtype == "fp8" and series.engine == "trtllm" and len(series.seconds):
+            if dtype == "fp8" and series.engine in STATIC and len(series.seconds):
                 folder = files.data / "quantize" / label.replace(" ", "/")
                 kernels = [files.columns(folder / f"{name}_perf.parquet") for name in QUANTISATION]
                 series = static(
@@ -241,7 +245,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 def make_engine_profile(
     measured: Measurements, engine: str, base: CalibrationProfile, *, created: str
 ) -> CalibrationProfile:
-    """Return the profile of one engine: its attention and all-reduce, over the GPU's profile `base`."""
+    """Return the profile of one engine: its attention, all-reduce and static GEMMs, over the GPU's profile `base`."""
     own = of_engine(measured.tables, engine)
     version, curves = engine_curves(measured.custom, engine)
     labels = [s.label for key, many in own.items() if key[0] != "gemm" for s in many]
@@ -249,6 +253,8 @@ def make_engine_profile(
         file for file in measured.files if any(label.replace(" ", "/") in file for label in (*labels, version))
     )
     reference = base.reference
+    # static checkpoints are fp8; an engine's GEMMs of other formats are the libraries' that all engines call
+    static_gemms = {key: many for key, many in own.items() if key == ("gemm", "fp8") and engine in STATIC}
     return replace(
         base,
         name=f"{base.name}-{engine}",
@@ -261,6 +267,7 @@ def make_engine_profile(
             "all-reduce": version,
         },
         sources=(*base.sources, package.source_of(measured.system, f"attention and all-reduce of {engine}", files)),
+        gemm={**base.gemm, **_tables("gemm", static_gemms, reference)},
         attention_prefill={"flash": _tables("attention_prefill", own, reference)},
         attention_decode={"flash": _tables("attention_decode", own, reference)},
         collectives={

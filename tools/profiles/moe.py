@@ -67,6 +67,8 @@ class MoeMeasurements:
     """The package's name for it."""
     experts: Mapping[Experts, Mapping[str, Series]]
     """Layer, format, imbalance -> engine -> series."""
+    with_mxfp8: Mapping[Experts, Mapping[str, Series]]
+    """The same of MXFP4 experts with activations in MXFP8."""
     tables: Mapping[tuple[Kind, str], list[Series]]
     """Latent attention and its projections; as `Measurements.tables`."""
     dispatches: Mapping[str, parquet.Dispatches]
@@ -80,10 +82,12 @@ class MoeMeasurements:
 def read_moe_system(system: str, source: Path | None = None) -> MoeMeasurements:
     """Read one system's files; raises as `read_system`."""
     files = package.SystemFiles(system, source)
-    experts, tables, dispatches = _read_experts(files), _read_latent(files), _read_dispatches(files)
+    experts, with_mxfp8 = _read_experts(files)
+    tables, dispatches = _read_latent(files), _read_dispatches(files)
     return MoeMeasurements(
         system=system,
         experts=experts,
+        with_mxfp8=with_mxfp8,
         tables=tables,
         dispatches=dispatches,
         notes=tuple(files.notes),
@@ -99,15 +103,19 @@ def _read(files: package.SystemFiles, label: str, path: Path) -> package.Columns
     return columns
 
 
-def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]]:
-    experts: dict[Experts, dict[str, Series]] = defaultdict(dict)
+def _read_experts(files: package.SystemFiles) -> tuple[dict[Experts, dict[str, Series]], ...]:
+    """Return the series of experts, and those of MXFP4 experts with activations in MXFP8, by layer and engine."""
+    experts, with_mxfp8 = (defaultdict[Experts, dict[str, Series]](dict) for _ in range(2))
     excluded: set[str] = set()
     raised: dict[str, int] = defaultdict(int)
     lowered: dict[str, int] = defaultdict(int)
     bandwidth_Bps = package.read_gpu_figures(files.description)["mem_bw"]
     for label, path in _oldest_first(files.data / "moe", "moe_perf.parquet"):
-        for key, series in parquet.expert_series(label, _read(files, label, path)):
-            if key[1:5] in LAYERS:
+        columns = _read(files, label, path)
+        for dtypes, found in ((parquet.EXPERT_DTYPES, experts), (parquet.MXFP8_DTYPES, with_mxfp8)):
+            for key, series in parquet.expert_series(label, columns, dtypes):
+                if key[1:5] not in LAYERS:
+                    continue
                 own, reasons = without_excluded(series, files.system, key)
                 fastest_s = weights_read_bytes(key, own) / bandwidth_Bps
                 raised[label] += int((own.seconds < fastest_s).sum())
@@ -117,7 +125,7 @@ def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]
                 own = rising(split)
                 excluded |= reasons
                 if len(own.seconds):
-                    experts[key][own.engine] = own
+                    found[key][own.engine] = own
     files.notes += sorted(excluded)
     files.notes += [
         f"{count} experts' times of {label} raised to what reading weights takes"
@@ -129,7 +137,7 @@ def _read_experts(files: package.SystemFiles) -> dict[Experts, dict[str, Series]
         for label, count in lowered.items()
         if count
     ]
-    return experts
+    return experts, with_mxfp8
 
 
 def _read_latent(files: package.SystemFiles) -> dict[tuple[Kind, str], list[Series]]:
@@ -201,19 +209,31 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
 def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, reference: Gpu) -> MoeTables:
     """Return the tables of one engine."""
     experts = {
-        key: _capped(measured.experts[key][engine], table)
-        for key, table in base.experts.items()
-        if engine in measured.experts.get(key, {})
+        key: _capped(own, table) for key, table in base.experts.items() if (own := _as_run(measured, key, engine))
     }
     collectives: dict[str, dict[str, dict[int, Curve]]] = defaultdict(lambda: defaultdict(dict))
     for (op, kernel, ranks), series in sorted(measured.dispatches.get(engine, {}).items()):
         if len(series.seconds) > 1:
             collectives[op][kernel][ranks] = _curve(rising(series))
     files = tuple(file for file in measured.files if f"/{engine}" in file)
-    what = f"experts, latent attention, dispatch and combine of {engine}"
+    mxfp8 = " (MXFP4 with activations in MXFP8)" if any(engine in each for each in measured.with_mxfp8.values()) else ""
+    what = f"experts{mxfp8}, latent attention, dispatch and combine of {engine}"
     source = package.source_of(measured.system, what, files)
     tables = _latent_tables(measured, engine, reference)
     return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
+
+
+def _as_run(measured: MoeMeasurements, key: Experts, engine: str) -> Series | None:
+    """Return the times of the kernel that an engine takes for a layer; None if it was not measured."""
+    quantised = measured.with_mxfp8.get(key, {})
+    own = quantised.get(engine)
+    if own is None:
+        return measured.experts.get(key, {}).get(engine)
+    # the engines call one library's kernels, in which each measured other splits
+    rows = np.concatenate([own.points, *(each.points for each in quantised.values())])
+    seconds = np.concatenate([own.seconds, *(each.seconds for each in quantised.values())])
+    points, first = np.unique(rows, axis=0, return_index=True)
+    return replace(own, points=points, seconds=seconds[first])
 
 
 def _latent_tables(measured: MoeMeasurements, engine: str, reference: Gpu) -> dict[Kind, dict[str, RatioTable]]:

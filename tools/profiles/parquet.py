@@ -27,6 +27,8 @@ GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp
 KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 # of experts, theirs -> ours
 EXPERT_DTYPES = {**{theirs: ours for ours, theirs in GEMM_DTYPES.items()}, "w4a16_mxfp4": "mxfp4"}
+# ... of experts whose MXFP4 weights meet activations quantised to MXFP8
+MXFP8_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
 IMBALANCES: Mapping[str, Imbalance] = {
     "balanced": "balanced",
     "power_law_1.01": "power-law-1.01",
@@ -87,11 +89,14 @@ def attention_kernel(columns: Columns) -> str:
     return str(_most(columns["kernel_source"]))
 
 
-def expert_series(label: str, columns: Columns) -> Iterator[tuple[Experts, Series]]:
-    """Yield the series of each layer, format and imbalance over ``moe`` axes, of the fastest kernel anywhere."""
+def expert_series(label: str, columns: Columns, dtypes: Mapping[str, str]) -> Iterator[tuple[Experts, Series]]:
+    """Yield the series of each layer, format and imbalance over ``moe`` axes, of the fastest kernel anywhere.
+
+    `dtypes`: formats to read, theirs -> ours.
+    """
     layers = np.column_stack([columns[name] for name in ("hidden_size", "inter_size", "num_experts", "topk")])
     points = np.column_stack([columns[name] for name in ("moe_tp_size", "moe_ep_size", "num_tokens")])
-    for theirs, ours in EXPERT_DTYPES.items():
+    for theirs, ours in dtypes.items():
         for distribution, imbalance in IMBALANCES.items():
             of = (columns["moe_dtype"] == theirs) & (columns["distribution"] == distribution) & (columns["latency"] > 0)
             for layer in np.unique(layers[of], axis=0):
