@@ -139,6 +139,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
                         row["latency"] *= 20
             if engine != "sglang":
                 rows += in_format("fp8", rows)
+            mxfp4 = expert_rows(VERSIONS[engine], slower)
+            rows += in_format("w4a16_mxfp4", mxfp4)
+            if engine == "trtllm":
+                # in half the time, and without rows of experts on two ranks
+                faster = [{**row, "latency": 0.5 * row["latency"] / slower} for row in mxfp4]
+                rows += in_format("w4a8_mxfp4_mxfp8", [row for row in faster if row["moe_ep_size"] != 2])
+            if engine == "sglang":
+                rows += in_format("w4a8_mxfp4_mxfp8", mxfp4)
             write(data / "moe" / engine / VERSIONS[engine] / "moe_perf.parquet", rows)
             write(data / "mla_bmm" / engine / VERSIONS[engine] / "mla_bmm_perf.parquet", bmm_rows())
         # a newer file with another layer alone, and an older one with everything
@@ -190,6 +198,22 @@ def test_a_gpu_has_the_median_and_no_engine_is_above_it(
     assert cell(of_gpu.experts[OF_QWEN], 1, 1, 64) == pytest.approx(1.2 * 1.064, rel=0.01)
     assert cell(trtllm, 1, 1, 64) == cell(sglang, 1, 1, 64) == cell(of_gpu.experts[OF_QWEN], 1, 1, 64)
     assert cell(vllm, 1, 1, 64) == pytest.approx(1.064, rel=0.02)
+
+
+def test_mxfp4_experts_meet_the_activations_that_their_engine_gives_them(
+    measured: MoeMeasurements, of_gpu: MoeTables, tmp_path: Path
+) -> None:
+    """In MXFP8 in TensorRT-LLM and SGLang, in 16 bits in vLLM; of the GPU, whose engine is not known, in 16 bits."""
+    key = OF_QWEN._replace(format="mxfp4")
+    vllm, trtllm, sglang = (
+        of_engine(measured, of_gpu, engine, tmp_path).experts[key] for engine in ("vllm", "trtllm", "sglang")
+    )
+    plain = cell(of_gpu.experts[key], 1, 1, 64)
+    assert cell(trtllm, 1, 1, 64) == pytest.approx(0.5 / 1.2 * plain, rel=0.02)
+    assert cell(vllm, 1, 1, 64) == pytest.approx(plain / 1.2, rel=0.02)
+    assert cell(sglang, 1, 1, 64) == pytest.approx(plain, rel=0.02)
+    # a split that TensorRT-LLM was not measured in is the other's, whose kernels are the same library's
+    assert cell(trtllm, 1, 2, 64) == pytest.approx(cell(sglang, 1, 2, 64), rel=0.02)
 
 
 def test_the_fastest_kernel_of_the_newest_version_that_measured_a_layer(measured: MoeMeasurements) -> None:

@@ -40,7 +40,8 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
     ]
     assert host_s[0] == host_s[1]
     widths = half_widths(made, fit.log_errors)
-    assert widths["trtllm", "h100-sxm"]["tpot"] < 0.01 < widths["vllm", "h100-sxm"]["tpot"]
+    # without Llama no serving of TensorRT-LLM is in 16 bits: 50 us of a launch stand in for 45
+    assert widths["trtllm", "h100-sxm"]["tpot"] < 0.02 < widths["vllm", "h100-sxm"]["tpot"]
 
 
 def test_the_page_names_the_figures_of_the_stacks() -> None:
