@@ -17,6 +17,7 @@ _SYSTEMS = MappingProxyType(
         "a100_sxm": "a100-sxm-hdr",
         "gb200": "gb200-nvl72",
         "gb200_sxm": "gb200-nvl72",
+        "gb300": "gb300-nvl72",
         "l40s": "l40s-pcie",
         "rtx_pro_6000_server": "rtx-pro-6000",
         # of InferenceX

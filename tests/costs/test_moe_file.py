@@ -64,6 +64,7 @@ def test_tables_and_layers_made_of_others_are_within_the_error_bounds() -> None:
         "b200-sxm",
         "b300-sxm",
         "gb200-nvl72",
+        "gb300-nvl72",
         "h100-sxm",
         "h200-sxm",
         "l40s-pcie",

@@ -25,7 +25,17 @@ from ladder_sim.errors import ProfileError
 from tests.support.strategies import damaged
 from tools.profiles.grids import lowered
 
-SHIPPED = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
+SHIPPED = (
+    "a100-sxm",
+    "b200-sxm",
+    "b300-sxm",
+    "gb200-nvl72",
+    "gb300-nvl72",
+    "h100-sxm",
+    "h200-sxm",
+    "l40s-pcie",
+    "rtx-pro-6000",
+)
 ENGINES = ("sglang", "trtllm", "vllm")
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 
@@ -86,9 +96,11 @@ def test_shipped_profiles_are_small_sourced_and_within_the_error_bounds(name: st
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_engines_profile_is_small_and_says_which_versions_it_holds(name: str, engine: str) -> None:
     own, base = load_profile(f"{name}-{engine}"), load_profile(name)
-    assert (FOLDER / f"{own.name}.json.gz").stat().st_size <= 40_000
+    assert (FOLDER / f"{own.name}.json.gz").stat().st_size <= 50_000
     assert (own.base, own.cluster_name, own.reference) == (name, base.cluster_name, base.reference)
-    assert own.gemm == base.gemm
+    # fp8 checkpoints of TensorRT-LLM state the scales of activations
+    own_formats = {dtype for dtype, table in own.gemm.items() if table != base.gemm[dtype]}
+    assert own_formats == ({"fp8"} & base.gemm.keys() if engine == "trtllm" else set())
     for what in ("engine", "all-reduce"):
         assert own.environment[what].startswith(f"{engine} ")
     assert own.environment["attention"]
@@ -107,7 +119,7 @@ def test_every_format_that_was_measured_has_a_table() -> None:
     assert formats == {
         "a100-sxm": older,
         **dict.fromkeys(("h100-sxm", "h200-sxm", "l40s-pcie"), hopper),
-        **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200-nvl72", "rtx-pro-6000"), blackwell),
+        **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "rtx-pro-6000"), blackwell),
     }
 
 

@@ -19,7 +19,7 @@ def resolved(**arguments: object) -> str:
 
 def test_an_engine_is_priced_by_its_own_profile_of_the_gpu() -> None:
     for engine in ("vllm", "trtllm", "sglang"):
-        for cluster in ("h100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "l40s-pcie", "rtx-pro-6000"):
+        for cluster in ("h100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "l40s-pcie", "rtx-pro-6000"):
             assert resolved(stack=engine, cluster=cluster, tp=1) == f"{cluster}-{engine}"
         # other nodes of the same GPU
         assert resolved(stack=engine, cluster="a100-sxm-roce", tp=1) == f"a100-sxm-{engine}"

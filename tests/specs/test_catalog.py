@@ -26,6 +26,7 @@ CLUSTERS = (
     "b200-sxm",
     "b300-sxm",
     "gb200-nvl72",
+    "gb300-nvl72",
     "h100-a3mega",
     "h100-crusoe",
     "h100-p5",

@@ -40,6 +40,7 @@ SYSTEMS = {
     "l40s": "l40s-pcie",
     "rtx_pro_6000_server": "rtx-pro-6000",
     "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
 }
 # catalog cluster whose GPU and in-node links a profile was measured on, if its name is not the profile's
 MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
