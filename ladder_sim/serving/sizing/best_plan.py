@@ -17,7 +17,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import Service
-from ladder_sim.serving.sizing.search import Need, Points, Search
+from ladder_sim.serving.sizing.search import PRECISION, Need, Points, Search
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
@@ -71,16 +71,28 @@ class Context(NamedTuple):
     points: Points
     progress: Progress
 
-    def search(self, service: Service, variant: str) -> Search:
+    def search(self, service: Service, variant: str, near: float | None) -> Search:
         return Search(
             service,
             variant,
             self.traffic,
             self.slo,
             seeds=self.seeds,
+            near=near,
             points=self.points,
             watch=lambda text: self.progress.point(),
         )
+
+
+class Estimate(NamedTuple):
+    """What predictions of requests in flight say of a plan."""
+
+    gpus: float
+    """The least that carry the load; infinite: no number can."""
+    excess: float
+    """The plan's shortest step over the SLO's."""
+    rate: float | None = None
+    """Requests per second near a replica's limit; None: not predicted."""
 
 
 class Best(NamedTuple):
@@ -107,28 +119,28 @@ def best_plan(
     needs: list[tuple[Need, Search]] = []
     simulated: list[Tried] = []
     left_out: list[Tried] = []
-    least: list[tuple[float, float, Service]] = []
+    estimates: list[tuple[Estimate, Service]] = []
     problems: list[LadderSimError] = []
     for plan, prefill_tp in kinds:
         try:
             service = _service(scenario, plan, prefill_tp, context.traffic, how)
-            least.append((*_least_gpus(service, variant, context), service))
+            estimates.append((_estimate(service, variant, context), service))
         except LadderSimError as error:
             problems.append(error)
             prompts = f", prompts on TP {prefill_tp}" if prefill_tp else ""
             left_out.append(Tried(plans=f"{plan}{prompts}", gpus=0, reason=error.message))
             context.progress.searched()
     # plans without requests in flight go last
-    for gpus, _, service in sorted(least, key=lambda each: (each[2].prefill is not None, *each[:2])):
-        if needs and math.isinf(gpus):
+    for estimate, service in sorted(estimates, key=lambda each: (each[1].prefill is not None, *each[0][:2])):
+        if needs and math.isinf(estimate.gpus):
             # the first of them comes closest
             left_out.append(Tried(plans=service.plans, gpus=0, reason=_NEVER))
             context.progress.searched()
             continue
-        search = context.search(service, variant)
+        search = context.search(service, variant, estimate.rate)
         fewest = min((need.gpus for need, _ in needs if need.replicas), default=None)
         try:
-            need = search.need() if fewest is None or _may_need_fewer(search, gpus, fewest) else None
+            need = search.need() if fewest is None or _may_need_fewer(search, estimate.gpus, fewest) else None
         except LadderSimError as error:
             # what has no times of steps
             problems.append(error)
@@ -145,6 +157,13 @@ def best_plan(
     if not needs:
         raise problems[0]
     need, search = min(needs, key=lambda each: _rank(each[0]))
+    # limits are searched to PRECISION: of plans that carry as much, smaller replicas follow a load more closely
+    alike = [
+        (other, of)
+        for other, of in needs
+        if other.replicas and other.gpus == need.gpus and _carried(other) >= (1.0 - 2.0 * PRECISION) * _carried(need)
+    ]
+    need, search = min(alike, key=lambda each: each[1].service.gpus(each[0].group), default=(need, search))
     return Best(need, search.of_group(need.group), (*simulated, *left_out))
 
 
@@ -169,22 +188,27 @@ def _may_need_fewer(search: Search, least: float, gpus: int) -> bool:
 def _rank(need: Need) -> tuple[float, ...]:
     """Return a sort key: the fewest GPUs, then the highest rate; if no number suffices, the least excess."""
     if need.replicas:
-        return 0, need.gpus, -need.rate_limit * need.sizes.groups
+        return 0, need.gpus, -_carried(need)
     assert need.outcome.slo is not None
     excesses = (idle_s / bound.seconds for bound, idle_s in zip(need.outcome.slo.bounds, need.idle_s, strict=True))
     # NaN, which no request has, is never above another
     return 1, max(0.0, *excesses)
 
 
-def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float, float]:
-    """Return the least GPUs that carry the load by predictions, and a plan's shortest step over the SLO's.
+def _carried(need: Need) -> float:
+    """Return the requests per second of all groups at their limit."""
+    return need.rate_limit * need.sizes.groups
 
-    Infinite: no number can. Those of one replica of each kind without predictions: steps were measured,
-    or some replicas run prompts only.
+
+def _estimate(service: Service, variant: str, context: Context) -> Estimate:
+    """Return what predictions say of a plan.
+
+    Its GPUs are those of one replica of each kind without predictions: steps were measured, or some replicas run
+    prompts only.
     """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps or service.prefill:
-        return service.gpus(service.alike(1)), 0.0
+        return Estimate(service.gpus(service.alike(1)), 0.0)
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     groups = scenario.plan.groups
     loads = groups * _LOADS[spec.step_requests >= _LOADS]
@@ -194,10 +218,12 @@ def _least_gpus(service: Service, variant: str, context: Context) -> tuple[float
     request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
     token_s = np.asarray(request.decode_s) / max(1, gen - 1)
     bounds = context.slo.bounds
-    kept = token_s <= _SLACK * min((bound.seconds for bound in bounds if bound.metric == "tpot"), default=math.inf)
+    bound_s = min((bound.seconds for bound in bounds if bound.metric == "tpot"), default=math.inf)
     # on an idle replica a first token takes a step, and an answer more
     excess = float(token_s[0]) / min((bound.seconds for bound in bounds if bound.metric != "itl"), default=math.inf)
+    kept = token_s <= _SLACK * bound_s
     if not kept.any() or excess > _SLACK:
-        return math.inf, excess
-    rate = _SLACK * float(np.max((loads / (request.ttft_s + request.decode_s))[kept]))
-    return math.ceil(traffic.rate / rate) * scenario.plan.replica_gpus, excess
+        return Estimate(math.inf, excess)
+    rates = loads / (request.ttft_s + request.decode_s)
+    gpus = math.ceil(traffic.rate / (_SLACK * float(np.max(rates[kept])))) * scenario.plan.replica_gpus
+    return Estimate(gpus, excess, float(np.exp(np.interp(bound_s, token_s, np.log(rates)))))

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil, exp, inf, isinf, log, log2
 from typing import Self
 
 import numpy as np
@@ -108,6 +108,8 @@ class Search:
         Requests at a rate; other rates bring the same ones, closer together or further apart.
     slo
         Bounds to keep, by a queue that does not grow without end: on average over `seeds`.
+    near
+        A rate, in requests per second, that a replica's limit may be near; None: it is guessed.
     points
         Simulations that are known; others are added.
     watch
@@ -122,10 +124,12 @@ class Search:
         slo: SLO,
         *,
         seeds: int = 1,
+        near: float | None = None,
         points: Points | None = None,
         watch: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.service, self.variant, self.traffic, self.slo = service, variant, traffic, slo
+        self.near = near
         self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
         # what limits are of
         self.group = service.alike(1)
@@ -165,33 +169,38 @@ class Search:
         """Return the highest rate of one group, and the bounds that break above it.
 
         It is the same for every rate that is to be served.
-        From a power of two by doubling or halving, for a replica with little to do takes longest to simulate, then by
-        bisection; from a rate that is near in small steps. 0: none, and what breaks where requests come alone.
+        From a rate that is near in steps that grow, or from a guess by doubling or halving, for a replica with little
+        to do takes longest to simulate; then by interpolating how far bounds are exceeded. 0: none, and what breaks
+        where requests come alone.
         """
-        step = 2.0 if near is None else 1.1
-        kept = broken = self._guess() if near is None else near
-        if breaks := self.breaks(broken, self.group, case, (seed,)):
+
+        def excess(rate: float) -> float:
+            return self._excess(rate, case, seed)
+
+        near = near or self.near
+        step = 2.0 if near is None else 1.0 + 2.0 * PRECISION
+        kept = broken = near or self._guess()
+        if excess(broken) > 0.0:
             kept /= step
-            while bounds := self.breaks(kept, self.group, case, (seed,)):
+            while excess(kept) > 0.0:
                 if kept <= self._alone:
-                    return 0.0, bounds
-                kept, broken, breaks = kept / step, kept, bounds
+                    return 0.0, self.breaks(kept, self.group, case, (seed,))
+                step = min(2.0, step**2)
+                kept, broken = kept / step, kept
                 # of less than one in flight
                 if kept * _ALONE < self._alone:
                     kept = self._alone
         else:
             broken *= step
-            while not (breaks := self.breaks(broken, self.group, case, (seed,))):
+            while excess(broken) <= 0.0:
+                step = min(2.0, step**2)
                 kept, broken = broken, step * broken
                 if broken > _MOST_RATE:
                     return kept, ()
         while broken > (1.0 + PRECISION) * kept:
-            middle = (kept * broken) ** 0.5
-            if bounds := self.breaks(middle, self.group, case, (seed,)):
-                broken, breaks = middle, bounds
-            else:
-                kept = middle
-        return kept, breaks
+            middle = _between(kept, broken, excess(kept), excess(broken))
+            kept, broken = (kept, middle) if excess(middle) > 0.0 else (middle, broken)
+        return kept, self.breaks(broken, self.group, case, (seed,))
 
     def fewest(self, limit: float, case: Case = AS_PREDICTED) -> Sizes | None:
         """Return the fewest replicas that meet the SLO; None if no number does.
@@ -243,6 +252,14 @@ class Search:
         """Return the bounds of the SLO that replicas break at a rate, on average over seeds; empty if none."""
         values_s, stable = self._bounded(rate, sizes, case, seeds)
         return self.slo.broken(values_s) or (() if stable else (ENDLESS,))
+
+    def _excess(self, rate: float, case: Case, seed: int) -> float:
+        """Return the logarithm of the largest of a group's times over their bounds; infinite: the queue grows."""
+        values_s, stable = self._bounded(rate, self.group, case, (seed,))
+        if not stable:
+            return inf
+        shares = [value / bound.seconds for value, bound in zip(values_s, self.slo.bounds, strict=True)]
+        return log(max([each for each in shares if each > 0.0], default=1e-9))
 
     def _bounded(self, rate: float, sizes: Sizes, case: Case, seeds: Sequence[int]) -> tuple[list[float], bool]:
         """Return the times that the SLO bounds, seconds, and whether the queue ends, over the first deciding seeds."""
@@ -350,3 +367,18 @@ class Search:
             outcome=self._run(rate, sizes),
             idle_s=idle_s,
         )
+
+
+def _between(kept: float, broken: float, below: float, above: float) -> float:
+    """Return the rate to try next between one that keeps an SLO and one that breaks it.
+
+    It lies just beyond where the excess, `below` and `above`, would be none if it were linear in the logarithm of the
+    rate: the end that is further from there moves close to the other.
+    """
+    width = log(broken / kept)
+    if isinf(above):
+        return kept * exp(width / 2.0)
+    root = -below / (above - below)
+    margin = 0.4 * PRECISION / width
+    aim = root - margin if root > 0.5 else root + margin
+    return kept * exp(width * min(0.9, max(0.1, aim)))
