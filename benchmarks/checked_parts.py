@@ -58,7 +58,7 @@ _ELSEWHERE = {
 # what no part of a scenario stands for
 _NEVER = (
     "Prefill and decode on replicas of their own, and drafted tokens with their acceptance rates ([load](load.md)).",
-    "The quality of a rewired model: nothing here predicts it ([quality](quality.md)).",
+    "The quality of a rewired model: nothing here predicts it ([quality](adopt.md#quality)).",
 )
 
 

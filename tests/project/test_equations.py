@@ -1,4 +1,4 @@
-"""The equations of docs/model.md, docs/serving.md and docs/how, written out again, give what the code gives."""
+"""The equations of docs/model.md, docs/load.md and docs/how, written out again, give what the code gives."""
 
 import math
 import re
@@ -27,7 +27,7 @@ from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
 from tests.support import beside
 
-PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "serving.md"]
+PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "load.md"]
 SOURCES: tuple[Source, ...] = ("measured", "fitted", "transferred", "roofline")
 # floors of links, seconds, and their rates, bytes/s
 ALPHA, HOST_ALPHA, NODE_ALPHA = 15.6e-6, 49e-6, 40e-6
