@@ -56,6 +56,6 @@ retraining. Replicas come whole: standard needs {gpus["standard"]:.0f} GPUs, wit
 error of a few percent in the time of a step is a replica more or less: plan with the interval.""")
 
 # %% [markdown]
-# **What it does not show.** What retraining costs ([quality](../quality.md#what-adapting-costs)), other plans than TP
+# **What it does not show.** What retraining costs ([quality](../adopt.md#what-it-costs)), other plans than TP
 # 8 (`tp=` and `pp=` search them), prefix caches and other lengths: a day of your own requests is a better load than a
 # distribution ([`--trace`](../load.md)). No serving with ladder or fused norms was compared with a measurement.
