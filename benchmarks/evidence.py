@@ -57,24 +57,8 @@ def _runs(dataset: str = DEFAULT_DATASET) -> tuple[Comparison, ...]:
 
 def _glance() -> str:
     """Return a table with a line for each comparison."""
-    ladder = [
-        (row.measurement.configuration.p2p, row.speedup) for row in _runs() if row.measurement.variant == "ladder"
-    ]
-    compared: dict[str, list[Quantity | None]] = {
-        "ladder's speedup, with peer-to-peer links": [speedup for p2p, speedup in ladder if p2p],
-        "ladder's speedup, without peer-to-peer links": [speedup for p2p, speedup in ladder if not p2p],
-        "tok/s of four wirings": [row.tokens_per_s for row in _runs()],
-    }
-    rows = []
-    for name, quantities in compared.items():
-        errors = error_stats(quantities)
-        assert errors is not None
-        what, far = (
-            f"one static batch, 70B on H100, {name}",
-            f"{percent(errors.mean_error)}, {percent(errors.max_error)} at most",
-        )
-        rows.append((what, str(errors.rows), far, percent(errors.inside, 0)))
-    for time, models in itertools.product(("time per token", "time to first token"), MODELS):
+    rows: list[tuple[str, ...]] = []
+    for time, models in itertools.product(("time to first token", "time per token"), MODELS):
         (each,) = servings(models, "all")
         name = "dense models" if models == "dense" else "models with experts"
         errors_inside = (
@@ -83,6 +67,22 @@ def _glance() -> str:
             else (f"median {percent(each['ttft_median'])}", "")
         )
         rows.append((f"requests in flight, {name}: {time}", each["rows"], *errors_inside))
+    ladder = [
+        (row.measurement.configuration.p2p, row.speedup) for row in _runs() if row.measurement.variant == "ladder"
+    ]
+    compared: dict[str, list[Quantity | None]] = {
+        "ladder's speedup, with peer-to-peer links": [speedup for p2p, speedup in ladder if p2p],
+        "ladder's speedup, without peer-to-peer links": [speedup for p2p, speedup in ladder if not p2p],
+        "tok/s of four wirings": [row.tokens_per_s for row in _runs()],
+    }
+    for name, quantities in compared.items():
+        errors = error_stats(quantities)
+        assert errors is not None
+        what, far = (
+            f"one static batch, 70B on H100, {name}",
+            f"{percent(errors.mean_error)}, {percent(errors.max_error)} at most",
+        )
+        rows.append((what, str(errors.rows), far, percent(errors.inside, 0)))
     ratios = table_of(PAGE.name, "Prompts with and without all-reduces")
     what = "prefills of 1k to 64k tokens, with and without all-reduces: their ratio"
     by_tp = ", ".join(f"{row['their ratio']} at TP {row['TP']}" for row in ratios)
