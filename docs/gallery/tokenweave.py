@@ -93,5 +93,5 @@ for name, prediction in {"standard": plain["standard"], "TokenWeave": both, "lad
 # %% [markdown]
 # **What it does not show.** One of the two figures set by hand is fitted to one of these rows, the shortest prefill
 # in two parts. Other models and batches that TokenWeave published are not part of this study. Real engines decide by
-# the size of a batch whether to split it. [`ladder-sim versus`](../questions/ladder-pays.md) ranks every technique and wiring for a
-# scenario of your own.
+# the size of a batch whether to split it. [`ladder-sim versus`](../questions/ladder-pays.md) ranks every technique and
+# wiring for a scenario of your own.

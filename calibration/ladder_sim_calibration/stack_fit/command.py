@@ -24,9 +24,7 @@ def add_to(commands: Any) -> None:
     )
     fit.add_argument("--base", required=True, help="measured profile of the GPU: a shipped one's name, or a file")
     fit.add_argument("--out", type=Path, required=True, help="profile to write")
-    fit.add_argument(
-        "--protocol", choices=PROTOCOLS, help="rows that may be fitted; default: all"
-    )
+    fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted; default: all")
     fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
     fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
     add_created(fit)
