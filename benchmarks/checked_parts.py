@@ -1,9 +1,9 @@
-"""The runs behind answers, and what the catalog has that none of them had: a table and a list of docs/evidence.md."""
+"""What the catalog has that none of the runs behind answers had: a list of docs/evidence.md."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.pages import bullets, table
+from benchmarks.pages import bullets
 from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
 from ladder_sim.costs.profile import StackFit
 from ladder_sim.costs.profile_file import shipped_fits
@@ -24,30 +24,6 @@ def _compared_runs() -> list[tuple[str, StackFit | ServingCheck]]:
     return [*fits, *((check.cluster.gpu.name, check) for check in serving_checks())]
 
 
-def behind() -> str:
-    """Return the runs that answers are compared with, one line each."""
-    rows = []
-    for gpu, runs in _compared_runs():
-        in_flight = isinstance(runs, ServingCheck)
-        spans = {name: f"{low:g}" if low == high else f"{low:g}-{high:g}" for name, (low, high) in runs.sizes.items()}
-        plans = ", ".join(runs.plans) if in_flight else "TP"
-        rows.append(
-            (
-                f"{ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}, {gpu}".replace(" ,", ","),
-                f"{', '.join(runs.models)} in {', '.join(runs.dtypes)}",
-                f"{plans}; TP {spans['tp']}",
-                f"{spans['batch']} {'in flight' if in_flight else 'in a batch'}",
-                f"{spans['prompt']} + {spans['gen']}",
-                # their sizes are those of the whole data set, in the fit or not
-                str(runs.servings)
-                if in_flight
-                else f"{len(read_dataset(runs.runs).measurements)}, {runs.rows} in the fit",
-            )
-        )
-    columns = ("stack, GPU", "models", "plan", "requests", "prompt + answer", "runs")
-    return table(columns, rows)
-
-
 # what else is known of such parts
 _ELSEWHERE = {
     "GPU": " (one serving was measured on GB200, and is missed: above)",
@@ -58,7 +34,7 @@ _ELSEWHERE = {
 # what no part of a scenario stands for
 _NEVER = (
     "Prefill and decode on replicas of their own, and drafted tokens with their acceptance rates ([load](load.md)).",
-    "The quality of a rewired model: nothing here predicts it ([quality](quality.md)).",
+    "The quality of a rewired model: nothing here predicts it ([quality](adopt.md#quality)).",
 )
 
 

@@ -24,14 +24,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.accuracy_page import collectives_s
+from benchmarks.accuracy import collectives_s
 from benchmarks.checked_parts import ENGINES
 from benchmarks.evidence import LEVEL, MODELS, servings
-from benchmarks.pages import DOCS, SCHEMES, rows_of
+from benchmarks.pages import DOCS, SCHEMES
 from ladder_sim import Scenario, predict
 from ladder_sim.cli.main import main as ladder_sim
 from ladder_sim.explorer.style import on_page
-from ladder_sim.report.crosscheck import error_figure as cross_check_figure
 from ladder_sim.report.errors import error_figure
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.prediction import timeline_figure
@@ -227,26 +226,6 @@ def measured_servings() -> "go.Figure":
     return figure("", data=data, layout=layout)
 
 
-def cross_check() -> "go.Figure":
-    """Latencies on emulated links, predicted over measured, and below them speedups by link."""
-    rows = []
-    for row in rows_of(DOCS / "crosscheck-emulated.csv"):
-        if row["link"] != "calibration":
-            scale = 1e-3 if row["unit"] == "ms" else 1.0
-            values = {name: scale * float(row[name]) for name in ("predicted", "measured", "low", "high")}
-            rows.append({**row, **values, "quantity": row["what"], "error": float(row["error"])})
-    drawn = cross_check_figure({"rows": rows})
-    # dashes as wide as the bars
-    drawn.update_traces(marker_size=9, selector={"type": "scatter", "xaxis": "x2"})
-    return drawn.update_layout(
-        height=860,
-        xaxis={"domain": [0.0, 1.0]},
-        yaxis={"domain": [0.56, 1.0]},
-        xaxis2={"domain": [0.0, 1.0]},
-        yaxis2={"domain": [0.0, 0.44], "title": {"text": "speedup over standard"}},
-    )
-
-
 def recovery() -> "go.Figure":
     """Held-out perplexity of a model while it is adapted, a line for each run, and that of the model as it was."""
     held = json.loads((TRAINING / "recovery.json").read_text("utf-8"))
@@ -284,17 +263,10 @@ FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
     "how/intervals": intervals,
     "evidence-runs": static_runs,
     "evidence-servings": measured_servings,
-    "crosscheck": cross_check,
     "recovery": recovery,
 }
 # commands of a page, the last of which draws the figure
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "accuracy": ("ladder-sim validate --set plot=accuracy.svg",),
-    "traces": (
-        "ladder-sim trace export three.json.gz --model 70b --nodes 2 --batch 16 --variant standard --profile h100-sxm "
-        "--set model.layers=3 --set model.vocab=8192",
-        "ladder-sim trace predict three.json.gz --variant standard,ladder --plot traces.svg",
-    ),
     "versus-map": ("ladder-sim versus --model 70b --stack vllm --concurrency 64 --map versus-map.svg",),
 }
 

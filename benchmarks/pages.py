@@ -27,13 +27,11 @@ def rows_of(file: Path) -> list[Row]:
         return list(csv.DictReader(lines))
 
 
-def table_of(page: str, heading: str, number: int = 0) -> list[Row]:
-    """One of the tables below a heading of a page, by its columns: "error", and the next one of that name "error 2"."""
+def table_of(page: str, heading: str) -> list[Row]:
+    """Return the first table below a heading of a page."""
     text = (DOCS / page).read_text("utf-8")
-    section = text[text.index(f" {heading}\n") :].partition("\n## ")[0]
-    lines = _BLOCKS["|"].findall(section)[number].splitlines()
-    head, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
-    columns = [f"{name} {seen + 1}" if (seen := head[:at].count(name)) else name for at, name in enumerate(head)]
+    lines = _BLOCKS["|"].findall(text[text.index(f" {heading}\n") :])[0].splitlines()
+    columns, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -49,12 +47,6 @@ def remade(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
             text = text[: old.start()] + part + text[old.end() :]
             begin = old.start() + len(part)
     return text
-
-
-def number_in(cell: str) -> float:
-    """Return the first number of a cell."""
-    (value,) = re.findall(r"[-+]?\d+(?:\.\d+)?", cell)[:1]
-    return float(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

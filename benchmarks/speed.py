@@ -1,10 +1,9 @@
-"""How fast the simulator answers, compared with its targets: the tables of docs/performance.md.
+"""How fast the simulator answers, compared with its targets.
 
 Cold figures and sweeps are medians over fresh processes, so they include the start of the interpreter. Timings depend
 on the machine and on its load, so a figure that misses its target is marked and does not fail::
 
     python -m benchmarks.speed [--no-sweeps]
-    python -m benchmarks.speed --page
 """
 
 import argparse
@@ -23,9 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from benchmarks.pages import DOCS, remade, table
+from benchmarks.pages import table
 
-PAGE = DOCS / "performance.md"
 COLD_RUNS, WARM_RUNS, SWEEP_RUNS = 7, 41, 3
 # kinds of hardware in one batch
 CONFIGURATIONS = 32_768
@@ -112,7 +110,6 @@ def _shown(value: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-sweeps", action="store_true", help="leave the sweeps out, which take minutes")
-    parser.add_argument("--page", action="store_true", help=f"write both tables into docs/{PAGE.name}")
     options = parser.parse_args()
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     figures = [*cold(), *starts()]
@@ -121,8 +118,6 @@ def main() -> int:
     tables = [table(("what", "measured", "target", ""), (row.cells() for row in rows)) for rows in (figures, sweeps)]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {time.strftime('%F')}\n")
     print("\n".join(tables))
-    if options.page:
-        PAGE.write_text(remade(PAGE.name, {"Performance": tables[:1], "Sweeps": tables[1 : 1 + bool(sweeps)]}), "utf-8")
     return 0
 
 

@@ -6,7 +6,7 @@
 # change?
 #
 # **What was done.** Requests of about 1,000 + 128 tokens (lengths are drawn) arrive at random; replicas of TP 8 under
-# vLLM are simulated request by request. `capacity` finds the rate at which one replica breaks the promise, and
+# vLLM are simulated request by request. `capacity` finds the rate at which one replica breaks the SLO, and
 # the replicas that 20 requests a second need.
 
 # %%
@@ -28,7 +28,7 @@ for name, scenario in options.items():
     fleets[name] = need[variant]
 
 # %% tags=["hide-input"]
-figure, panels = plt.subplots(1, 2, num="Bounds against the rate of one replica; dotted: the promise")
+figure, panels = plt.subplots(1, 2, num="Bounds against the rate of one replica; dotted: the SLO")
 for place, (panel, (bound, bound_s)) in enumerate(zip(panels, bounds_s.items(), strict=True)):
     for name, fleet in fleets.items():
         rates = sorted(fleet.curve)
@@ -56,6 +56,6 @@ retraining. Replicas come whole: standard needs {gpus["standard"]:.0f} GPUs, wit
 error of a few percent in the time of a step is a replica more or less: plan with the interval.""")
 
 # %% [markdown]
-# **What it does not show.** What retraining costs ([quality](../quality.md#what-adapting-costs)), other plans than TP
+# **What it does not show.** What retraining costs ([quality](../adopt.md#what-it-costs)), other plans than TP
 # 8 (`tp=` and `pp=` search them), prefix caches and other lengths: a day of your own requests is a better load than a
 # distribution ([`--trace`](../load.md)). No serving with ladder or fused norms was compared with a measurement.

@@ -71,4 +71,4 @@ a dispatch and a combine stand around the experts, and ladder gains {gains["atte
 # %% [markdown]
 # **What it does not show.** No run of ladder with experts was compared; the measured servings are all of standard.
 # Tokens choose experts as in the measured tables, by a power law; `--set imbalance=` takes another. How good MiniMax
-# M2.5 would be as ladder is not known; published of models with experts are FarSkip's ([quality](../quality.md)).
+# M2.5 would be as ladder is not known; published of models with experts are FarSkip's ([quality](../adopt.md#quality)).

@@ -76,7 +76,7 @@ panel.set(xscale="log", xlabel="measured tokens/s", ylabel="error of the predict
 panel.legend()
 
 # %% [markdown]
-# **What it does not show.** The structure of the model was developed with these rows in sight: the unseen ones test
+# **What it does not show.** The structure of the model was developed with these rows in view: the unseen ones test
 # its figures, not its structure. They are of one model, one node and one engine, the authors' benchmark, which
-# reduces with NCCL; engines with an all-reduce of their own leave less to hide. [Every row](../accuracy-70b.md), and
-# [what else was compared](../accuracy.md).
+# reduces with NCCL; engines with an all-reduce of their own leave less to hide. [Every row](../accuracy-70b.csv), and
+# [what else was compared](../evidence.md).

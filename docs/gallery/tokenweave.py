@@ -9,7 +9,7 @@
 # techniques, and with all-reduces left out (figure 11 of microsoft/tokenweave; `tests/data/tokenweave_prefill.csv`).
 # The same prefills are predicted; ladder, which nobody has measured there, is predicted next to them. Those runs
 # launch kernel by kernel, which the stack `vllm` does not know: two figures are set for that, as [the table of all
-# rows](../versus.md#tokenweave) explains.
+# rows](../evidence.md#techniques) explains.
 
 # %%
 import csv
@@ -93,5 +93,5 @@ for name, prediction in {"standard": plain["standard"], "TokenWeave": both, "lad
 # %% [markdown]
 # **What it does not show.** One of the two figures set by hand is fitted to one of these rows, the shortest prefill
 # in two parts. Other models and batches that TokenWeave published are not part of this study. Real engines decide by
-# the size of a batch whether to split it. [`ladder-sim versus`](../versus.md) ranks every technique and wiring for a
-# scenario of your own.
+# the size of a batch whether to split it. [`ladder-sim versus`](../questions/ladder-pays.md) ranks every technique and
+# wiring for a scenario of your own.

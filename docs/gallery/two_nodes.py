@@ -64,4 +64,4 @@ for name, plan in plans.items():
 # %% [markdown]
 # **What it does not show.** Messages of this size over this fabric were measured only far below and above it, so that
 # they are marked *transferred* and the intervals across nodes are wide. Whether a 405B keeps its quality as ladder is
-# not known; [`ladder-sim list quality ladder`](../quality.md) lists what is.
+# not known; [`ladder-sim list quality ladder`](../adopt.md#quality) lists what is.

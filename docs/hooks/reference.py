@@ -75,8 +75,12 @@ def _typer_options(command: Any) -> Iterator[str]:
     for each in command.params:
         if not each.hidden and "--help" not in each.opts:
             rows.setdefault(each.rich_help_panel or "", []).append(each.get_help_record(context))
-    for panel, own in rows.items():
-        yield from _table(panel, own)
+    if rows:
+        # a page of all commands is short that way, and a search of the browser's opens what it finds
+        yield from ('<details markdown="1">', "<summary>Options</summary>", "")
+        for panel, own in rows.items():
+            yield from _table(panel, own)
+        yield from ("</details>", "")
 
 
 def _argparse_options(parser: argparse.ArgumentParser, called: str, without: Collection[str] = ()) -> Iterator[str]:
@@ -106,7 +110,7 @@ def settings() -> Iterator[str]:
     known = described()
     rows = settings_rows(Scenario(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
     for section, title in _SECTIONS.items():
-        yield from _heading(2, title)
+        yield from _heading(3, title)
         own = [row[:3] for row in rows if row[0].startswith(f"{section}.")]
         has_units = any(known[name].unit for name, *_ in own)
         yield from _table(
@@ -114,7 +118,7 @@ def settings() -> Iterator[str]:
             [(name, *([known[name].unit] if has_units else []), *texts, known[name].meaning) for name, *texts in own],
             ("setting", *(["SI unit"] if has_units else []), "default", "range", "meaning"),
         )
-    yield from _heading(2, "Parameters of commands that have no flag")
+    yield from _heading(3, "Parameters of commands that have no flag")
     yield from _table("", knob_rows(), ("name", "default", "meaning", "commands"))
 
 

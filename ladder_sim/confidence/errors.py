@@ -62,11 +62,11 @@ class Unchecked:
 # wider to hold nine tenths of the rows of the other; with this and another family 92 to 100 % lie inside
 # (`python -m tools.profiles.serving_fit serving_moe.csv`).
 # Wiring: nine tenths of 33 gains of other wirings on one machine are missed by at most 6 %, where collectives take a
-# third to a half of the time (docs/crosscheck.md).
+# third to a half of the time (docs/evidence.md).
 # Experts in a format that was not measured on the GPU: gpt-oss-120b in MXFP4 on A100s, unpacked as w4a16, took 1.9 to
 # 3.1 times as long as predicted on 1 to 4 GPUs (vllm-project/vllm#22331).
-# Technique: nine tenths of the gains that were measured are missed by at most 13 % (docs/versus.md), where collectives
-# take a third of the time.
+# Technique: nine tenths of the gains that were measured are missed by at most 13 % (docs/evidence.md), where
+# collectives take a third of the time.
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
 # generations are further from the GPU that was checked. Links: the formula misses logs of other fabrics by up to
 # 64 % (docs/catalog.md), most by less than half. Model family: the same tables at other sizes, other small kernels;

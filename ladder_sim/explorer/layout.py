@@ -357,7 +357,7 @@ def _help() -> html.Section:
         html.P(
             [
                 html.A("The paper: Ladder Residual, arXiv 2501.06589", href=_PAPER, target="_blank", rel="noopener"),
-                ". The documentation is in the folder docs: explorer.md says how to use this page, what-it-answers.md "
+                ". The documentation is in the folder docs: explorer.md says how to use this page, index.md "
                 "what these numbers answer and what they do not, model.md what is assumed.",
             ]
         ),

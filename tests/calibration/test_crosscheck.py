@@ -102,7 +102,7 @@ def profile(both: Any) -> CalibrationProfile:
 
 
 def test_every_variant_is_predicted_and_measured(result: Any) -> None:
-    """`calibrate check --gate` judges the errors, on a quiet machine (docs/releasing.md)."""
+    """`calibrate check --gate` judges the errors, on a quiet machine (docs/development.md)."""
     check("crosscheck", result)
     rows = {(row["link"], row["variant"], row["quantity"]): row for row in result["rows"]}
     assert {variant for link, variant, _ in rows if link == "40%"} == set(VARIANTS)

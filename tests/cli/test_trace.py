@@ -14,7 +14,6 @@ from ladder_sim.report.traces import trace_figure
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
-from tests.conftest import DATA, REPO
 from tests.support import commands
 from tests.support.trace_files import COMM, LAYERS, TraceFile, decode_graph, tensor_parallel
 
@@ -274,24 +273,3 @@ def test_a_trace_without_blocks_is_no_traceback(tmp_path: Path) -> None:
     done = run("predict", empty.write(tmp_path / "one.json"))
     assert isinstance(done.exception, UsageError)
     assert "no transformer blocks" in done.exception.message
-
-
-def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
-    """Those of them whose input is here."""
-    page = (REPO / "docs" / "traces.md").read_text("utf-8")
-    standard = tmp_path / "standard.json.gz"
-    where = ("--model", "70b", "--nodes", "2", "--batch", "16", "--variant", "standard", "--profile", "h100-sxm")
-    shown("export", standard, *where)
-    load_of = tmp_path / "load.json.gz"
-    shown("export", load_of, "--model", "70b", "--concurrency", "64", "--variant", "standard")
-    for text in (
-        shown("predict", standard, "--variant", "standard,ladder,hybrid-ladder:16,upper-bound"),
-        shown("predict", standard, "--variant", "standard,ladder,parallel,upper-bound", "--from", "0s"),
-        shown("predict", load_of, "--variant", "standard,parallel,ladder,upper-bound"),
-        shown("info", DATA / "traces" / "nccl_ddp.json.gz"),
-        shown("replay", DATA / "traces" / "nccl_ddp.json.gz"),
-        shown("predict", DATA / "traces" / "tp" / "h100_compiled_graph"),
-        shown("diff", *(DATA / "traces" / "tp" / name for name in ("h100_compiled_graph", "h100_flash_graph"))),
-    ):
-        printed = [line.rstrip() for line in text.splitlines()]
-        assert "\n".join(f"    {line}" if line else "" for line in printed) in page

@@ -269,7 +269,7 @@ def test_servings_lie_in_the_intervals_of_engines() -> None:
 
 def test_prefills_with_multimem_and_without_all_reduces() -> None:
     """Prompts from 1k to 64k on four and eight H100s, with the all-reduce that the artifact ran."""
-    page = (REPO / "docs" / "accuracy.md").read_text("utf-8")
+    page = (REPO / "docs" / "evidence.md").read_text("utf-8")
     for tp in ("4", "8"):
         errors = []
         for row in (row for row in recorded("tokenweave_prefill.csv") if row["tp"] == tp):

@@ -1,4 +1,4 @@
-"""The equations of docs/model.md, docs/serving.md and docs/how, written out again, give what the code gives."""
+"""The equations of docs/model.md, docs/load.md and docs/how, written out again, give what the code gives."""
 
 import math
 import re
@@ -25,9 +25,8 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, ElementwiseShape, GemmShape
 from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
-from tests.support import beside
 
-PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "serving.md"]
+PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "load.md"]
 SOURCES: tuple[Source, ...] = ("measured", "fitted", "transferred", "roofline")
 # floors of links, seconds, and their rates, bytes/s
 ALPHA, HOST_ALPHA, NODE_ALPHA = 15.6e-6, 49e-6, 40e-6
@@ -277,18 +276,6 @@ def test_an_all_reduce_next_to_the_gate_and_up_projection(label: str, scenario: 
     longer = 1 / float(Device(sms=132).rate(reduced.demand, [kernel.demand]))
     page = (REPO / "docs" / "how" / "contention.md").read_text("utf-8")
     assert f"| {label} | {us:.1f} us | {waits * us / 0.8:.0f} | {waits:.2f} | {longer:.2f} |" in page
-
-
-def test_errors_of_contention_are_those_of_the_steps() -> None:
-    page = (REPO / "docs" / "how" / "contention.md").read_text("utf-8")
-    fixed, exchange, noisy, _ = (list(map(abs, errors)) for _, errors in beside.spread_rows())
-    for label, errors, digits, too in (
-        ("all-reduces of a fixed time, which take SMs alone", fixed, 1, ""),
-        ("all-reduces of steps through memory", exchange, 1, ""),
-        ("the same, 70B at batch 64, which differed from run to run by half", noisy, 0, " too short"),
-    ):
-        mean, most = (f"{100 * error:.{digits}f} %" for error in (np.mean(errors), max(errors)))
-        assert f"| {label} | {len(errors)} | {mean}{too} | {most} |" in page
 
 
 def test_the_front_end_of_requests_in_flight() -> None:

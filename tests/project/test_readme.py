@@ -26,7 +26,7 @@ def commands() -> list[str]:
 
 def test_the_pages_have_commands() -> None:
     assert "ladder-sim predict --explain" in commands()
-    assert len(commands()) >= 10
+    assert len(commands()) >= 6
 
 
 @pytest.mark.slow
@@ -69,6 +69,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert len(links) >= 10
     for file, section in links:
         assert (REPO / file).is_file(), file
-        if section:
+        # of a picture, the scheme that shows it
+        if section and not section.endswith("-mode-only"):
             headings = re.findall(r"^#+ (.*)$", (REPO / file).read_text("utf-8"), re.MULTILINE)
             assert section in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -70,12 +70,7 @@ def test_the_page_has_the_measured_recovery(page: str) -> None:
     after = {}
     for name, run in results["runs"].items():
         _, last, objective = name.split("-", 2)
-        layers = {"0": "none", "30": "all 30"}.get(last, f"last {last}")
-        learned = {"distill": "itself as it was", "next-token": "the text"}[objective]
         perplexity = [math.exp(point["held_out"]) for point in run["curve"]]
-        shown = " | ".join(f"{perplexity[at]:,.{0 if perplexity[at] > 1000 else 1}f}" for at in (0, 1, -1))
-        divergence = f"{run['curve'][-1]['divergence']:.3f} " if objective == "distill" else ""
-        assert f"| {layers} | {learned} | {shown} | {divergence}|" in page
         after[objective, int(last)] = run["curve"][-1]["tokens"], perplexity[-1]
     standard = {
         "distill": math.exp(results["untrained"]["standard"]["held_out"]),
@@ -91,7 +86,7 @@ def test_the_page_has_the_measured_recovery(page: str) -> None:
         assert (row.value, row.standard) == pytest.approx((value, standard[objective]), rel=0.01)
 
 
-def test_the_page_has_the_measured_gaps_from_scratch(page: str) -> None:
+def test_the_published_gaps_from_scratch_are_those_measured() -> None:
     shown = {}
     for folder in (RESULTS / "scratch").iterdir():
         gaps = list(compare(folder))
@@ -101,16 +96,6 @@ def test_the_page_has_the_measured_gaps_from_scratch(page: str) -> None:
                 continue
             standard = standards[each.parameters]
             shown[each.wiring, round(each.parameters / 1e6, 2), round(each.tokens / 1e6, 1)] = each, standard
-            cells = (
-                f"{each.parameters / 1e6:.2f} M",
-                f"{each.tokens / 1e6:.2f} M",
-                each.wiring,
-                len(each.gaps),
-                f"{standard.loss:.4f}",
-                f"{each.mean:+.4f}",
-                f"{each.half:.4f}",
-            )
-            assert f"| {' | '.join(map(str, cells))} |" in page
     for row in published():
         if row.source == "docs/adopt.md" and row.recipe == "from scratch":
             each, standard = shown[row.wiring, round(row.parameters / 1e6, 2), round(row.tokens / 1e6, 1)]

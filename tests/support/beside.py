@@ -11,7 +11,7 @@ from functools import cache
 from statistics import mean
 from typing import NamedTuple
 
-from benchmarks.pages import Row, rows_of, table
+from benchmarks.pages import Row, rows_of
 from ladder_sim import Scenario
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
@@ -165,22 +165,6 @@ def spread_rows() -> list[tuple[str, list[float]]]:
         ("the same of 70B at batch 64, which differed from run to run", noisy),
         ("ladder's gain, rewired from a trace of standard", [rewired_gains()["recorded"] / measured_gain() - 1.0]),
     ]
-
-
-def by_shard() -> str:
-    """Table of docs/evidence.md: errors of ladder's step, above 0 if it is predicted too long."""
-    rows = []
-    for (model, batch), kinds in sorted(errors().items()):
-        cells = [
-            (str(len(each)), f"{100 * mean(each):+.1f} %", f"{100 * max(each, key=abs):+.1f} %")
-            if each
-            else ("0", "-", "-")
-            for each in kinds
-        ]
-        name, _, tp = model.partition("-tp")
-        rows.append((f"{name.upper()}, TP {tp}", str(batch), *cells[0], *cells[1]))
-    columns = ("shard", "batch", "fixed: rows", "mean", "largest", "memory steps: rows", "mean", "largest")
-    return table(columns, rows)
 
 
 @cache

@@ -1,11 +1,9 @@
 """Laws: what every answer keeps, as properties over random inputs, in tests/laws.
 
-Each is listed by name in docs/development.md with the number of its examples: ``python -m tests.support.laws`` writes
-the table there.
+``python -m tests.support.laws`` lists them, each with the number of its examples.
 """
 
 import ast
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,9 +12,6 @@ from hypothesis import settings
 
 from tests.conftest import REPO
 
-PAGE = REPO / "docs" / "development.md"
-# the table is what stands between this head and the next empty line
-HEAD = "| law | examples |\n|---|---|\n"
 # of the profile `thorough`
 THOROUGH = 1000
 
@@ -50,15 +45,6 @@ def laws() -> Iterator[Law]:
                     yield Law(text, ast.literal_eval(call.keywords[0].value))
 
 
-def table() -> str:
-    """Rows of the page's table."""
-    return "".join(f"| {law.text} | {law.examples} |\n" for law in laws())
-
-
-def written(page: str) -> str:
-    """The page with the table as it should be."""
-    return re.sub(re.escape(HEAD) + r"(\|.*\n)*", lambda _: HEAD + table(), page)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+    for each in laws():
+        print(f"{each.examples:5}  {each.text}")

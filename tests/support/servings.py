@@ -6,7 +6,6 @@
 import csv
 import io
 import math
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,11 +23,10 @@ from ladder_sim.validation.serving import (
     summary,
 )
 from ladder_sim.validation.serving_table import read_servings
-from tests.conftest import REPO, SHIPPED
+from tests.conftest import SHIPPED
 from tools.profiles.serving_fit import fit_serving
 
 SAMPLE = SHIPPED / "serving-moe.csv"
-PAGE = REPO / "docs" / "accuracy.md"
 # parts of a serving that errors are summed up by
 PARTS = ("engine", "stack", "cluster", "model", "plan", "setup")
 COLUMNS = (
@@ -93,15 +91,6 @@ def of_table(models: str, file: Path) -> Sequence[ServingComparison]:
     return unseen(compared(file)) if models == "dense" else compared(file)
 
 
-def sample_line() -> str:
-    """What the page says of the rows that come with the package."""
-    errors, _ = summary(compared(SAMPLE))
-    assert errors is not None
-    mean, median = (f"{100 * share:.1f} %" for share in (errors.mean_error, errors.median_error))
-    rows = f"{errors.rows} of these rows, which come with the package"
-    return f"`ladder-sim validate {SAMPLE.stem}` compares {rows}: {mean}, {median}."
-
-
 if __name__ == "__main__":
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -109,5 +98,3 @@ if __name__ == "__main__":
     for table, path in zip(MODELS, sys.argv[1:], strict=True):
         writer.writerows(rows(table, of_table(table, Path(path))))
     SERVINGS.write_text(text.getvalue(), "utf-8")
-    line = re.compile(rf"`ladder-sim validate {SAMPLE.stem}` .*")
-    PAGE.write_text(line.sub(sample_line(), PAGE.read_text("utf-8")), "utf-8")

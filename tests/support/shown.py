@@ -18,7 +18,7 @@ from tests.conftest import REPO
 from tests.support.commands import run
 
 # what these show was measured once, on machines and with files that they name
-MEASURED = ("docs/calibrate.md", "docs/crosscheck.md", "docs/runtime.md", "docs/traces.md")
+MEASURED = ("docs/calibrate.md", "docs/runtime.md")
 PAGES = tuple(
     page
     for page in ("README.md", *sorted(path.relative_to(REPO).as_posix() for path in (REPO / "docs").rglob("*.md")))

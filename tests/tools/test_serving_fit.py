@@ -45,7 +45,7 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
 
 
 def test_the_page_names_the_figures_of_the_stacks() -> None:
-    page = (REPO / "docs" / "serving.md").read_text("utf-8")
+    page = (REPO / "docs" / "load.md").read_text("utf-8")
     # the version that was served, where a newer one has another figure
     served = {("host_request_s", "vllm"): "vllm@0.12"}
     for figure in FIGURES:

@@ -1,6 +1,6 @@
-"""Gains of techniques against published ones, as docs/versus.md has them."""
+"""Gains of techniques against published ones, as docs/evidence.md has them."""
 
-from benchmarks.techniques import PAGE, Gain, published, to_page, tokenweave
+from benchmarks.techniques import Gain, published, tokenweave
 
 
 def mean(gains: list[Gain], of: str) -> float:
@@ -9,10 +9,6 @@ def mean(gains: list[Gain], of: str) -> float:
 
 def same_sign(gain: Gain) -> bool:
     return (gain.measured > 1.0) == (gain.predicted > 1.0)
-
-
-def test_the_page_shows_what_the_script_writes() -> None:
-    assert to_page() == PAGE.read_text("utf-8")
 
 
 def test_prompts_in_two_parts_with_fused_norms() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.accuracy_page import to_files
+from benchmarks.accuracy import FILE, to_csv
 from ladder_sim import Scenario
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile_file import load_profile
@@ -20,7 +20,7 @@ from ladder_sim.system.files import read_bytes
 from ladder_sim.validation import dataset
 from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, summarize, validate
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration, Measurement, read_dataset
-from tests.conftest import DATA, REPO
+from tests.conftest import DATA
 from tests.support.commands import Ran, run
 from tests.support.predict_one import predict_one
 
@@ -342,7 +342,7 @@ def test_published_speedups_are_met_without_a_fit(default: Ran) -> None:
 def test_published_speedups_are_met_by_fits_that_have_not_seen_them(
     default: Ran, level: str, variants: set[str], tps: set[int], p2p: set[bool], mean: float, most: float
 ) -> None:
-    """The bounds that the project set itself (docs/accuracy-70b.md), on test rows."""
+    """The bounds that the project set itself, on test rows."""
     errors = [
         abs(row["speedup_error"])
         for row in json.loads(default.out)["levels"][level]["rows"]
@@ -438,15 +438,6 @@ def test_the_plot_shows_every_speedup() -> None:
     assert hollow == {"ladder, seen by the fit", "upper-bound, seen by the fit"}
 
 
-def test_the_page_in_the_docs_is_current() -> None:
-    """`python -m benchmarks.accuracy_page` writes docs/accuracy-70b.md and its CSV files; accuracy.md has two rows."""
-    files = to_files()
-    for name, text in files.items():
-        assert text == (REPO / "docs" / name).read_text("utf-8"), name
-    rows = [
-        line
-        for line in files["accuracy-70b.md"].split("\n")
-        if line.startswith(("| microbench | 70 |", "| protocol-b | 40 |"))
-    ]
-    assert len(rows) == 2
-    assert "\n".join(rows) in (REPO / "docs" / "accuracy.md").read_text("utf-8")
+def test_the_file_in_the_docs_is_current() -> None:
+    """`python -m benchmarks.accuracy` writes it."""
+    assert to_csv() == FILE.read_text("utf-8")

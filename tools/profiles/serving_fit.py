@@ -211,7 +211,9 @@ def _fit(rows: Sequence[Serving]) -> Floats:
 def main(argv: Sequence[str]) -> int:
     """Fit a table of servings and print the figures; returns the exit code."""
     parser = Parser(prog="python -m tools.profiles.serving_fit", description=__doc__)
-    parser.add_argument("servings", help="CSV file of servings (docs/serving.md), or a shipped table's name")
+    parser.add_argument(
+        "servings", help="CSV file of servings (docs/questions/my-cluster.md), or a shipped table's name"
+    )
     return exit_code(lambda: show(report(parser.read(argv).servings), sys.stdout))
 
 

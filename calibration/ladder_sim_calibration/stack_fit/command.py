@@ -20,13 +20,11 @@ def add_to(commands: Any) -> None:
     """Add `fit-stack` to the command line."""
     fit = commands.add_parser("fit-stack", help="fit a stack's figures to a few of its end-to-end runs")
     fit.add_argument(
-        "--runs", required=True, help="CSV file of runs (docs/accuracy-70b.md), or a shipped data set's name"
+        "--runs", required=True, help="CSV file of runs, as `validate` reads it, or a shipped data set's name"
     )
     fit.add_argument("--base", required=True, help="measured profile of the GPU: a shipped one's name, or a file")
     fit.add_argument("--out", type=Path, required=True, help="profile to write")
-    fit.add_argument(
-        "--protocol", choices=PROTOCOLS, help="rows that may be fitted (docs/accuracy-70b.md); default: all"
-    )
+    fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted; default: all")
     fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
     fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
     add_created(fit)
