@@ -69,7 +69,7 @@ class Measured:
     @property
     def citation(self) -> str:
         """The source, and whether a copy of it was read."""
-        return self.source + (" (secondary copy)" if self.secondary else "")
+        return self.source + (" (read in a copy)" if self.secondary else "")
 
     def __str__(self) -> str:
         standard = "" if self.standard is None else f" (standard {self.standard:g})"
@@ -137,7 +137,7 @@ def quality_of(variant: str) -> Quality | None:
     --------
     >>> print(quality_of("hybrid-ladder:20").sentence)
     published quality of hybrid-ladder:20: Llama-3.1-8B-Instruct, 3 B tokens, retrained on Infinity-Instruct: average of
-    8 or 9 tasks 53.86 (standard 56.11) [arXiv 2501.06589 (secondary copy)]
+    8 or 9 tasks 53.86 (standard 56.11) [arXiv 2501.06589 (read in a copy)]
     >>> quality_of("track:4").sentence
     'no published quality of track:4 is known here'
     """

@@ -407,7 +407,7 @@ def winners_figure(winners: "Winners") -> "go.Figure":
 
     scenario = winners.scenario
     titles = list(winners.groups)
-    subtitle = f"{scenario_label(scenario, batch=False)}; with a line: not told apart from the next best"
+    subtitle = f"{scenario_label(scenario, batch=False)}; with a line: the next best may be as fast"
     drawn = make_subplots(cols=len(titles), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=_SPACE)
     drawn.update_layout(figure("What gains most, and how much", subtitle).layout)
     columns = [field_text(winners.latency, each) for each in winners.latencies_s]

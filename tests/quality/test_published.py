@@ -108,7 +108,7 @@ def test_a_spread_is_next_to_its_value() -> None:
 def test_the_command_says_what_is_published_and_what_not() -> None:
     every = run("list", "quality").out
     assert "no published quality is known here of track:D, drop:K, partial:P" in every
-    assert "secondary copy" in every
+    assert "read in a copy" in every
     assert "+0.42 worse" in every
     assert "-0.12 better" in every
     assert "parity" not in every

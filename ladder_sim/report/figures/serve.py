@@ -143,11 +143,11 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
     import plotly.graph_objects as go
 
     bounds = capacity.slo.bounds
-    axes = [("GPUs that keep the promise", ""), *(("", f"{bound.name} (ms)") for bound in bounds)]
+    axes = [("GPUs that keep the SLO", ""), *(("", f"{bound.name} (ms)") for bound in bounds)]
     axes[-1] = ("requests/s per GPU", axes[-1][1])
     scenario = capacity.scenario
     where = f"{scenario.model.name}, {scenario.cluster.name}, {scenario.stack.name}"
-    panels = _panels("Capacity under a promise", f"{where}, {capacity.load.rate:g} requests/s", axes)
+    panels = _panels("Capacity under an SLO", f"{where}, {capacity.load.rate:g} requests/s", axes)
     for name, each in capacity.items():
         gpus, colour = each.gpus, variant_colour(name)
         known = math.isfinite(gpus.value)
@@ -177,7 +177,7 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
         limit_ms = 1e3 * bound.seconds
         line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
         place = {
-            "annotation": {"text": "promised", "bgcolor": _PAPER},
+            "annotation": {"text": "SLO", "bgcolor": _PAPER},
             "annotation_position": "top left",
         }
         panels.add_hline(y=limit_ms, row=2 + number, line=line, **place)
@@ -201,7 +201,7 @@ def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> 
     Parameters
     ----------
     subtitle
-        What is served, and what is promised.
+        What is served, and its SLO.
     curves
         All with an SLO.
     needs
@@ -228,7 +228,7 @@ def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> 
             )
         marks = []
         if last >= 0:
-            marks.append((rates[last], goods[last], "circle", "highest rate at which one replica keeps the promise"))
+            marks.append((rates[last], goods[last], "circle", "highest rate at which one replica keeps the SLO"))
         if name in needs and needs[name].replicas:
             need = needs[name]
             share = need.rate / need.replicas
@@ -258,7 +258,7 @@ def goodput_figure(subtitle: str, curves: Curves, needs: Mapping[str, Need]) -> 
 def latency_figure(subtitle: str, curves: Curves, slo: SLO) -> "go.Figure":
     """Draw percentiles of times along the rate of requests to one replica, a panel for each bound of the SLO.
 
-    A thick line is the percentile that is promised, a thin one the median.
+    A thick line is the percentile that the SLO bounds, a thin one the median.
     """
     count = len(slo.bounds)
     data, shapes, axes = [], [], {}
