@@ -34,6 +34,9 @@ CLUSTERS = (
     "h100-sxm",
     "h200-sxm",
     "l40s-pcie",
+    "mi300x",
+    "mi325x",
+    "mi355x",
     "rtx-pro-6000",
 )
 # of the published checkpoints
@@ -152,10 +155,11 @@ def test_cluster_figures_are_possible(name: str) -> None:
     assert 10e-6 < spec.intra.allreduce_floor_s < 40e-6
     assert 20e-6 < spec.inter.allreduce_floor_s < 200e-6
     assert spec.profile in shipped_profiles()
-    if spec.intra.switch:
+    if spec.intra.fully_connected:
         assert 250e9 < spec.intra.bandwidth_Bps < 1e12
     else:
         assert spec.intra.bandwidth_Bps < 64e9
+    assert spec.intra.mesh_links in (0, spec.gpus_per_node - 1)
 
 
 @pytest.mark.parametrize("name", ["l40s-pcie", "rtx-pro-6000", "h100-pcie"])
