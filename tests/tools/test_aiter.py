@@ -197,4 +197,8 @@ def test_an_answer_says_what_is_a_roofline(cluster: str, kind: str) -> None:
         shares[source] += seconds / standard.request_s
     assert shares[kind] > 0.3
     assert shares["roofline"] > 0.3
+    carried = [
+        text for text in prediction.confidence.warnings if text.startswith("GEMMs in bf16 were not measured on mi300x")
+    ]
+    assert len(carried) == (kind == "transferred")
     assert standard.breakdown.sources_s["roofline", "attention"] > 0.0

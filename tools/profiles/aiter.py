@@ -45,7 +45,7 @@ SYSTEMS = {"mi355x": ("gfx950", 256), "mi300x": ("gfx942", 304)}
 CARRIED_FROM = {"mi300x": "mi355x"}
 # formats of GEMMs by the names of files, first that fits, and the type of the weights where the file has others too.
 # 4-bit GEMMs (a4w4) are left out, because mxfp4 has inputs of 16 bits here; and fp8 blocks in an order of their own,
-# which take a fifth less time
+# whose kernels take 14 % less time on half of the shapes
 GEMM_FILES = (
     (r"batched|a4w4|blockscale_bpreshuffle", "", ""),
     (r"bf16", "bf16", ""),
