@@ -63,6 +63,7 @@ EXPERT_FORMATS: Mapping[tuple[str, ...], str] = {
     ("float8", "float4", "per_1x32"): "mxfp4",
     ("float4", "float4", "per_1x32"): "mxfp4",
 }
+
 # rows of GEMMs in tables: files have thousands of numbers of rows, along which times are smooth
 ROWS = np.array([1.0, *(2.0**i * step for i in range(1, 16) for step in (1.0, 1.5) if i > 3 or step == 1.0)])
 # weights tuned for fewer numbers of rows are random shapes, of no model; layers of experts need more token counts
