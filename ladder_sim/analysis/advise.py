@@ -358,11 +358,15 @@ def _larger_gpus(scenario: Scenario) -> str:
     """Return the catalog's cluster of like nodes with the least memory in which a plan fits; empty if none."""
     here = scenario.cluster
     for cluster in sorted((catalog.cluster(name) for name in catalog.cluster_names()), key=_memory):
-        alike = cluster.gpus_per_node == here.gpus_per_node and cluster.intra.switch == here.intra.switch
+        alike = _node(cluster) == _node(here)
         larger = alike and _memory(cluster) > _memory(here)
         if larger and memory_use(scenario.having(cluster=cluster)).fits:
             return cluster.name
     return ""
+
+
+def _node(cluster: ClusterSpec) -> tuple[object, ...]:
+    return cluster.gpus_per_node, cluster.intra.switch, cluster.intra.mesh_links
 
 
 def _memory(cluster: ClusterSpec) -> int:

@@ -142,6 +142,11 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
                 f"profile '{profile.name}' holds no {what} in {name}: its times of bf16 are carried over by the ratio "
                 f"of the formulas; it holds {', '.join(tables)}"
             )
+        elif tables and tables[name].beyond == "transferred":
+            yield (
+                f"{what} in {name} were not measured on {profile.cluster_name}: another GPU's are carried over by the "
+                "ratio of the formulas"
+            )
 
 
 def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.cluster import FULL_NODE, ClusterSpec, LinkTier
+from ladder_sim.specs.cluster import FULL_NODE, ClusterSpec, LinkTier, mesh_share
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 
@@ -32,14 +32,19 @@ class Link:
     fabric: str
     bandwidth_Bps: Number
     allreduce_floor_s: Number
+    mesh_links: int = 0
 
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
-        return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, allreduce_floor_s=spec.allreduce_floor_s)
+        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(cls)})
+
+    def among(self, ranks: int) -> Self:
+        """Return the link as a group of so many GPUs of one node can use it."""
+        return dataclasses.replace(self, bandwidth_Bps=mesh_share(self.mesh_links, ranks) * self.bandwidth_Bps)
 
     def same_as(self, other: "Link") -> bool:
         """Say whether every figure is equal; an array that varies equals no single figure."""
-        return self.fabric == other.fabric and not (
+        return (self.fabric, self.mesh_links) == (other.fabric, other.mesh_links) and not (
             any_true(self.bandwidth_Bps != other.bandwidth_Bps)
             or any_true(self.allreduce_floor_s != other.allreduce_floor_s)
         )

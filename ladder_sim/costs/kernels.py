@@ -382,7 +382,7 @@ class KernelCosts:
         """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
         hardware, across = self.hardware, self._sends_across
         seconds: Number = 0.0
-        for tier, share in ((hardware.intra, 1.0 - across), (hardware.inter, across)):
+        for tier, share in ((hardware.intra.among(2), 1.0 - across), (hardware.inter, across)):
             if share:
                 # an all-reduce goes to and fro
                 seconds = seconds + share * (tier.allreduce_floor_s / 2.0 + message_bytes / tier.bandwidth_Bps)

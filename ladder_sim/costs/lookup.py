@@ -53,7 +53,10 @@ class RatioTable:
     seconds: Floats
     """Measured times, shape (len(axis), ...); NaN where nothing was measured."""
     log_ratio: Floats
-    """ln(measured / roofline), same shape; unmeasured points hold their nearest measured neighbour's."""
+    """ln(measured / roofline), same shape; unmeasured points hold their estimate's, else that of their nearest measured
+    neighbours."""
+    estimates: Floats | None = None
+    """Times at points that were not measured, seconds, same shape, made of other measurements; None: there are none."""
     left_out: Mapping[str, ErrorStats] = field(default_factory=dict)
     """Errors on measurements that are not grid points, by what they were compared with; "aggregated" comes first."""
     beyond: Literal["fitted", "transferred"] = "fitted"
@@ -66,6 +69,7 @@ class RatioTable:
         seconds: ArrayLike,
         roofline_s: ArrayLike,
         left_out: Mapping[str, ErrorStats] | None = None,
+        estimates: ArrayLike | None = None,
     ) -> Self:
         """Make a table of measured times.
 
@@ -79,11 +83,22 @@ class RatioTable:
             Ideal times at the same points on the GPU that was measured, seconds.
         left_out
             Errors on measurements that are not grid points.
+        estimates
+            Times where nothing was measured, seconds; a table of estimates alone is that of another GPU, carried over.
         """
         measured_s = np.asarray(seconds, np.float64)
-        log_ratio = fill_nearest(np.log(measured_s / np.asarray(roofline_s, np.float64)))
-        grid = tuple(np.asarray(values, np.float64) for values in axes.values())
-        return cls(names=tuple(axes), axes=grid, seconds=measured_s, log_ratio=log_ratio, left_out=left_out or {})
+        made_s = None if estimates is None else np.where(np.isnan(measured_s), estimates, np.nan)
+        known_s = measured_s if made_s is None else np.where(np.isnan(measured_s), made_s, measured_s)
+        log_ratio = fill_nearest(np.log(known_s / np.asarray(roofline_s, np.float64)))
+        return cls(
+            names=tuple(axes),
+            axes=tuple(np.asarray(values, np.float64) for values in axes.values()),
+            seconds=measured_s,
+            log_ratio=log_ratio,
+            estimates=made_s,
+            left_out=left_out or {},
+            beyond="transferred" if np.isnan(measured_s).all() else "fitted",
+        )
 
     def ratio(self, **points: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the measured time over the ideal time at any points.

@@ -29,6 +29,8 @@ class TablePart(Part):
 
     axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
     seconds: list[Positive | None]
+    estimates: list[Positive] = Field(default_factory=list)
+    """Times of the points that are null in `seconds`, in their order, made of other measurements; empty: none."""
     left_out: dict[str, ErrorStats] = Field(default_factory=dict)
 
 
@@ -122,9 +124,16 @@ def table(part: TablePart, kind: Kind, table_of: TableOf, reference: Gpu, where:
     """Make a table of its entries; `where` they are is for the message of a BrokenRuleError."""
     axes = grid(part.axes, kind, part.seconds, where, "seconds")
     seconds = np.array(part.seconds, np.float64).reshape([len(values) for values in axes.values()])
-    if np.isnan(seconds).all():
+    estimates = None
+    if part.estimates:
+        estimates = np.full_like(seconds, np.nan)
+        if len(part.estimates) != np.isnan(seconds).sum():
+            raise BrokenRuleError(f"{where} has {len(part.estimates)} estimates; {np.isnan(seconds).sum()} are null")
+        estimates[np.isnan(seconds)] = part.estimates
+    elif np.isnan(seconds).all():
         raise BrokenRuleError(f"{where}.seconds holds no measurement")
-    return RatioTable.from_seconds(axes, seconds, ideal_time_s(axes, kind, table_of, reference), part.left_out)
+    ideal_s = ideal_time_s(axes, kind, table_of, reference)
+    return RatioTable.from_seconds(axes, seconds, ideal_s, part.left_out, estimates)
 
 
 def grid(
@@ -167,7 +176,8 @@ def entry(value: Any) -> Any:
     """Return a part of a profile as JSON values."""
     if isinstance(value, RatioTable):
         axes = dict(zip(value.names, value.axes, strict=True))
-        return entry({"axes": axes, "seconds": value.seconds, "left_out": value.left_out})
+        made = {} if value.estimates is None else {"estimates": value.estimates[np.isnan(value.seconds)]}
+        return entry({"axes": axes, "seconds": value.seconds, **made, "left_out": value.left_out})
     if isinstance(value, Curve):
         return entry({"bytes": value.size_bytes, "seconds": value.seconds, "left_out": value.left_out})
     if isinstance(value, np.ndarray):

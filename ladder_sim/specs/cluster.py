@@ -67,6 +67,9 @@ class LinkTier:
     """The link's switch reduces messages and multicasts (NVLS)."""
     full_nvlink: bool = False
     """NVLink joins every two GPUs of a node. In a file the default is that of `switch`."""
+    mesh_links: Annotated[int, Limits(0, 10_000)] = 0
+    """Number of equal links of a GPU in a mesh, each to one other GPU of the node: a group of GPUs can use only the
+    links inside it. 0: a GPU sends to any other at its whole bandwidth."""
     source: str = ""
     """Where the figures come from."""
 
@@ -76,6 +79,22 @@ class LinkTier:
         check_fields(self, where)
         if self.hop_latency_s:
             object.__setattr__(self, "allreduce_floor_s", floor_of_hops(self.name, self.hop_latency_s))
+
+    @property
+    def fully_connected(self) -> bool:
+        """Whether NVLink or a mesh joins every two GPUs of a node."""
+        return self.full_nvlink or self.mesh_links > 0
+
+
+def mesh_share(mesh_links: int, ranks: float) -> float:
+    """Return the share of a GPU's bandwidth that a group of ranks in one node can use.
+
+    Examples
+    --------
+    >>> [round(mesh_share(7, ranks), 2) for ranks in (2, 4, 8)], mesh_share(0, 2)
+    ([0.14, 0.43, 1.0], 1.0)
+    """
+    return min(1.0, max(1.0, ranks - 1.0) / mesh_links) if mesh_links else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,7 +260,7 @@ class Scenario:
     @property
     def custom_allreduce(self) -> bool:
         """Whether all-reduce ``auto`` may take the engine's own kernels: they read the memory of peers in the node."""
-        linked = self.cluster.intra.full_nvlink or self.plan.tp <= self.stack.own_allreduce.gpus_without_nvlink
+        linked = self.cluster.intra.fully_connected or self.plan.tp <= self.stack.own_allreduce.gpus_without_nvlink
         return self.p2p and linked and self.group_nodes == 1
 
     @property

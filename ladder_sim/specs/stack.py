@@ -108,7 +108,7 @@ class OwnAllReduce:
     """All-reduces fused with the add and norm behind them: the first rule that applies; others have a norm apart."""
     # far beyond any tensor-parallel group
     gpus_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
-    """Largest group that takes the engine's own kernels where NVLink does not join all GPUs."""
+    """Largest group that takes the engine's own kernels where neither NVLink nor a mesh joins all GPUs."""
     symmetric_copies: Annotated[int, Limits(0, 2)] = 0
     """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory."""
     nccl: str = ""

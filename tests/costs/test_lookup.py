@@ -56,6 +56,19 @@ def test_unmeasured_corner_takes_its_neighbours_ratio_and_is_flagged_where_it_co
     assert in_range.tolist() == [True, False, True, False]
 
 
+def test_an_estimate_takes_the_place_of_neighbours_and_is_no_measurement() -> None:
+    seconds, made = [[2.0, np.nan], [np.nan, 4.0]], [[9.0, 6.0], [8.0, 9.0]]
+    axes = {"m": [1.0, 4.0], "n": [8.0, 32.0]}
+    table = RatioTable.from_seconds(axes, seconds, 1.0, estimates=made)
+    ratio, in_range = table.ratio(m=[1, 1, 4, 4], n=[8, 32, 8, 32])
+    assert ratio.round(9).tolist() == [2.0, 6.0, 8.0, 4.0]
+    assert in_range.tolist() == [True, False, False, True]
+    assert table.beyond == "fitted"
+    # of another GPU
+    nothing = np.full((2, 2), np.nan)
+    assert RatioTable.from_seconds(axes, nothing, 1.0, estimates=made).beyond == "transferred"
+
+
 def test_axis_of_one_value_is_in_range_at_that_value_only() -> None:
     table = RatioTable.from_seconds({"a": [1.0, 2.0], "b": [128.0]}, [[2.0], [4.0]], [[1.0], [1.0]])
     ratio, in_range = table.ratio(a=2.0, b=[128.0, 64.0, 256.0])

@@ -269,6 +269,9 @@ def test_reduce_scatter_and_all_gather_are_less_than_an_all_reduce(h100: Calibra
         ("push", {"cluster": "gb200-nvl72", "tp": 64}, "16 GPUs of a node", "mnnvl-one-shot", "--tp 16 or less"),
         ("multimem", {"cluster": "gb200-nvl72", "tp": 64}, "there are 64", "mnnvl-two-shot", "--tp 16 or less"),
         ("push", {"p2p": False}, "peer-to-peer", "nccl", "leave out --no-p2p"),
+        ("multimem", {"cluster": "mi300x"}, "an NVLink switch; mi300x has xgmi3-mesh", "two-shot", "switch=true"),
+        ("symmetric-two-shot", {"cluster": "mi300x"}, "NVLink between all GPUs", "two-shot", "full_nvlink=true"),
+        ("pcie-one-shot", {"cluster": "mi300x"}, "mi300x has xgmi3-mesh", "one-shot", "--cluster rtx-pro-6000"),
     ],
 )
 def test_what_does_not_work_names_the_nearest(
@@ -310,6 +313,80 @@ def test_custom_kernels_need_nvlink(cluster: str, stack: str, tp: int, own: bool
     )
     assert warned == (not own)
     assert not any("its own all-reduce" in text for text in scenario_warnings(linked))
+
+
+@pytest.mark.parametrize(
+    ("tp", "expected"),
+    [
+        (2, {2**22: "one-shot", 2**23: "nccl"}),
+        (4, {2**18: "one-shot", 2**19: "two-shot", 2**23: "nccl"}),
+        (8, {2**17: "one-shot", 2**18: "two-shot", 2**23: "nccl"}),
+    ],
+)
+def test_a_mesh_takes_vllms_own_kernels(tp: int, expected: dict[int, str]) -> None:
+    for size, name in expected.items():
+        chosen = times(np.array([float(size)]), None, cluster="mi300x", stack="vllm", allreduce="auto", tp=tp)
+        assert chosen.most_common == name, size
+
+
+@pytest.mark.parametrize("cluster", ["mi300x", "mi325x", "mi355x"])
+def test_a_group_on_a_mesh_has_the_links_inside_it(cluster: str) -> None:
+    """TP 2 is never faster per byte than one link, and 8 GPUs never than their seven."""
+    intra = catalog.cluster(cluster).intra
+    link_Bps = intra.bandwidth_Bps / intra.mesh_links
+    for kind, traffic in (("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0), ("all_to_all", 1.0)):
+        for tp in (2, 4, 8):
+            wire_s = traffic * (tp - 1) / tp * SIZES / ((tp - 1) * link_Bps)
+            for stack in ("vllm", "gpt-fast"):
+                seconds = times(SIZES, None, kind=kind, cluster=cluster, stack=stack, allreduce="auto", tp=tp).seconds
+                assert (seconds >= wire_s).all(), (kind, tp)
+    # across nodes, TP 2 in each of two
+    nodes = times(SIZES, None, cluster=cluster, stack="vllm", allreduce="auto", tp=4, nodes=2, gpus_per_node=2)
+    assert (nodes.seconds >= SIZES / link_Bps).all()
+
+
+def test_a_measured_curve_on_a_mesh_is_itself(h100: CalibrationProfile) -> None:
+    """A curve of two GPUs is read against one link, as it is priced."""
+    curve = {2: h100.collectives["all_reduce"]["nccl"][2]}
+    cluster = catalog.cluster("mi300x")
+    collectives = {"all_reduce": {"nccl": curve}}
+    profile = dataclasses.replace(h100, cluster=cluster, cluster_name="mi300x", collectives=collectives)
+    slow = curve[2].size_bytes / (cluster.intra.bandwidth_Bps / 7)
+    priced = times(curve[2].size_bytes, profile, cluster="mi300x", allreduce="nccl", tp=2)
+    np.testing.assert_allclose(priced.seconds, np.maximum(curve[2].seconds, slow))
+
+
+# vLLM's custom all-reduce: 8 MI355X (vllm-project/vllm#39080), 4 GPUs of the MI300 class (vllm-project/vllm#19744);
+# bytes and microseconds
+@pytest.mark.parametrize(
+    ("cluster", "tp", "measured_us", "mean", "most"),
+    [
+        (
+            "mi355x",
+            8,
+            {24576: 6.3, 49152: 6.7, 98304: 7.6, 196608: 10.0, 393216: 13.1, 786432: 16.0, 1572864: 24.2},
+            0.11,
+            0.32,
+        ),
+        (
+            "mi300x",
+            4,
+            {2048: 7.18, 16384: 7.26, 32768: 7.58, 262144: 14.39, 524288: 14.65, 1048576: 22.91, 4194304: 63.86},
+            0.06,
+            0.15,
+        ),
+    ],
+)
+def test_a_mesh_against_measurements(
+    cluster: str, tp: int, measured_us: dict[int, float], mean: float, most: float
+) -> None:
+    """One floor is fitted on each; the slopes are the links' and those of the kernels on NVLink."""
+    sizes = np.array(list(measured_us), np.float64)
+    predicted = times(sizes, None, cluster=cluster, stack="vllm", allreduce="auto", tp=tp)
+    error = np.abs(1e6 * predicted.seconds / np.array(list(measured_us.values())) - 1.0)
+    assert error.mean() <= mean
+    assert error.max() <= most
+    assert not predicted.in_range.any()
 
 
 def test_every_nvlink_cluster_is_fully_connected() -> None:

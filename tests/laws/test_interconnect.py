@@ -15,6 +15,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import LadderSimError
 from ladder_sim.prediction import Predictions, predict, resolve_profile
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import mesh_share
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from tests.support.laws import law
 from tests.support.random_scenarios import EXPERTS, STACKS, scenarios
@@ -70,7 +71,8 @@ def port_s(scenario: Scenario, kind: str, message: float) -> float:
     if reduces and cluster.intra.switch and ranks > 2:
         node_bytes = min(node_bytes, message)
     # without peer-to-peer access it is for the algorithm to take host memory or the switch
-    rate = max(cluster.intra.bandwidth_Bps, 0.0 if scenario.p2p else cluster.host.bandwidth_Bps)
+    node_rate = mesh_share(cluster.intra.mesh_links, ranks) * cluster.intra.bandwidth_Bps
+    rate = max(node_rate, 0.0 if scenario.p2p else cluster.host.bandwidth_Bps)
     if kind == "all_to_all":
         node_bytes /= nodes
     shared = 1 if kind == "all_to_all" else ranks

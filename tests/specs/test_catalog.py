@@ -34,6 +34,9 @@ CLUSTERS = (
     "h100-sxm",
     "h200-sxm",
     "l40s-pcie",
+    "mi300x",
+    "mi325x",
+    "mi355x",
     "rtx-pro-6000",
 )
 # of the published checkpoints
@@ -73,7 +76,9 @@ PARAMETERS = {
     "gemma-3-27b": 27_009_346_304,
 }
 # fabrics of which no two-node log is shipped
-WITHOUT_CURVE = {"ib-xdr800", "roce-200"}
+WITHOUT_CURVE = {"ib-xdr800", "roce-200", "roce-400"}
+# without attention and collectives: tests/tools/test_aiter.py has their bounds
+AITER = ("mi300x", "mi355x")
 
 
 def test_names() -> None:
@@ -139,9 +144,9 @@ def test_cluster_figures_are_possible(name: str) -> None:
     gpu = spec.gpu
     assert 1e14 < gpu.bf16_flops <= gpu.fp8_flops < 1e16
     assert gpu.fp8_flops in (gpu.bf16_flops, pytest.approx(2 * gpu.bf16_flops, rel=0.02))
-    assert 40e9 < gpu.hbm_bytes < 300e9
+    assert 40e9 < gpu.hbm_bytes < 310e9
     assert 0.5e12 < gpu.hbm_bandwidth_Bps < 10e12
-    assert 100 <= gpu.sms <= 200
+    assert 100 <= gpu.sms <= 304
     assert 1e-6 < gpu.kernel_s < 5e-6
     # a node's links are no slower than the network's, and going through host memory is slower than not
     assert spec.host.bandwidth_Bps < spec.intra.bandwidth_Bps
@@ -152,10 +157,11 @@ def test_cluster_figures_are_possible(name: str) -> None:
     assert 10e-6 < spec.intra.allreduce_floor_s < 40e-6
     assert 20e-6 < spec.inter.allreduce_floor_s < 200e-6
     assert spec.profile in shipped_profiles()
-    if spec.intra.switch:
+    if spec.intra.fully_connected:
         assert 250e9 < spec.intra.bandwidth_Bps < 1e12
     else:
         assert spec.intra.bandwidth_Bps < 64e9
+    assert spec.intra.mesh_links in (0, spec.gpus_per_node - 1)
 
 
 @pytest.mark.parametrize("name", ["l40s-pcie", "rtx-pro-6000", "h100-pcie"])
@@ -184,10 +190,10 @@ def test_profiles_were_measured_on_catalog_clusters(name: str) -> None:
     drawn_off = 0.13 if profile.tables_of == "rtx-pro-6000" else 0.001
     assert profile.reference.hbm_bandwidth_Bps == pytest.approx(gpu.hbm_bandwidth_Bps, rel=drawn_off)
     assert profile.reference.kernel_s == pytest.approx(gpu.kernel_s, rel=0.03)
-    assert all(part.citation and part.licence == "Apache-2.0" for part in profile.sources)
+    assert all(part.citation and part.licence in ("Apache-2.0", "MIT") for part in profile.sources)
 
 
-@pytest.mark.parametrize("name", shipped_profiles())
+@pytest.mark.parametrize("name", sorted(set(shipped_profiles()) - set(AITER)))
 def test_profiles_interpolate_within_their_bounds(name: str) -> None:
     profile = load_profile(name)
     gemm = profile.gemm["bf16"].left_out["aggregated"]

@@ -48,7 +48,7 @@ def test_an_inferencex_row_says_what_served_it() -> None:
     assert (scenario.plan.tp, scenario.plan.ep) == (8, 1)
     # measured next to predicted: within what servings of this model and engine err
     assert abs(served.figures["tpot_mean_s"].error) < 0.1
-    assert "unknown system 'mi300x'" in unknown.note
+    assert "unknown system 'mi250x'" in unknown.note
     assert "speculative decoding" in drafts.note
     assert summarize_loads((served, unknown, drafts))["tpot_mean_s"].rows == 1
 
@@ -146,7 +146,7 @@ def test_the_command_shows_figures_and_writes_them(tmp_path: Path) -> None:
 def test_many_loads_are_summed_up() -> None:
     shown = compared("inferencex.json").explain()
     assert "errors of all loads" in shown
-    assert "1 load: not predicted: unknown system 'mi300x'" in shown
+    assert "1 load: not predicted: unknown system 'mi250x'" in shown
 
 
 def test_flags_of_a_scenario_are_refused_with_a_table() -> None:

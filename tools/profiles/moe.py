@@ -189,9 +189,9 @@ def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTable
     for key, engines in sorted(measured.experts.items()):
         if key.imbalance == MEASURED_IMBALANCE:
             grids[key] = _median(engines)
-            experts[key] = _experts_table(key, grids[key], reference)
+            experts[key] = experts_table(key, grids[key], reference)
     left_out = {
-        f"experts {name}": _left_out(
+        f"experts {name}": left_out_errors(
             {key: grid for key, grid in grids.items() if key.format == name}, experts, reference
         )
         for name in sorted({key.format for key in grids})
@@ -253,7 +253,8 @@ def _median(engines: Mapping[str, Series]) -> Grid:
     return replace(grid, seconds=envelope(grid.seconds, [2]))
 
 
-def _experts_table(key: Experts, grid: Grid, reference: Gpu) -> RatioTable:
+def experts_table(key: Experts, grid: Grid, reference: Gpu) -> RatioTable:
+    """Return the table of a layer at `TOKENS`, in whole hundredths of the roofline."""
     tokens = np.isin(grid.axes["tokens"], TOKENS)
     axes = {**grid.axes, "tokens": grid.axes["tokens"][tokens]}
     ideal_s = ideal_time_s(axes, "moe", key, reference)
@@ -291,7 +292,7 @@ def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, R
     return factors
 
 
-def _left_out(
+def left_out_errors(
     grids: Mapping[Experts, Grid], experts: Mapping[Experts, RatioTable], reference: Gpu
 ) -> dict[str, ErrorStats]:
     """Return the errors of one format's tables at token counts left out, and of layers made of others."""

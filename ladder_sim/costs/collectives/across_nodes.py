@@ -54,6 +54,7 @@ class AcrossNodes:
     ) -> None:
         self._cluster, self._hardware, self._measured = scenario.cluster, hardware, measured
         self._nodes, self._ranks = scenario.layout(group)
+        self._intra = hardware.intra.among(self._ranks)
         # a GPU alone in its node has no peer there
         self._p2p = scenario.p2p or self._ranks == 1
         self._fabric = fabric_curve(self._cluster.inter.fabric)
@@ -68,8 +69,8 @@ class AcrossNodes:
         return dataclasses.replace(times, beyond=np.maximum(times.beyond, apart)) if apart.any() else times
 
     def _fastest(self, kind: CollectiveKind, message: Floats, *, known_nccl: bool) -> CollectiveTimes:
-        node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        low_latency_s = self._low_latency_s(_stages(kind), message, self._hardware.intra, self._ranks)
+        node_wire_s = self._node_wire_s(_stages(kind), message, self._intra, self._ranks)
+        low_latency_s = self._low_latency_s(_stages(kind), message, self._intra, self._ranks)
         ways = self._ways(
             kind,
             message,
@@ -138,10 +139,11 @@ class AcrossNodes:
     def _ratios(self, fabric: FabricCurve) -> tuple[Floats, Floats, frozenset[str]]:
         """Return the sweep's all-reduces: logarithms of sizes and of times over the formula's, and the algorithms."""
         measured_on, sizes, ranks = fabric.cluster, fabric.curve.size_bytes, fabric.ranks_per_node
+        intra = Link.of(measured_on.intra).among(ranks)
         ideals_s = across_nodes_s(
             sizes,
-            self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
-            self._low_latency_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
+            self._node_wire_s("all_reduce", sizes, intra, ranks),
+            self._low_latency_s("all_reduce", sizes, intra, ranks),
             nodes=fabric.nodes,
             ranks_per_node=ranks,
             allreduce_floor_s=measured_on.inter.allreduce_floor_s,
@@ -187,7 +189,7 @@ class AcrossNodes:
     def _ports_s(self, kind: CollectiveKind, name: str, message: Floats) -> Floats:
         """Return the seconds that an algorithm keeps a GPU's ports busy at least: in the node, and in the network."""
         hardware, in_switch = self._hardware, self._cluster.intra.switch
-        link = hardware.intra
+        link = self._intra
         if not self._p2p and name != "nvls-tree":
             link, in_switch = hardware.host, False
         traffic = ALGORITHMS[_stages(kind), "nccl"].port_traffic(self._ranks, in_switch)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.specs.cluster import FULL_NODE, LinkTier
+from ladder_sim.specs.cluster import FULL_NODE, LinkTier, mesh_share
 from ladder_sim.specs.scenario import Scenario
 
 # (message bytes, ranks, allreduce_floor_s of a full node, bandwidth_Bps) -> seconds
@@ -109,7 +109,7 @@ class Need(NamedTuple):
 
 
 def _on_pcie(scenario: Scenario) -> bool:
-    return not scenario.cluster.intra.full_nvlink
+    return not scenario.cluster.intra.fully_connected
 
 
 def _in_one_node(scenario: Scenario) -> bool:
@@ -126,7 +126,7 @@ NVLINK = Need(
     "NVLink between all GPUs", attrgetter("cluster.intra.full_nvlink"), "--set intra.full_nvlink=true if it joins them"
 )
 ONE_NODE = Need("ranks of one node", _in_one_node, "take deepep-auto", has="; {cluster} has {fabric} in a node")
-PCIE = Need("GPUs that NVLink does not join", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")
+PCIE = Need("GPUs that PCIe alone joins", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")
 UP_TO_8, UP_TO_16 = (
     Need(f"{most} GPUs of a node or fewer", partial(_at_most, most), f"--tp {most} or less", has="; there are {ranks}")
     for most in (8, 16)
@@ -417,7 +417,12 @@ class MeasuredCollective:
                 np.log(curve.size_bytes),
                 np.log(
                     curve.seconds
-                    / self.formula(curve.size_bytes, ranks, self.tier.allreduce_floor_s, self.tier.bandwidth_Bps)
+                    / self.formula(
+                        curve.size_bytes,
+                        ranks,
+                        self.tier.allreduce_floor_s,
+                        mesh_share(self.tier.mesh_links, ranks) * self.tier.bandwidth_Bps,
+                    )
                 ),
             )
             for ranks, curve in self.curves.items()

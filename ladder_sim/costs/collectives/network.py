@@ -52,6 +52,7 @@ class Network:
         self._cluster = scenario.cluster
         self._hardware = hardware
         self._nodes, self._ranks = scenario.layout(group)
+        self._intra = hardware.intra.among(self._ranks)
         # a GPU alone in its node has no peer there
         self._p2p = scenario.p2p or self._ranks == 1
         self._choice = scenario.stack.allreduce
@@ -224,7 +225,7 @@ class Network:
         """Return how many times as long collectives take as NCCL's formula says of the links inside a node."""
         if self._nodes > 1 or (kind, "nccl") not in ALGORITHMS:
             return np.ones(1)
-        return times.seconds / _at_tier(ALGORITHMS[kind, "nccl"], message, self._ranks, self._hardware.intra)
+        return times.seconds / _at_tier(ALGORITHMS[kind, "nccl"], message, self._ranks, self._intra)
 
     def copied_bytes(self, name: str, message: Number) -> Number:
         """Return the bytes of device memory traffic of the engine's copies into symmetric memory and out of it."""
@@ -245,12 +246,12 @@ class Network:
         # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
         # there takes as long as the smallest all-reduce
         barrier_s = self._through_host_s(kind, np.zeros_like(message))
-        switch_s = 2.0 * barrier_s + ALL_REDUCE["nvls"](message, self._ranks, 0.0, self._hardware.intra.bandwidth_Bps)
+        switch_s = 2.0 * barrier_s + ALL_REDUCE["nvls"](message, self._ranks, 0.0, self._intra.bandwidth_Bps)
         return fastest([host, unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
         """Return the times of a collective between the ranks of a node, or between `ranks` ranks."""
-        algorithm, tier, ranks = ALGORITHMS[kind, name], self._hardware.intra, ranks or self._ranks
+        algorithm, tier, ranks = ALGORITHMS[kind, name], self._intra, ranks or self._ranks
         if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
         seconds = _at_tier(algorithm, message, ranks, tier)
@@ -258,7 +259,7 @@ class Network:
             port_s = np.maximum(*self._dispatch_ports_s(kind, name, message, most_nodes=GROUPED_NODES))
         else:
             traffic = algorithm.port_traffic(ranks, self._cluster.intra.switch)
-            port_s = traffic * message / self._hardware.intra.bandwidth_Bps
+            port_s = traffic * message / self._intra.bandwidth_Bps
         # what dense models do not need is in a file of its own
         measured_s = self.profile.measured_dispatches if self.profile and (kind, name) in DISPATCHES else self._measured
         measured = measured_s.get((kind, name))
@@ -295,7 +296,7 @@ class Network:
         if measured and network and self._measured_here and ranks in measured.curves:
             return self._in_node(kind, kernel, message, ranks)
         node_s, network_s = self._dispatch_ports_s(kind, kernel, message)
-        floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, hardware.intra)
+        floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, self._intra)
         seconds = floor_s + DISPATCH_HOP * hardware.inter.allreduce_floor_s + network_s / INTER_EFFICIENCY
         return unmeasured(seconds, kernel, "transferred").at_least(node_s)
 
@@ -316,7 +317,7 @@ class Network:
 
         in_node, across = (1.0 / nodes, 1.0) if kernel == "deepep-ll" else (reached(near * ranks), reached(near))
         sent = (DISPATCHED[kernel] if kind == "dispatch" else 1.0) * message
-        node_s = (ranks - 1) / ranks * in_node * sent / self._hardware.intra.bandwidth_Bps
+        node_s = (ranks - 1) / ranks * in_node * sent / self._intra.bandwidth_Bps
         return node_s, (nodes - 1) / nodes * across * sent / self._hardware.inter.bandwidth_Bps
 
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
