@@ -39,6 +39,14 @@ def validate(
             "has used exceeds it, at the last level shown; of servings and loads, that of TPOT."
         ),
     ] = None,
+    ranking: Annotated[
+        bool,
+        typer.Option(
+            "--ranking",
+            help="Of servings that differ in their plan alone: the throughput lost by running the plan that is "
+            "predicted to be best.",
+        ),
+    ] = False,
 ) -> None:
     """Compare measured runs of static batches, servings with requests in flight, or loads, with predictions.
 
@@ -52,12 +60,16 @@ def validate(
     asked = flags.Asked.of(context, requests="the file has the requests")
     output = Output.of(context, asked.knobs["plot"])
     maximum = None if max_error is None else _fraction(max_error)
+    if ranking and maximum is not None:
+        raise UsageError("--max-error bounds errors, and --ranking prints losses", hint="leave one of them out")
     if is_archive(Path(dataset)):
+        _no_ranking(ranking)
         if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
             raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
         output.give(read_archive(Path(dataset)))
         return
     if Path(dataset).suffix in _RESULTS:
+        _no_ranking(ranking)
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
         _validate_loads(Path(dataset), asked, maximum, output)
@@ -68,8 +80,9 @@ def validate(
     if is_serving_table(content):
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
-        _validate_servings(read_servings(content, name), name, asked.profile, maximum, output)
+        _validate_servings(read_servings(content, name), name, asked.profile, maximum, output, ranking=ranking)
         return
+    _no_ranking(ranking)
     # checked there
     chosen = cast(comparison.Level, level)
     compared = comparison.validate(read_runs(content, name), chosen, profile=asked.profile)
@@ -101,15 +114,27 @@ def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, outpu
 
 
 def _validate_servings(
-    servings: "Sequence[Serving]", name: str, profile: str | None, maximum: float | None, output: Output
+    servings: "Sequence[Serving]",
+    name: str,
+    profile: str | None,
+    maximum: float | None,
+    output: Output,
+    *,
+    ranking: bool,
 ) -> None:
     from ladder_sim.validation import serving
+    from ladder_sim.validation.ranking import rank_plans
 
     compared = serving.compare_servings(servings, name=name, profile=profile)
     _require([each.note for each in compared], any(each.ttft for each in compared), name)
-    output.give(compared)
+    output.give(rank_plans(compared, name=name) if ranking else compared)
     if maximum is not None:
         serving.gate(compared, maximum)
+
+
+def _no_ranking(asked: bool) -> None:
+    if asked:
+        raise UsageError("--ranking is for tables of servings", hint="leave it out, or give a CSV file of servings")
 
 
 def _require(notes: Sequence[str], predicted: bool, name: str) -> None:
