@@ -41,6 +41,7 @@ VALUES: Sequence[Column[Pick]] = (
     Column("loss", lambda each: each.loss),
     Column("random_loss", lambda each: each.random_loss),
 )
+
 # in JSON and in a table
 LOSSES: Sequence[Column[Losses]] = (
     Column("choice", lambda each: each.choice, "highest", lambda each: _LABELS[each.choice], kind=Choice),
@@ -52,6 +53,7 @@ LOSSES: Sequence[Column[Losses]] = (
     Column("over", lambda each: each.over, "over", share=True),
     Column("random_loss", lambda each: each.random_loss, "random", lambda each: percent(each.random_loss)),
 )
+
 # in a table: a pick that is not the best plan
 WRONG: Sequence[Column[Pick]] = (
     Column("", lambda each: str(each.serving.line), "line"),
