@@ -91,8 +91,8 @@ UNCHECKED: Mapping[str, Unchecked] = {
     "gen": Unchecked(kernels=0.1),
 }
 
-# Of the variance of errors of times per token, what two plans of one model, GPU, engine and load share: 95 % of 1,649
-# ratios of measured servings (serving_dense.csv, serving_moe.csv) lie in intervals with it, 92 % of those of dense models
+# Of the variance of errors of times per token, what two plans of one model, GPU, engine and load share: of 1,649 ratios
+# of measured servings (serving_dense.csv, serving_moe.csv) 95 % lie in intervals with it, 92 % of those of dense models
 # and 98 % of those with experts. With none in common it would be 98 %, with all of it none
 SHARED_BY_PLANS = 0.5
 
