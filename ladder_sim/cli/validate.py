@@ -10,7 +10,7 @@ from ladder_sim.cli import flags
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import shown_path
-from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
+from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table, result_file
 
 if TYPE_CHECKING:
     from ladder_sim.validation.serving_table import Serving
@@ -62,17 +62,19 @@ def validate(
     maximum = None if max_error is None else _fraction(max_error)
     if ranking and maximum is not None:
         raise UsageError("--max-error bounds errors, and --ranking prints losses", hint="leave one of them out")
-    if is_archive(Path(dataset)):
+    path = result_file(dataset)
+    if is_archive(path):
         _no_ranking(ranking)
         if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
             raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
-        output.give(read_archive(Path(dataset)))
+        output.give(read_archive(path))
         return
-    if Path(dataset).suffix in _RESULTS:
+    if path.suffix in _RESULTS:
         _no_ranking(ranking)
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
-        _validate_loads(Path(dataset), asked, maximum, output)
+        name = shown_path(path) if path == Path(dataset) else dataset
+        _validate_loads(path, name, asked, maximum, output)
         return
     if asked.arguments or asked.settings:
         raise UsageError("the scenario is in the table: its flags are for a measured load", hint="leave them out")
@@ -92,12 +94,12 @@ def validate(
         comparison.gate(compared.rows, maximum)
 
 
-def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:
+def _validate_loads(path: Path, name: str, asked: flags.Asked, maximum: float | None, output: Output) -> None:
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
 
-    results, name = read_results(path), shown_path(path)
+    results = read_results(path)
     with StatusLine() as line:
         compared = compare_loads(
             results,

@@ -126,6 +126,12 @@ def dataset_names() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".csv") for file in files if file.name.endswith(".csv")))
 
 
+def result_file(name_or_path: str) -> Path:
+    """Return the path of results of load generators that come with the package, by name, or of a file."""
+    shipped = Path(str(resources.files("ladder_sim.validation") / "data" / f"{name_or_path}.json"))
+    return shipped if shipped.is_file() else Path(name_or_path)
+
+
 def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
     """Read a data set that comes with the package, by name, or a CSV file in the same form.
 

@@ -314,7 +314,7 @@ def _ranking() -> dict[str, Schema]:
 
 def _loads() -> dict[str, Schema]:
     server = {name: nullable(named(name)) for name in loads.SERVER}
-    load = {"load": COUNT, "tool": TEXT, **server, "concurrency": nullable(COUNT), "figure": TEXT}
+    load = {"load": COUNT, "tool": TEXT, "source": TEXT, **server, "concurrency": nullable(COUNT), "figure": TEXT}
     figures = {**columns_of(loads.VALUES), "measured": number("measured")}
     rows = listed(strict({**load, **figures, "note": TEXT}))
     return {"batching": BATCHING, "dataset": TEXT, "summary": mapped(_ERRORS, _FIGURE), "rows": rows}
