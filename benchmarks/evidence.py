@@ -2,8 +2,8 @@
 
     python -m benchmarks.evidence
 
-Errors of runs, of techniques, of recorded servers and of steps on one H100 are computed; those of servings, of published
-loads (`ladder-sim validate published --csv`) and of cross-checks come from CSV files in docs.
+Errors of runs, of techniques, of recorded servers and of steps on one H100 are computed; those of servings, of
+published loads (`ladder-sim validate published --csv`) and of cross-checks come from CSV files in docs.
 """
 
 import itertools
