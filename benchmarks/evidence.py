@@ -2,8 +2,8 @@
 
     python -m benchmarks.evidence
 
-Errors of runs, of techniques, of recorded servers and of steps on one H100 are computed; those of servings and of
-cross-checks come from CSV files in docs.
+Errors of runs, of techniques, of recorded servers and of steps on one H100 are computed; those of servings, of
+published loads (`ladder-sim validate published --csv`) and of cross-checks come from CSV files in docs.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from ladder_sim.validation.compare import Comparison, Quantity, error_stats, uns
 from ladder_sim.validation.dataset import DEFAULT_DATASET
 from tests.support import beside
 
-PAGE, SERVINGS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv"
+PAGE, SERVINGS, LOADS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv", DOCS / "accuracy-loads.csv"
 LEVEL = "protocol-b"
 # runs whose decode steps and prefills were measured apart
 PASSES = "ladder-h100"
@@ -43,6 +43,7 @@ def to_page() -> str:
             "One static batch": [levels(), _passes()],
             "Requests in flight": [_in_flight()],
             "Techniques": [techniques.published_table()],
+            "Published loads": [_published(), _by_tokens()],
             "Cross-checks": [table(("where", "what", "figures", "mean error", "largest"), _cross_checks())],
             "Misses": [_misses()],
             "Never checked": [never()],
@@ -131,6 +132,32 @@ def _in_flight() -> str:
             rows.append((where, models, row["rows"], *_tpot(row), *widths))
     columns = ("engine, precision, GPU", "models", "rows", "TPOT", "bias", "inside", "half-width", "TTFT, median")
     return table(columns, rows)
+
+
+def _published() -> str:
+    """Return a table with a line for each published load, none of which anything was fitted to."""
+    loads: dict[str, list[Row]] = {}
+    for row in rows_of(LOADS):
+        loads.setdefault(row["load"], []).append(row)
+    lines = []
+    for rows in loads.values():
+        given = rows[0]
+        errors = {row["figure"]: f"{100 * float(row['error']):+.0f} %" for row in rows if row["error"]}
+        inside = [row["inside"] == "True" for row in rows if row["error"]]
+        cells = [
+            next((errors[name] for name in names if name in errors), "-")
+            for names in (("tokens_per_s",), ("tpot_mean_s", "itl_mean_s"), ("ttft_mean_s",))
+        ]
+        server = f"{given['model']}, {given['dtype']}, TP {given['tp']} on {given['cluster']}" if errors else ""
+        at = f", {given['concurrency']} in flight" if given["concurrency"] else ""
+        lines.append((f"{given['source']}{at}", server or given["note"], *cells, f"{sum(inside)} of {len(inside)}"))
+    return table(("load", "server", "tok/s", "TPOT or ITL", "TTFT", "figures inside"), lines)
+
+
+def _by_tokens() -> str:
+    """Return a table of DeepSeek-R1 under SGLang: the signed error of TPOT by prompt and tokens in flight."""
+    lines = [(row["value"], row["rows"], *_tpot(row)) for row in servings("experts", "tokens")]
+    return table(("GPU, precision, prompts, load", "rows", "TPOT", "bias", "inside"), lines)
 
 
 def _cross_checks() -> Iterator[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from ladder_sim.cli import flags
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import shown_path
-from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
+from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table, result_file
 
 if TYPE_CHECKING:
     from ladder_sim.validation.serving_table import Serving
@@ -39,6 +39,14 @@ def validate(
             "has used exceeds it, at the last level shown; of servings and loads, that of TPOT."
         ),
     ] = None,
+    ranking: Annotated[
+        bool,
+        typer.Option(
+            "--ranking",
+            help="Of servings that differ in their plan alone: the throughput lost by running the plan that is "
+            "predicted to be best.",
+        ),
+    ] = False,
 ) -> None:
     """Compare measured runs of static batches, servings with requests in flight, or loads, with predictions.
 
@@ -52,15 +60,21 @@ def validate(
     asked = flags.Asked.of(context, requests="the file has the requests")
     output = Output.of(context, asked.knobs["plot"])
     maximum = None if max_error is None else _fraction(max_error)
-    if is_archive(Path(dataset)):
+    if ranking and maximum is not None:
+        raise UsageError("--max-error bounds errors, and --ranking prints losses", hint="leave one of them out")
+    path = result_file(dataset)
+    if is_archive(path):
+        _no_ranking(ranking)
         if level != "all" or maximum is not None or asked.arguments or asked.settings or asked.profile:
             raise UsageError("an archive holds its scenarios and its predictions", hint="leave other flags out")
-        output.give(read_archive(Path(dataset)))
+        output.give(read_archive(path))
         return
-    if Path(dataset).suffix in _RESULTS:
+    if path.suffix in _RESULTS:
+        _no_ranking(ranking)
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
-        _validate_loads(Path(dataset), asked, maximum, output)
+        name = shown_path(path) if path == Path(dataset) else dataset
+        _validate_loads(path, name, asked, maximum, output)
         return
     if asked.arguments or asked.settings:
         raise UsageError("the scenario is in the table: its flags are for a measured load", hint="leave them out")
@@ -68,8 +82,9 @@ def validate(
     if is_serving_table(content):
         if level != "all":
             raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
-        _validate_servings(read_servings(content, name), name, asked.profile, maximum, output)
+        _validate_servings(read_servings(content, name), name, asked.profile, maximum, output, ranking=ranking)
         return
+    _no_ranking(ranking)
     # checked there
     chosen = cast(comparison.Level, level)
     compared = comparison.validate(read_runs(content, name), chosen, profile=asked.profile)
@@ -79,12 +94,12 @@ def validate(
         comparison.gate(compared.rows, maximum)
 
 
-def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, output: Output) -> None:
+def _validate_loads(path: Path, name: str, asked: flags.Asked, maximum: float | None, output: Output) -> None:
     from ladder_sim.serving.requests.results import read_results
     from ladder_sim.system.progress import StatusLine
     from ladder_sim.validation.load import compare_loads, gate_loads
 
-    results, name = read_results(path), shown_path(path)
+    results = read_results(path)
     with StatusLine() as line:
         compared = compare_loads(
             results,
@@ -101,15 +116,27 @@ def _validate_loads(path: Path, asked: flags.Asked, maximum: float | None, outpu
 
 
 def _validate_servings(
-    servings: "Sequence[Serving]", name: str, profile: str | None, maximum: float | None, output: Output
+    servings: "Sequence[Serving]",
+    name: str,
+    profile: str | None,
+    maximum: float | None,
+    output: Output,
+    *,
+    ranking: bool,
 ) -> None:
     from ladder_sim.validation import serving
+    from ladder_sim.validation.ranking import rank_plans
 
     compared = serving.compare_servings(servings, name=name, profile=profile)
     _require([each.note for each in compared], any(each.ttft for each in compared), name)
-    output.give(compared)
+    output.give(rank_plans(compared, name=name) if ranking else compared)
     if maximum is not None:
         serving.gate(compared, maximum)
+
+
+def _no_ranking(asked: bool) -> None:
+    if asked:
+        raise UsageError("--ranking is for tables of servings", hint="leave it out, or give a CSV file of servings")
 
 
 def _require(notes: Sequence[str], predicted: bool, name: str) -> None:

@@ -11,7 +11,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import AllReduce
-from ladder_sim.specs.workload import DType
+from ladder_sim.specs.workload import FORMATS, DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,6 @@ class ServingCheck:
     """Smallest and largest `ladder_sim.costs.profile.run_sizes`."""
     servings: int
     """How many."""
-    tpot: float
-    """Half-width of intervals of the time per token, as a fraction."""
-    ttft: float
-    """Half-width of intervals of the time to first token, as a fraction."""
     tpot_error: float
     """Mean error of the time per token on rows of models that no fit had seen, as a fraction."""
     ttft_error: float
@@ -49,6 +45,34 @@ class ServingCheck:
     """Degrees without peer-to-peer access: none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingWidths:
+    """Half-widths of 90 % intervals of servings, as fractions."""
+
+    experts: bool
+    """Whether they are of models with experts."""
+    stack: str = ""
+    """Engine; empty: any."""
+    format: str = ""
+    """`ladder_sim.specs.workload.Format` of linear layers; empty: any."""
+    tpot: float
+    """Half-width of the time per token."""
+    ttft: float
+    """Half-width of the time to first token."""
+
+
+def widths_of(model: ModelSpec, stack: str, dtype: DType) -> ServingWidths:
+    """Return the half-widths of an engine's servings of such models in a format; without any, of its other formats."""
+    of_kind = [each for each in _widths() if each.experts == bool(model.experts_label)]
+    alike = [each for each in of_kind if each.stack in ("", stack) and each.format in ("", FORMATS[dtype].name)]
+    return max(alike, key=lambda each: (each.stack, each.format))
+
+
+def widest_ttft(model: ModelSpec) -> float:
+    """Return the half-width of the time to first token of the engine and format in which it is missed most."""
+    return max(each.ttft for each in _widths() if each.experts == bool(model.experts_label))
+
+
 def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:
     """Return the checks of models with experts, if the model has any, else those of dense models."""
     return tuple(check for check in serving_checks() if any(check.layers) == bool(model.experts_label))
@@ -57,8 +81,18 @@ def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:
 @cache
 def serving_checks() -> tuple[ServingCheck, ...]:
     """Return those that come with the package."""
+    return tuple(map(_check, _data()["checks"]))
+
+
+@cache
+def _widths() -> tuple[ServingWidths, ...]:
+    return tuple(ServingWidths(**each) for each in _data()["widths"])
+
+
+@cache
+def _data() -> Mapping[str, Any]:
     text = (resources.files("ladder_sim.closed_loop") / "data" / "checks.toml").read_text("utf-8")
-    return tuple(map(_check, tomllib.loads(text)["checks"]))
+    return tomllib.loads(text)
 
 
 def _check(entries: Mapping[str, Any]) -> ServingCheck:

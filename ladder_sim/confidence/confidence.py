@@ -140,8 +140,7 @@ class Confidence:
         (_, request), (_, other) = sides
         of_ops = by_op(request, other).speedup
         if isinstance(self.compared.runs, ServingCheck):
-            servings = (each.compared.runs if each.validated["stack"] else None for each, _ in sides)
-            widths = [max(of_ops, by_servings_of_plans(*(each for each in servings if isinstance(each, ServingCheck))))]
+            widths = [max(of_ops, by_servings_of_plans(*(each._errors.basis.tpot for each, _ in sides)))]
         elif self._errors.fitted and base._errors.fitted:
             widths = [self._errors.fitted.plan_width(base._errors.fitted, of_ops)]
         else:

@@ -107,6 +107,7 @@ class LoadsReport(Report[LoadValidation]):
             load = {
                 "load": number,
                 "tool": each.result.tool,
+                "source": each.result.server.get("source", ""),
                 **{name: scenario.get(name) for name in SERVER},
                 "concurrency": each.result.concurrency or None,
             }

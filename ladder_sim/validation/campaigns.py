@@ -1,4 +1,4 @@
-"""What is known of campaigns that measured servings, and follows from no column of their tables.
+"""What is known of campaigns that measured servings or loads, and follows from no column or field of their files.
 
 ``data/campaigns.toml`` holds it with its evidence.
 """
@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ladder_sim.errors import UnknownNameError
 from ladder_sim.specs.layers import LayerPart
 from ladder_sim.specs.workload import DType, KvDType
 
@@ -46,10 +47,36 @@ class Facts:
     """Why it is not, if the same was also measured clearly slower."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What served the loads of a campaign."""
+
+    scenario: Mapping[str, Any]
+    """Arguments of `ladder_sim.Scenario`."""
+    server: Mapping[str, float] = field(default_factory=dict)
+    """Settings of the server, as `Scenario` has overrides, that are not the stack's."""
+    source: str
+    """Where this is stated, or that it is assumed."""
+
+
+def server_of(campaign: str) -> Server:
+    """Return what served the loads of a campaign.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no campaign of that name.
+    """
+    servers = {each["campaign"]: each for each in _data()["servers"]}
+    if campaign not in servers:
+        raise UnknownNameError("campaign", campaign, tuple(servers))
+    return Server(**{name: value for name, value in servers[campaign].items() if name != "campaign"})
+
+
 def facts(cell: Mapping[str, str]) -> Facts:
     """Return what is known of a row, by its cells."""
     said: dict[str, Any] = {}
-    for entry in _entries():
+    for entry in _data()["facts"]:
         if _matches(cell, entry["where"]) and not any(_matches(cell, each) for each in entry.get("but", ())):
             said = {**{name: entry[name] for name in _NAMES & entry.keys()}, **said}
     if "unquantized" in said:
@@ -78,7 +105,5 @@ def _is(text: str, value: str | float) -> bool:
 
 
 @cache
-def _entries() -> Sequence[Mapping[str, Any]]:
-    text = (resources.files("ladder_sim.validation") / "data" / "campaigns.toml").read_text("utf-8")
-    entries: Sequence[Mapping[str, Any]] = tomllib.loads(text)["facts"]
-    return entries
+def _data() -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    return tomllib.loads((resources.files("ladder_sim.validation") / "data" / "campaigns.toml").read_text("utf-8"))

@@ -122,8 +122,18 @@ PROTOCOLS = {
 
 def dataset_names() -> tuple[str, ...]:
     """Return the names of the data sets that come with the package."""
+    return _shipped(".csv")
+
+
+def _shipped(ending: str) -> tuple[str, ...]:
     files = (resources.files("ladder_sim.validation") / "data").iterdir()
-    return tuple(sorted(file.name.removesuffix(".csv") for file in files if file.name.endswith(".csv")))
+    return tuple(sorted(file.name.removesuffix(ending) for file in files if file.name.endswith(ending)))
+
+
+def result_file(name_or_path: str) -> Path:
+    """Return the path of results of load generators that come with the package, by name, or of a file."""
+    shipped = Path(str(resources.files("ladder_sim.validation") / "data" / f"{name_or_path}.json"))
+    return shipped if shipped.is_file() else Path(name_or_path)
 
 
 def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
@@ -151,7 +161,8 @@ def read_table(name_or_path: str) -> tuple[bytes, str]:
         return shipped.read_bytes(), name_or_path
     path = Path(name_or_path)
     if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not path.exists():
-        raise UnknownNameError("data set", name_or_path, dataset_names(), more="a file's name ends in .csv")
+        known = (*dataset_names(), *_shipped(".json"))
+        raise UnknownNameError("data set", name_or_path, known, more="a file's name ends in .csv")
     what = f"a CSV file, or the name of one that comes with the package: {', '.join(dataset_names())}"
     return read_bytes(path, what=what, error=UsageError), shown_path(path)
 

@@ -12,6 +12,7 @@ from ladder_sim.serving.requests.result import Result
 from ladder_sim.serving.service import Service
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.campaigns import server_of
 from ladder_sim.validation.compare import ErrorStats, Quantity, check_error, error_stats
 from ladder_sim.validation.serving_names import cluster_name, format_name, stack_name
 
@@ -146,6 +147,9 @@ def _failures(result: Result) -> tuple[str, ...]:
 
 def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
     """Return the scenario that served a load: as the file says, but for what is given."""
+    if "campaign" in result.server:
+        known = server_of(str(result.server["campaign"]))
+        given, overrides = {**known.scenario, **given}, {**known.server, **overrides}
     arguments = {**_said(result.server, given), **given}
     missing = [name for name in _NEEDED if name not in arguments]
     if missing:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ladder_sim import Prediction, Scenario, predict
-from ladder_sim.closed_loop.checks import checks_of, serving_checks
-from ladder_sim.confidence.errors import UNCHECKED
+from ladder_sim.closed_loop.checks import checks_of, serving_checks, widest_ttft, widths_of
+from ladder_sim.confidence.errors import LEFT_OUT_SHARE, UNCHECKED
 from ladder_sim.confidence.runs import Compared, parts_alike
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.specs import catalog
@@ -25,12 +25,37 @@ def served(**given: Any) -> Prediction:
 
 
 def test_what_was_served_has_the_width_of_the_servings() -> None:
-    (check,) = (each for each in checks_of(catalog.model("qwen3-32b")) if each.stack == "vllm")
+    widths = widths_of(catalog.model("qwen3-32b"), "vllm", "bf16")
+    assert (widths.stack, widths.format) == ("vllm", "bf16")
     prediction = served()
     assert prediction.confidence.validated == dict.fromkeys(prediction.confidence.validated, True)
-    assert prediction.tokens_per_s.log_width == pytest.approx(math.log1p(check.tpot))
+    assert prediction.tokens_per_s.log_width == pytest.approx(math.log1p(widths.tpot))
     # versions have figures of their own, which servings were compared with
     assert served(stack="vllm@0.12.0").confidence.validated["stack"]
+
+
+def test_a_format_or_an_engine_without_servings_has_the_width_of_the_wider_group() -> None:
+    dense, experts = (catalog.model(name) for name in ("qwen3-32b", "deepseek-r1"))
+    for given, place in (
+        ((dense, "vllm", "nvfp4"), (False, "vllm", "")),
+        ((experts, "vllm", "nvfp4"), (True, "vllm", "nvfp4")),
+        # the same tables
+        ((dense, "vllm", "fp16"), (False, "vllm", "bf16")),
+        ((experts, "gpt-fast", "bf16"), (True, "", "")),
+    ):
+        widths = widths_of(*given)
+        assert (widths.experts, widths.stack, widths.format) == place
+
+
+def test_parts_left_out_in_turn_add_a_share_to_the_widths_of_servings() -> None:
+    """A model of another family: a tenth of its kernels, and a third of that."""
+    prediction = served(model="codellama-34b")
+    assert [part for part, alike in prediction.confidence.validated.items() if not alike] == ["model_family"]
+    request = prediction.confidence.request("standard")
+    kernels = 1.0 - request.path.collectives_s / request.request_s
+    added = math.log1p(LEFT_OUT_SHARE * UNCHECKED["model_family"].kernels * kernels)
+    widths = widths_of(catalog.model("codellama-34b"), "vllm", "bf16")
+    assert prediction.tokens_per_s.log_width == pytest.approx(math.hypot(math.log1p(widths.tpot), added))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +72,11 @@ def test_what_was_served_has_the_width_of_the_servings() -> None:
 def test_what_no_serving_had_is_wider(given: dict[str, Any], part: str) -> None:
     prediction = served(**given)
     assert not prediction.confidence.validated[part]
-    assert prediction.tokens_per_s.log_width > 1.05 * served().tokens_per_s.log_width
+    assert prediction.tokens_per_s.log_width > served().tokens_per_s.log_width
 
 
 def test_waiting_of_another_engine_or_gpu_is_as_uncertain_as_where_it_is_missed_most() -> None:
-    worst = max(math.log1p(check.ttft) for check in checks_of(catalog.model("qwen3-32b")))
+    worst = math.log1p(widest_ttft(catalog.model("qwen3-32b")))
     assert served().confidence.widths["standard"].ttft < 0.5 * worst
     for given in ({"cluster": "b200-sxm"}, {"allreduce": "nccl"}, {"stack": "sglang", "cluster": "h200-sxm"}):
         assert served(**given).confidence.widths["standard"].ttft >= worst
@@ -74,8 +99,8 @@ def test_datasheets_are_no_surer_than_their_ops() -> None:
 def test_the_footer_names_the_servings_and_what_they_did_not_have() -> None:
     runs, *rest = validated_lines(served().confidence)
     assert runs == (
-        "Predictions were compared with 90 servings of standard, vllm 0.12.0 on H100 SXM5 80GB: qwen3-32b in bf16, "
-        "TP 2-8, 8-128 requests in flight, prompt 1024-4096 + 128-1024: TPOT off by 5.2%, TTFT by 20% "
+        "Predictions were compared with 90 servings of standard, vllm 0.12 on H100 SXM5 80GB: qwen3-32b in bf16, "
+        "TP 2-8, 8-128 requests in flight, prompt 1024-4096 + 128-1024: TPOT off by 4.0%, TTFT by 20% "
         "(model left out)."
     )
     assert rest == []
@@ -113,8 +138,9 @@ def test_each_check_is_of_an_engine_and_a_gpu_of_the_catalog() -> None:
     for each in (dense, experts):
         assert len({(check.stack, check.cluster.name) for check in each}) == len(each)
     for check in checks:
-        assert 0.0 < check.tpot < 0.5
-        assert check.ttft > check.tpot
+        widths = widths_of(catalog.model(check.models[0]), check.stack, check.dtypes[0])
+        assert 0.0 < widths.tpot < 0.5
+        assert widths.ttft > widths.tpot
 
 
 def test_nine_tenths_of_a_sample_lie_inside() -> None:
@@ -160,8 +186,9 @@ def test_experts_and_plans_that_no_serving_had_are_wider(given: dict[str, Any], 
     prediction = experts(**given)
     unlike = {part for part, alike in prediction.confidence.validated.items() if not alike}
     assert parts <= unlike
-    compared = prediction.confidence.compared.runs
-    assert prediction.tokens_per_s.log_width > 1.02 * math.log1p(compared.tpot)
+    workload = prediction.confidence.scenario.workload
+    widths = widths_of(prediction.confidence.scenario.model, prediction.confidence.scenario.stack.name, workload.dtype)
+    assert prediction.tokens_per_s.log_width > math.log1p(widths.tpot)
 
 
 def test_the_footer_says_which_experts_no_serving_had() -> None:

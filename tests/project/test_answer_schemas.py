@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "capacity": ("capacity --model 8b --tp 1 --rate 4 --gen 4 --requests 40 --seeds 1 --slo ttft_p95=1s",),
     "validation": ("validate --level microbench",),
     "validation-servings": ("validate serving-dense",),
+    "validation-ranking": ("validate serving-moe --ranking",),
     "validation-loads": ("validate tests/data/results/vllm_rate.json --model 8b --cluster h100-sxm --tp 1",),
     "trace-info": ("trace info tests/data/traces/alexnet.json.gz",),
     "trace-replay": ("trace replay tests/data/traces/alexnet.json.gz",),

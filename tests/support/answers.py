@@ -11,7 +11,18 @@ from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.display.document import SCHEMA
 from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.quality.published import Measured
-from ladder_sim.report import advise, archive, capacity, errors, loads, prediction, servings, validation, versus
+from ladder_sim.report import (
+    advise,
+    archive,
+    capacity,
+    errors,
+    loads,
+    prediction,
+    ranking,
+    servings,
+    validation,
+    versus,
+)
 from ladder_sim.report.settings import value_schema
 from ladder_sim.serving.engine.speculation import Speculation
 from ladder_sim.serving.intervals import SHARES
@@ -147,6 +158,7 @@ def answers() -> dict[str, Schema]:
         ),
         "validation": _answer("validate", **_validation()),
         "validation-servings": _answer("validate", "of servings", **_servings()),
+        "validation-ranking": _answer("validate --ranking", "of servings", **_ranking()),
         "validation-loads": _answer("validate", "of a load generator's results", optional=notes(), **_loads())
         | together(*notes()),
         "validation-archive": _answer("validate", "of an archive of measured runs", **_archive()),
@@ -295,9 +307,14 @@ def _servings() -> dict[str, Schema]:
     }
 
 
+def _ranking() -> dict[str, Schema]:
+    losses = listed(strict(columns_of(ranking.LOSSES)))
+    return {"dataset": TEXT, "groups": COUNT, "losses": losses, "rows": listed(strict(columns_of(ranking.VALUES)))}
+
+
 def _loads() -> dict[str, Schema]:
     server = {name: nullable(named(name)) for name in loads.SERVER}
-    load = {"load": COUNT, "tool": TEXT, **server, "concurrency": nullable(COUNT), "figure": TEXT}
+    load = {"load": COUNT, "tool": TEXT, "source": TEXT, **server, "concurrency": nullable(COUNT), "figure": TEXT}
     figures = {**columns_of(loads.VALUES), "measured": number("measured")}
     rows = listed(strict({**load, **figures, "note": TEXT}))
     return {"batching": BATCHING, "dataset": TEXT, "summary": mapped(_ERRORS, _FIGURE), "rows": rows}

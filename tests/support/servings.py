@@ -29,6 +29,8 @@ from tools.profiles.serving_fit import fit_serving
 SAMPLE = SHIPPED / "serving-moe.csv"
 # parts of a serving that errors are summed up by
 PARTS = ("engine", "stack", "cluster", "model", "plan", "setup")
+# limits of groups by tokens in flight
+TOKENS = (50_000, 500_000)
 COLUMNS = (
     *("models", "by", "value", "rows", "tpot_mean", "tpot_median", "tpot_bias"),
     *("inside", "half_width", "ttft_mean", "ttft_median"),
@@ -41,11 +43,28 @@ def rows(models: str, comparisons: Sequence[ServingComparison]) -> list[dict[str
     """The rows of one table, errors and shares as fractions."""
     groups = {by: members for by, members in summarize_servings(comparisons).items() if by in PARTS}
     groups["all"] = {"all": summary(comparisons)}
+    groups["tokens"] = {value: summary(members) for value, members in _by_tokens(comparisons).items()}
     return [
         dict(zip(COLUMNS, (models, by, value, *_cells(*groups[by][value])), strict=True))
-        for by in ("all", *PARTS)
+        for by in ("all", *PARTS, "tokens")
         for value in groups[by]
     ]
+
+
+def _by_tokens(comparisons: Sequence[ServingComparison]) -> dict[str, list[ServingComparison]]:
+    """DeepSeek-R1 under SGLang by GPU, precision, prompt and tokens in flight: requests times mean context."""
+    groups: dict[tuple[str, int, int], list[ServingComparison]] = {}
+    for each in comparisons:
+        row, setup = each.serving, each.serving.setup
+        if each.tpot and (setup.model, setup.engine) == ("deepseek-r1", "sglang"):
+            tokens = row.concurrency * (row.prompt + row.gen / 2)
+            place = sum(tokens >= limit for limit in TOKENS)
+            groups.setdefault((f"{setup.cluster}, {setup.dtype}", row.prompt, place), []).append(each)
+    ends = ["0", *(f"{limit // 1000}k" for limit in TOKENS), "more"]
+    return {
+        f"{where}, prompts of {prompt}, {ends[place]} to {ends[place + 1]} tokens in flight": members
+        for (where, prompt, place), members in sorted(groups.items())
+    }
 
 
 def unseen(comparisons: Sequence[ServingComparison]) -> list[ServingComparison]:

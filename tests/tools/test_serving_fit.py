@@ -11,7 +11,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
 from tests.conftest import REPO, SHIPPED
-from tools.profiles.serving_fit import FIGURES, Problem, fit_serving, half_widths, inside_of_others
+from tools.profiles.serving_fit import FIGURES, Problem, fit_serving
 
 SAMPLE = SHIPPED / "serving-dense.csv"
 
@@ -39,9 +39,10 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
         if figure.field == "host_request_s"
     ]
     assert host_s[0] == host_s[1]
-    widths = half_widths(made, fit.log_errors)
+    errors = np.abs(fit.log_errors["tpot"])
+    of_trtllm, of_vllm = (np.array([row.setup.engine == engine for row in made]) for engine in ("trtllm", "vllm"))
     # without Llama no serving of TensorRT-LLM is in 16 bits: 50 us of a launch stand in for 45
-    assert widths["trtllm", "h100-sxm"]["tpot"] < 0.02 < widths["vllm", "h100-sxm"]["tpot"]
+    assert np.quantile(errors[of_trtllm], 0.9) < 0.02 < errors[of_vllm].max()
 
 
 def test_the_page_names_the_figures_of_the_stacks() -> None:
@@ -62,28 +63,11 @@ def test_servings_that_cannot_be_fitted_are_refused() -> None:
         fit_serving([*rows, dataclasses.replace(rows[0], gen=1)])
 
 
-def test_intervals_are_tried_on_the_engines_other_models() -> None:
-    # twice, so that nine tenths of them can be told
-    rows = 2 * [row for row in servings() if row.setup.stack.startswith(("trtllm", "vllm"))]
-    wide = np.array([0.5 if row.setup.model == "qwen3-32b" else 0.01 for row in rows])
-    assert inside_of_others(rows, wide) == {("trtllm", "qwen3-32b"): 0.0, ("trtllm", "llama-3.1-8b"): 1.0}
-
-
-def test_models_with_experts_are_not_fitted() -> None:
-    sample = SHIPPED / "serving-moe.csv"
-    command = [sys.executable, "-m", "tools.profiles.serving_fit", str(sample)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "models with experts are not fitted" in done.stdout
-    assert "collective_launch_s" not in done.stdout
-    assert "inside intervals that the engine's other models give" in done.stdout
-
-
 @pytest.mark.slow
-def test_the_command_prints_figures_and_half_widths() -> None:
+def test_the_command_prints_figures() -> None:
     command = [sys.executable, "-m", "tools.profiles.serving_fit", str(SAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "collective_launch_s" in done.stdout
     assert "without qwen3-32b" in done.stdout
-    assert "sglang" in done.stdout
+    assert "rows whose model was left out: TPOT errs by" in done.stdout

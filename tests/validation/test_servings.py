@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ladder_sim.closed_loop.checks import checks_of
@@ -19,7 +18,7 @@ from ladder_sim.validation.serving_table import Serving, is_serving_table, read_
 from tests.conftest import REPO, SHIPPED
 from tests.support import servings
 from tests.support.commands import run
-from tools.profiles.serving_fit import Problem, half_widths, inside_of_others, log_errors
+from tools.profiles.serving_checks import to_toml, unseen_of
 
 SAMPLE = SHIPPED / "serving-dense.csv"
 # what the page says of all servings of models with experts
@@ -391,18 +390,10 @@ if SOURCE:
         ]
         assert made == servings.shown()
 
-    def test_half_widths_are_those_of_the_table() -> None:
-        rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
-        widths = half_widths(rows, log_errors(rows, *Problem(rows).times_s()))
-        for check in checks_of(catalog.model("deepseek-r1")):
-            for name, width in widths[check.stack, check.cluster.name].items():
-                assert np.expm1(width) == pytest.approx(getattr(check, name), rel=0.01)
-
-    def test_intervals_from_one_model_hold_the_other() -> None:
-        rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
-        shares = inside_of_others(rows, log_errors(rows, *Problem(rows).times_s())["tpot"])
-        assert len(shares) == 6
-        assert min(shares.values()) >= 0.9
+    def test_checks_and_half_widths_are_those_of_the_tables() -> None:
+        tables = ((Path(SOURCE) / file).read_bytes() for file in ("serving_dense.csv", "serving_moe.csv"))
+        rows = unseen_of([row for table in tables for row in read_servings(table, "table")])
+        assert to_toml(rows) == (REPO / "ladder_sim/closed_loop/data/checks.toml").read_text("utf-8")
 
 
 def test_rows_of_two_tables_keep_their_own_predictions() -> None:

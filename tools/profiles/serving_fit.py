@@ -3,12 +3,10 @@
 Four figures of stacks are free, in the order of `FIGURES`. The fit is robust least squares on the logarithm of the time
 per further token. It sees rows in 16 bits alone, whose GEMMs are one library's in every engine and version; kernels of
 quantised models change with the version (TensorRT-LLM 1.0 takes 10 % longer than 1.3 from 32 rows on), and a figure
-must not make up for them. How well it carries over is checked by leaving out each model in turn; the errors of those
-rows give 90 % half-widths by split conformal prediction, for each engine on each cluster. Models with experts are never
-fitted: their rows are predicted by the stacks as they are, and have half-widths of their own.
+must not make up for them. How well it carries over is checked by leaving out each model in turn; intervals follow from
+the errors of those rows (`tools.profiles.serving_checks`). Models with experts are never fitted.
 """
 
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.closed_loop.step import simulate_requests
-from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.prediction import resolve_profile
@@ -28,7 +25,6 @@ from ladder_sim.system.arguments import Parser
 from ladder_sim.units import format_quantity
 from ladder_sim.validation.dataset import read_table
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
-from ladder_sim_calibration.stack_fit.unseen import conformal
 
 # formats whose rows are fitted
 UNQUANTIZED = ("bf16", "fp16")
@@ -73,49 +69,6 @@ def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[
         "tpot": np.log(tpot_s / np.array([row.tpot_s for row in rows])),
         "ttft": np.log(ttft_s / np.array([row.ttft_s for row in rows])),
     }
-
-
-def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], dict[str, float]]:
-    """Return half-widths in the logarithm, by engine and cluster and by time."""
-    return {
-        key: {time: conformal(np.abs(each[numbers]).tolist()) for time, each in errors.items()}
-        for key, numbers in _by_check(rows).items()
-    }
-
-
-def unseen_errors(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return the mean error of TPOT and median error of TTFT, as fractions, by engine and cluster."""
-    absolute = {time: np.abs(np.expm1(each)) for time, each in errors.items()}
-    return {
-        key: (float(absolute["tpot"][numbers].mean()), float(np.median(absolute["ttft"][numbers])))
-        for key, numbers in _by_check(rows).items()
-    }
-
-
-def _by_check(rows: Sequence[Serving]) -> dict[tuple[str, str], list[int]]:
-    """Return the numbers of the rows by engine and cluster."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, row in enumerate(rows):
-        groups[row.setup.engine, row.setup.cluster].append(number)
-    return groups
-
-
-def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple[str, str], float]:
-    """Return the share of rows in intervals that the engine's other models give, by engine and model.
-
-    The intervals are wider by what `UNCHECKED` adds for other layers and another family of models.
-    """
-    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):
-        groups[row.setup.engine][row.setup.model].append(error)
-    unlike = math.log1p(math.hypot(*(UNCHECKED[part].kernels for part in ("layers", "model_family"))))
-    shares = {}
-    for engine, models in groups.items():
-        for model, errors in models.items():
-            others = [error for name, each in models.items() if name != model for error in each]
-            if others:
-                shares[engine, model] = float(np.mean(np.array(errors) <= math.hypot(conformal(others), unlike)))
-    return shares
 
 
 class Problem:
@@ -218,32 +171,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(servings: str) -> RenderableType:
-    """Return what is fitted to the dense models of a table, and how wide the intervals of all models must be."""
+    """Return what is fitted to the dense models of a table, with and without each model."""
     content, name = read_table(servings)
     rows = [row for row in read_servings(content, name) if not row.left_out]
-    dense, sparse = (
-        [row for row in rows if bool(row.setup.scenario().model.experts) == experts] for experts in (False, True)
-    )
-    parts: list[RenderableType] = []
-    if dense:
-        parts += _fit_report(dense)
-    if sparse:
-        errors = log_errors(sparse, *Problem(sparse).times_s())
-        shares = [(*key, f"{share:.0%}") for key, share in inside_of_others(sparse, errors["tpot"]).items()]
-        parts += [
-            *([Text()] if parts else []),
-            Text("models with experts are not fitted"),
-            *_widths_report(sparse, errors),
-            Text(),
-            Text("rows inside intervals that the engine's other models give, with what other layers and families add:"),
-            table(("engine", "model", "inside"), shares, left=2),
-        ]
-    return Group(*parts)
-
-
-def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
-    """Return the fitted figures, with and without each model, and half-widths."""
-    fit = fit_serving(rows)
+    fit = fit_serving([row for row in rows if not row.setup.scenario().model.experts])
     figures = [
         (
             f"{figure.field}, {' '.join(figure.engines)}",
@@ -252,27 +183,12 @@ def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
         for number, figure in enumerate(FIGURES)
     ]
     headings = ("figure", "fitted", *(f"without {model}" for model in fit.left_out))
-    return [table(headings, figures), Text(), *_widths_report(rows, fit.log_errors)]
-
-
-def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> list[RenderableType]:
-    """Return the errors of rows that nothing was fitted to, and half-widths."""
-    unseen = unseen_errors(rows, errors)
-    checks = [
-        (*key, *(f"{share:.1%}" for share in (*map(math.expm1, (each["tpot"], each["ttft"])), *unseen[key])))
-        for key, each in half_widths(rows, errors).items()
-    ]
-    tpot, ttft = (np.abs(np.expm1(errors[time])) for time in ("tpot", "ttft"))
-    return [
-        Text(
-            f"rows whose model was left out: TPOT errs by {tpot.mean():.1%} on average, {np.median(tpot):.1%} in the "
-            f"median, TTFT by {np.median(ttft):.1%} in the median"
-        ),
-        Text(
-            "by engine, with 90 % half-widths by split conformal prediction (ladder_sim/closed_loop/data/checks.toml):"
-        ),
-        table(("engine", "cluster", "TPOT", "TTFT", "mean TPOT error", "median TTFT error"), checks, left=2),
-    ]
+    tpot, ttft = (np.abs(np.expm1(fit.log_errors[time])) for time in ("tpot", "ttft"))
+    errors = (
+        f"rows whose model was left out: TPOT errs by {tpot.mean():.1%} on average, {np.median(tpot):.1%} in the "
+        f"median, TTFT by {np.median(ttft):.1%} in the median"
+    )
+    return Group(table(headings, figures), Text(), Text(errors))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from ladder_sim.units import quoted
 KINDS = "vllm bench serve, SGLang's bench_serving, AIPerf, GenAI-Perf, GuideLLM or InferenceX"
 # ten thousand requests of 1,000 tokens, the time of each written out
 _MOST_BYTES = 256 * 2**20
+# keys that published results have besides those of their generator: what is known of the server is kept under the first
+CAMPAIGN = ("campaign", "source")
 # keys that only one generator writes, and what reads it: the first that has all of one set
 _SIGNS: tuple[tuple[frozenset[str], Callable[[JSON], Result | Iterable[Result]]], ...] = (
     (frozenset({"benchmarks"}), guidellm.read),
@@ -112,7 +114,10 @@ def _read(where: str, read: Callable[[Any], Result | Iterable[Result]], content:
 def _result(document: JSON) -> Result | Iterable[Result]:
     for keys, read in _SIGNS:
         if keys <= document.keys():
-            return read(document)
+            result = read(document)
+            if isinstance(result, Result) and "campaign" in document:
+                result = replace(result, server={**result.server, **{key: document[key] for key in CAMPAIGN}})
+            return result
     shown = ", ".join(map(str, document))
     raise UsageError(
         f"a JSON object with the keys {quoted(shown[:50])}: written by no known load generator",

@@ -9,6 +9,9 @@ from ladder_sim.serving.requests.traffic import Lengths, Traffic
 # what it calls engines
 _STACKS = {"trt": "trtllm", "vllm": "vllm", "vllm-chat": "vllm"}
 
+# published tables may lack them
+_RATES = {"tokens_per_s": "output_throughput", "requests_per_s": "request_throughput"}
+
 
 def read(document: JSON) -> Result:
     """Read one run."""
@@ -23,9 +26,10 @@ def read(document: JSON) -> Result:
     failed = sum(map(bool, errors)) if isinstance(errors, list) else 0
     # versions of 2024 leave the unit out of the names
     suffix = "_ms" if any(name.endswith("_ms") for name in document) else ""
-    figures = times_s(document, suffix, 1e-3) | {"tokens_per_s": number(document, "output_throughput")}
-    if document.get("request_throughput"):
-        figures["requests_per_s"] = number(document, "request_throughput")
+    figures = times_s(document, suffix, 1e-3)
+    for ours, theirs in _RATES.items():
+        if document.get(theirs):
+            figures[ours] = number(document, theirs)
     server = document.get("server_info")
     model = server.get("model_path") if isinstance(server, dict) else None
     return Result(

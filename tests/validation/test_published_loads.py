@@ -1,0 +1,70 @@
+"""Loads that others published, and what is known of their servers."""
+
+import csv
+
+import pytest
+
+from benchmarks.evidence import LOADS
+from ladder_sim.errors import LadderSimError, UnknownNameError
+from ladder_sim.serving.requests.results import read_results
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.campaigns import server_of
+from ladder_sim.validation.dataset import result_file
+from ladder_sim.validation.load import compare_loads
+from tests.support.commands import run
+
+RESULTS = read_results(result_file("published"))
+
+
+def test_every_load_names_its_source_and_its_server() -> None:
+    unknown = set()
+    for each in RESULTS:
+        assert each.server["source"]
+        assert not each.left_out
+        server = server_of(each.server["campaign"])
+        assert server.source
+        try:
+            scenario = Scenario(**server.scenario, concurrency=1, overrides=server.server)
+        except LadderSimError:
+            unknown.add(server.scenario["model"])
+            continue
+        assert scenario.step_requests == server.server.get("stack.step_requests", scenario.step_requests)
+    # no model of the catalog: they are counted, and not predicted
+    assert unknown == {"mistralai/Mistral-Nemo-Instruct-2407", "01-ai/Yi-34B"}
+
+
+def test_a_campaign_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="unknown campaign 'none'"):
+        server_of("none")
+
+
+def test_the_file_of_the_page_has_every_published_figure() -> None:
+    """`ladder-sim validate published --csv` writes it."""
+    with LOADS.open(encoding="utf-8", newline="") as file:
+        rows = [
+            (int(row["load"]), row["source"], row["figure"], float(row["measured"])) for row in csv.DictReader(file)
+        ]
+    assert rows == [
+        (number, each.server["source"], figure, pytest.approx(measured))
+        for number, each in enumerate(RESULTS, 1)
+        for figure, measured in each.figures.items()
+    ]
+
+
+def test_a_load_is_served_by_what_its_campaign_says() -> None:
+    """The one whose requests were published one by one."""
+    (each,) = compare_loads([RESULTS[-1]], {}, {})
+    assert each.scenario is not None
+    assert (each.scenario.cluster.name, each.scenario.step_requests) == ("rtx-pro-6000", 128)
+    assert len(each.figures) == len(RESULTS[-1].figures)
+    assert abs(each.figures["tpot_mean_s"].error) < 0.1
+    # what is given counts
+    (other,) = compare_loads([RESULTS[-1]], {"cluster": "l40s-pcie"}, {"stack.step_requests": 64})
+    assert other.scenario is not None
+    assert (other.scenario.cluster.name, other.scenario.step_requests) == ("l40s-pcie", 64)
+
+
+def test_the_package_names_its_loads() -> None:
+    done = run("validate", "published", "--level", "roofline")
+    assert done.code == 2
+    assert "--level is for runs of static batches" in done.err
