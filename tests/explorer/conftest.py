@@ -1,12 +1,36 @@
-"""A browser, and an explorer for it, once for each file of tests that ask for them."""
+"""An explorer without a port, and one in a browser, once for each file of tests that ask for them."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.server import Site
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """With the catalog."""
+    made = Site(Allowlist.of(), "model=8b&tp=2")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def ask(site: Site) -> Callable[..., Any]:
+    """What the page's script gets from an address."""
+
+    def asked(path: str, query: str) -> Any:
+        response = site.get(path, query)
+        assert response.status == 200
+        return json.loads(response.content)
+
+    return asked
 
 
 @pytest.fixture(scope="module")
