@@ -1,8 +1,8 @@
 """The page as a folder of files that any static host serves: its answers are made beforehand, as they are.
 
 The folder holds the question that it was made for with all its views, and the answers of every question that is one
-X
-in the place of the server.
+choice of a list away, and the requests in flight of each engine. Its script is the server's page's, with a table of
+replies in the place of the server.
 """
 
 import io

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -245,7 +246,8 @@ def serve(server: Server) -> None:
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
     try:
-        server.serve_forever()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
     finally:
         server.site.close()
 

@@ -109,10 +109,10 @@
 
   function fill(key, value, hint) {
     for (const field of all(`[data-key="${key}"]`)) {
+      field.dataset.was = value;
       if (field === document.activeElement) continue;
       if (field.type === "checkbox") field.checked = value === "1";
       else field.value = value;
-      field.dataset.was = value;
       if (field.tagName === "SELECT") field.options[0].textContent = hint || "as usual";
       else field.placeholder = hint;
     }
