@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.server import Site
+from tests.support.commands import run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -50,3 +52,14 @@ def browser() -> "Iterator[Browser]":
 
     with chromium() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page as the command writes it into a folder."""
+    target = tmp_path_factory.mktemp("export") / "page"
+    flags = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--concurrency", "64")
+    ran = run("explore", *flags, "--export", str(target))
+    assert ran.code == 0, ran.err
+    assert str(target) in ran.err
+    return target

@@ -12,9 +12,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Route
 
 from ladder_sim import Scenario, predict
-from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.answers import Queries
-from ladder_sim.explorer.export import folder, write_folder
 from ladder_sim.explorer.state import TABS
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_browser import Watched, artefacts, served
@@ -261,14 +258,12 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_the_exported_folder_needs_no_server_of_its_own(seen: Watched, tmp_path: Path) -> None:
-    queries = Queries(Allowlist.of())
-    write_folder(folder(queries, "model=8b&tp=2&stack=vllm&concurrency=64"), tmp_path)
-    host = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(tmp_path)))
+def test_the_exported_folder_needs_no_server_of_its_own(seen: Watched, exported: Path) -> None:
+    host = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(exported)))
     threading.Thread(target=host.serve_forever, daemon=True).start()
     page = seen.page
     try:
-        for base in (f"http://127.0.0.1:{host.server_address[1]}/index.html", (tmp_path / "index.html").as_uri()):
+        for base in (f"http://127.0.0.1:{host.server_address[1]}/index.html", (exported / "index.html").as_uri()):
             page.goto(base)
             seen.until(f"({GAIN}) === {json.dumps(ladder(model='8b', tp=2, stack='vllm', concurrency=64))}")
             page.select_option("#ask-load", label="8 requests in flight")

@@ -19,18 +19,6 @@ pytestmark = pytest.mark.slow
 MOST_BYTES = 6_000_000
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As the command writes it."""
-    target = tmp_path_factory.mktemp("export") / "page"
-    ran = run(
-        "explore", "--model", "8b", "--tp", "2", "--stack", "vllm", "--concurrency", "64", "--export", str(target)
-    )
-    assert ran.code == 0, ran.err
-    assert str(target) in ran.err
-    return target
-
-
 def test_the_folder_is_small_and_whole(exported: Path) -> None:
     files = {file.name: file.stat().st_size for file in exported.iterdir()}
     assert set(files) == {"index.html", "page.css", "page.js", "plotly.min.js", "answers.js"}
