@@ -6,6 +6,7 @@ and one for simulated loads, so that answers do not wait for them.
 
 import gc
 import json
+import socket
 import threading
 import traceback
 from collections import OrderedDict
@@ -218,11 +219,10 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, site: Site, host: str, port: int, hosts: Collection[str] | None = LOOPBACK) -> None:
         self.site = site
-        self.hosts = hosts
-        """Host names that requests may carry, so that another site's name for this machine gets nothing; None: any."""
-        if ":" in host:
-            import socket
 
+        # what requests may call this machine, so that another site's name for it gets nothing; None: anything
+        self.hosts = hosts
+        if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
 
@@ -256,8 +256,10 @@ class Handler(BaseHTTPRequestHandler):
     """Keeps connections open while they are used, logs no requests, and does not say what the server is made of."""
 
     protocol_version = "HTTP/1.1"
+
     # of the socket: a client that neither sends nor takes anything for so long is gone
     timeout = IDLE_S
+
     # headers and content are one packet: two would wait for each other's acknowledgement
     wbufsize = -1
     server: Server

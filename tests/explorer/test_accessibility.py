@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SCHEMES = ("light", "dark")
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 QUERY = "?model=8b&tp=2&stack=vllm&concurrency=8&prompt=64&gen=4&rate=50&pin=model%3D8b"
+# what is inside folded parts of the open view
+FOLDS = "[...document.querySelectorAll('#view details.fold > [data-view]')]"
 # what has the focus, and its name for people: no element has it twice unless it is a trap
 FOCUS = """() => {
   const at = document.activeElement;
@@ -51,8 +53,7 @@ def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: P
             page.click(f"#tab-{name}")
             seen.until(f"document.querySelector('#view').dataset.shows === '{name}'")
             page.evaluate("() => document.querySelectorAll('#view details').forEach((fold) => { fold.open = true })")
-            page.wait_for_timeout(300)
-            seen.until("!document.querySelector('.busy')")
+            seen.until(f"{FOLDS}.every((box) => box.dataset.shows) && !document.querySelector('.busy')")
             assert broken_rules(seen, f"{scheme}, {name}") == {}
         for opened in ("settings", "help"):
             page.keyboard.press("?") if opened == "help" else page.click("[data-open=settings]")

@@ -10,8 +10,8 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.explorer.export import zipped
 from ladder_sim.explorer.views import VIEWS
-from tests.explorer.test_server import texts
 from tests.support.commands import run
+from tests.support.html_text import texts
 
 pytestmark = pytest.mark.slow
 

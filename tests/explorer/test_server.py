@@ -28,17 +28,13 @@ from ladder_sim.explorer.state import MAX_BYTES, State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from tests.support.configs import LLAMA_8B
+from tests.support.html_text import texts
 from tests.support.waiting import HANG_S
 
 Ask = Callable[[str, str], Any]
 QUERY = "model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=standard,ladder,hybrid-ladder:40"
 FLAGS = ["--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s"]
 VARIANTS = ["--variant", "standard,ladder,hybrid-ladder:40"]
-
-
-def texts(html: str) -> str:
-    """All text in HTML."""
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
 def parts(ask: Ask, query: str) -> dict[str, str]:

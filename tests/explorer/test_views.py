@@ -21,8 +21,8 @@ from ladder_sim.explorer.server import Site
 from ladder_sim.explorer.views import VIEWS, Panel
 from ladder_sim.report.figures.prediction import step_bars
 from ladder_sim.units import format_seconds
-from tests.explorer.test_server import texts
 from tests.support.commands import run
+from tests.support.html_text import texts
 from tests.support.predict_one import predict_one
 
 pytestmark = pytest.mark.slow
