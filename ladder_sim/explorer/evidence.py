@@ -66,23 +66,19 @@ def evidence(queries: Queries, query: str) -> Panel:
         for name, meaning in _SOURCES.items()
         if shares.get(name, 0.0) > 0.0005
     )
+    plot = chart("nearest", "Predicted over measured", "orange: the nearest, with intervals", kind="square")
+    what = _STATIC if scenario.workload.concurrency is None else _SERVED
     return Panel(
         html=join(
             [
                 headed(_verdict(scenario, runs), file_link("evidence.csv", "CSV")),
                 tag(
                     "div",
-                    chart(
-                        "nearest", "Predicted over measured", "filled: the nearest, with 90 % intervals", kind="square"
-                    ),
-                    tag(
-                        "div",
-                        grid(shown, groups=[groups[at] for at in order]),
-                        tail(_STATIC if scenario.workload.concurrency is None else _SERVED),
-                    ),
+                    tag("div", plot, tail(what), tail(f"Standard's time here is {sources}.")),
+                    tag("div", grid(shown, groups=[groups[at] for at in order])),
                     class_="two ev",
                 ),
-                tail(" ".join(validated_lines(confidence)), f" Standard's time here is {sources}."),
+                tail(" ".join(validated_lines(confidence))),
             ]
         ),
         figures=figures_of(nearest=drawn),

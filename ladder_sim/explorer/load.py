@@ -69,7 +69,7 @@ def fleet(queries: Queries, query: str) -> Panel:
                 headed(brief.sentence, file_link("fleet.csv", "CSV"), file_link("fleet.json", "JSON")),
                 tag("div", charts, class_="two"),
                 grid(report.table()),
-                tail(f"{brief.asked}. Bars: the 90 % interval of the rate at which one replica breaks the promise."),
+                tail(f"{brief.asked}. Bars: the 90 % interval of the rate at which one replica breaks the SLO."),
                 notices([*remarks, *brief.cautions]),
             ]
         ),

@@ -39,10 +39,13 @@
     }
   }
 
-  const answerOf = (query) =>
-    held
-      ? Promise.resolve(replies[sorted(query)] || { query, parts: { error: banner("This copy does not hold this question.") }, fields: reply.fields, copies: {} })
-      : fetched(`answer?${query}`);
+  /* A copy keeps no view: its replies are those of the question alone. */
+  function answerOf(query) {
+    if (!held) return fetched(`answer?${query}`);
+    const missing = { parts: { error: banner("This copy does not hold this question.") }, fields: {}, copies: {} };
+    return Promise.resolve({ ...(replies[sorted(query)] || missing), query });
+  }
+
   const panelOf = (name, query) =>
     held
       ? Promise.resolve(panels[`${name}?${sorted(query)}`] || { html: "<p class='tail'>Not in this copy: ladder-sim explore has it.</p>", figures: {}, command: "" })

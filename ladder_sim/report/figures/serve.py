@@ -189,13 +189,13 @@ def capacity_figure(capacity: Capacity) -> "go.Figure":
 def bound_figure(capacity: Capacity, number: int) -> "go.Figure":
     """Plot the time that one bound of the SLO limits over the rate of one replica, as `capacity` simulated it.
 
-    A bar on the bound is the 90 % interval of the rate at which a replica of each variant breaks the SLO; `number` is
+    A bar at the bound is the 90 % interval of the rate at which a replica of each variant breaks the SLO; `number` is
     the bound's place in the SLO. The capacity must have curves.
     """
     bound = capacity.slo.bounds[number]
     limit_ms = 1e3 * bound.seconds
     data: list[Mapping[str, Any]] = []
-    for name, fleet in capacity.items():
+    for place, (name, fleet) in enumerate(capacity.items()):
         colour, curve = variant_colour(name), fleet.curve
         times = {"x": list(curve), "y": [1e3 * seconds[number] for seconds in curve.values()]}
         line = {"type": "scatter", "mode": "lines", "name": name, "line": {"color": colour, "width": 2.5}}
@@ -203,11 +203,13 @@ def bound_figure(capacity: Capacity, number: int) -> "go.Figure":
         if bound.name in fleet.need.breaks and fleet.need.replicas:
             ends = error_bars([fleet.rate_limit])
             marker = {"color": colour, "size": 9}
-            point = {"type": "scatter", "mode": "markers", "x": [fleet.rate_limit.value], "y": [limit_ms]}
+            point = {"type": "scatter", "mode": "markers", "x": [fleet.rate_limit.value]}
+            # bars on one line would hide each other
+            below_ms = limit_ms * (1.0 - _APART * place)
             bar = {**ends, "color": colour, "thickness": 3}
             hover = f"breaks at {interval_text(fleet.rate_limit)} requests/s"
             shown = {"name": name, "showlegend": False, "text": [hover], "hovertemplate": "%{text}"}
-            data.append({**point, **shown, "marker": marker, "error_x": bar})
+            data.append({**point, **shown, "y": [below_ms], "marker": marker, "error_x": bar})
     limit = {"type": "line", "xref": "paper", "x0": 0.0, "x1": 1.0, "y0": limit_ms, "y1": limit_ms}
     text = {"xref": "paper", "x": 0.0, "y": limit_ms, "xanchor": "left", "yanchor": "bottom", "showarrow": False}
     return figure(
@@ -217,12 +219,15 @@ def bound_figure(capacity: Capacity, number: int) -> "go.Figure":
         layout={
             "xaxis": {"title": {"text": "requests/s to one replica"}, "rangemode": "tozero"},
             # beyond its limit a replica's times grow without end
-            "yaxis": {"title": {"text": f"{bound.name} (ms)"}, "range": [0.0, _REACH * limit_ms]},
+            "yaxis": {
+                "title": {"text": f"{bound.metric.upper()} p{bound.percentile:g} (ms)"},
+                "range": [0.0, _REACH * limit_ms],
+            },
             "shapes": [{**limit, "line": {"color": NOW_MARKER["color"], "dash": "dash", "width": 1.5}}],
             "annotations": [{**text, "text": f"SLO: {format_seconds(bound.seconds)}"}],
         },
     )
 
 
-# how far an axis goes beyond the bound
-_REACH = 1.6
+# how far an axis goes beyond the bound, and between bars, of the bound
+_REACH, _APART = 1.6, 0.08
