@@ -79,7 +79,7 @@ def _read(port: int, number: int, took: list[float]) -> None:
     chance = random.Random(number)
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     for change in range(CHANGES):
-        query = _QUESTIONS[number].format(load=2 ** chance.randint(0, 7))
+        query = _QUESTIONS[number].format(load=2 ** chance.randint(0, 5))
         # no answer is there already
         asked = f"/answer?{query}&prompt={chance.randint(64, 8192)}"
         began = time.perf_counter()
