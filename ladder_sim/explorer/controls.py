@@ -6,7 +6,7 @@ A choice of a list, a field and a button each change some fields of the link; no
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 from urllib.parse import parse_qsl, urlencode
 
 from ladder_sim.display.labels import field_text, field_title
@@ -355,7 +355,8 @@ _OF_FLAGS = {argument.flag: (argument.key, _argument(name).title) for name, argu
 }
 # the longest first: `--set sp` is no `--set`
 _FLAGS = rf"({'|'.join(sorted(map(re.escape, _OF_FLAGS), key=len, reverse=True))})(?![\w-])"
-_WAY_OUT = re.compile(rf"{_FLAGS}(?: ([\w.@:-]+\d|fp8|vllm|[\w.@:-]+)\b)?")
+_WAY_OUT = re.compile(rf"{_FLAGS}(?: ([\w.@:-]+)\b)?")
+_ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}
 
 
 def page_words(text: str) -> str:
@@ -380,16 +381,18 @@ def ways_out(hint: str) -> list[tuple[str, str]]:
     """
     ways = []
     for part in re.split(r"; | or ", hint):
-        flags: dict[str, tuple[str, Any]] = {}
+        changes: dict[str, str] = {}
+        texts = []
         for flag, value in _WAY_OUT.findall(part):
             key, title = _OF_FLAGS[flag]
-            is_switch = flag.startswith("--set ") or ARGUMENTS_BY_KEY.get(key) is bool
-            if is_switch or value:
-                flags[key] = (title if is_switch else f"{title} {value}", "1" if is_switch else value)
-        if flags and "settings" not in flags:
-            texts = ", ".join(text for text, _ in flags.values())
-            ways.append((texts, urlencode({key: value for key, (_, value) in flags.items()})))
+            argument = _ARGUMENTS.get(key)
+            if flag == "--set ignore_memory=true" or (argument and argument.kind is bool):
+                changes[key] = "1"
+                texts.append(title)
+            # a word behind a flag may go on with the sentence
+            elif argument and (value.isdecimal() if argument.kind is int else value in argument.names):
+                changes[key] = value
+                texts.append(f"{title} {value}")
+        if changes:
+            ways.append((", ".join(texts), urlencode(changes)))
     return ways
-
-
-ARGUMENTS_BY_KEY = {argument.key: argument.kind for argument in ARGUMENTS.values()}

@@ -144,7 +144,7 @@ def test_a_way_out_is_a_button_that_leads_to_an_answer(ask: Ask) -> None:
     assert changes == ["dtype=fp8", "nodes=2&tp=16", "ignore_memory=1"]
     for change in changes:
         assert parts(ask, f"model=405b&{change}")["error"] == ""
-    assert ways_out("use a name from the list") == []
+    assert ways_out("use a name from the list, --tp of 4, or leave out --stack") == []
 
 
 def test_a_bad_link_shows_its_error_and_the_next_one_works(ask: Ask) -> None:
