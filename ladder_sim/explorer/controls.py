@@ -27,7 +27,7 @@ from ladder_sim.units import short_name
 # degrees that belong to the GPUs and the model of a question: another of these begins without them
 _PLAN = dict.fromkeys(("tp", "pp", "ep", "attention_dp", "dp", "sp"), "")
 _LINK_FIELDS = ("bandwidth", "allreduce_floor")
-_LOADS, _BATCHES, _NODES = (8, 16, 32, 64, 128, 256, 512), (4, 16, 64), (1, 2, 4)
+_LOADS, _BATCHES, _NODES = (8, 16, 32, 64, 128, 256, 512), (4, 16, 64), (1, 2)
 # figures of hardware that have a field of their own; those of the sheet's last field have none
 HARDWARE = (
     *("intra.bandwidth_Bps", "intra.allreduce_floor_s", "inter.bandwidth_Bps", "inter.allreduce_floor_s"),

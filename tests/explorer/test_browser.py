@@ -209,7 +209,7 @@ def test_a_lost_request_is_made_again(seen: Watched, lost: str) -> None:
 
 def test_requests_under_load_are_simulated_when_they_are_asked_for(seen: Watched) -> None:
     page = seen.open("?model=8b&tp=2&stack=vllm&prompt=64&gen=4&view=load")
-    page.click("text=Simulate")
+    page.click("[data-serve]")
     seen.until_text("#view", "10 requests/s within the SLO need")
     assert "rate=10" in page.url
     seen.until("!!document.querySelector('#fig-bound1 .scatterlayer .trace')")

@@ -81,7 +81,7 @@ def test_the_current_point_lies_on_the_curve() -> None:
 
 
 def test_bands_hold_their_lines() -> None:
-    figure = panel("whatif", "model=8b&tp=4&along=batch").figures["fig-curve0"]
+    figure = panel("whatif", "model=8b&tp=4&along=prompt").figures["fig-curve0"]
     high, low = figure["data"][0], figure["data"][1]
     line = next(trace for trace in figure["data"] if trace.get("name") == "parallel")
     assert low["fill"] == "tonexty"
