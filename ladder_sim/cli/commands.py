@@ -83,8 +83,8 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "explore": Entry(
         "explore:explore",
-        "Open a page in the browser that shows what each variant does while you move the controls.",
-        (_SCENARIO,),
+        "Open a page in the browser that answers one question with an interval, and shows why.",
+        (_SCENARIO, _RUNNING),
     ),
     "run": Entry(
         "run:run",

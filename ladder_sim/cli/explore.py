@@ -2,14 +2,13 @@
 
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ladder_sim.cli import flags
-from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import DEFAULTS
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 ANY = "0.0.0.0"
 _PAGE = "Page"
+# of a page that no scenario was given for: an engine that is neither idle nor full
+_USUAL = "stack=vllm&concurrency=64"
 
 
 def explore(
@@ -29,34 +30,28 @@ def explore(
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.", rich_help_panel=_PAGE)] = False,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write a page that needs no server (.html) instead.", rich_help_panel=_PAGE),
+        typer.Option(help="Write the page into a folder that any static host serves instead.", rich_help_panel=_PAGE),
     ] = None,
 ) -> None:
-    """Open a page in the browser that shows what each variant does while you move the controls."""
+    """Open a page in the browser that answers one question with an interval, and shows why."""
     from ladder_sim.explorer.allowlist import Allowlist
-    from ladder_sim.explorer.downloads import download
-    from ladder_sim.explorer.offline import standalone_page
-    from ladder_sim.explorer.queries import Queries
 
-    # no engine and no jitter: the page answers at once
     asked = flags.Asked.of(context)
     arguments = {**DEFAULTS, **asked.arguments}
     allowlist = Allowlist.of(cluster=arguments["cluster"], stack=arguments["stack"], profile=asked.profile)
     query = _query(asked, arguments, asked.variants, allowlist)
-    if export is not None:
-        if export.suffix.lower() != ".html":
-            raise UsageError(f"--export '{export}': must end in .html", hint="name it like page.html")
-        from ladder_sim.cli.output import write
-
-        queries = Queries(allowlist)
-        # its tables of wirings, techniques, plans and measured runs are made by dash
-        if find_spec("dash") is None:
-            page = standalone_page(queries.answer(query), allowlist)
-        else:
-            page = download(queries, "page.html", query).content
-        write(page, export)
+    if export is None:
+        _serve(allowlist, query or _USUAL, host=host, port=port, opened=not no_open)
         return
-    _serve(allowlist, query, host=host, port=port, opened=not no_open)
+    if export.suffix.lower() in (".html", ".htm") or export.is_file():
+        raise UsageError(
+            f"--export '{export}': must be a folder", hint=f"name it like {export.stem}; its index.html is the page"
+        )
+    from ladder_sim.explorer.answers import Queries
+    from ladder_sim.explorer.export import folder, write_folder
+
+    write_folder(folder(Queries(allowlist), query or _USUAL), export)
+    print(f"written: {export}; serve it, or open {export / 'index.html'}", file=sys.stderr)
 
 
 def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], allowlist: "Allowlist") -> str:
@@ -82,6 +77,7 @@ def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], a
         ignore_memory=asked.knobs["ignore_memory"],
         settings=asked.settings,
         variants=tuple(variants),
+        measured=asked.measured,
     )
     # mistakes are reported here, not on the page
     checked = State.parse(state.query(), allowlist)
@@ -91,14 +87,12 @@ def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], a
 
 def _serve(allowlist: "Allowlist", query: str, *, host: str, port: int, opened: bool) -> None:
     """Serve the page until interrupted."""
-    if find_spec("dash") is None:
-        raise MissingPackageError("the explorer needs dash", extra="explorer", otherwise="--export page.html")
-    from ladder_sim.explorer.server import LOOPBACK, make_app, serve, serving
+    from ladder_sim.explorer.server import LOOPBACK, Site, bound, serve
     from ladder_sim.specs.values import whole
 
     whole(port, "--port", 0, 65535)
 
-    server = serving(make_app(allowlist, query, hosts=None if host == ANY else (*LOOPBACK, host)), host, port)
+    server = bound(Site(allowlist, query), host, port, None if host == ANY else (*LOOPBACK, host))
     shown = "127.0.0.1" if host == ANY else host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{server.port}/"
     print(f"explorer: {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)

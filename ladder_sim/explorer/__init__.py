@@ -1,7 +1,7 @@
-"""The what-if explorer: a web page that shows what each variant does, and why, while you move the controls.
+"""The explorer: a web page that asks one question, answers it with an interval, and shows why.
 
-One query string says everything that a page shows (`state.State`). The page's script writes it from the controls
-(``assets/explorer.js``), every view is a function of it (`headline`, `figures`, `background`), and so is every file
-that the page offers (`downloads`). `server` puts them on a port of this machine; `offline` writes a page that needs no
-server.
+One query string is all state (`state.State`). The answer (`page`) and every view (`views.VIEWS`) are functions of it,
+and so is every file that the page offers; `answers` asks the simulator, `controls` has the lists of the question and
+the sheet of settings. The page's script (``assets/page.js``) changes the query and puts on the page what comes back.
+`server` answers on a port of this machine, `export` writes the answers into a folder that needs no server.
 """

@@ -1,180 +1,362 @@
-"""The panel of controls. Their ids are the names of a link's fields.
+"""The controls: five lists that are the question, and a sheet with every setting.
 
-``assets/native.js`` draws those that are the browser's own form fields: dcc's trap the keyboard, and nest controls.
+A choice of a list, a field and a button each change some fields of the link; nothing else is state.
 """
 
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+from urllib.parse import parse_qsl, urlencode
 
-from dash import dcc, html
-from dash.development.base_component import Component
-
-from ladder_sim.display.labels import LEGEND, field_title
+from ladder_sim.display.labels import field_text, field_title
+from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.state import MAX_BYTES
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, FAMILIES
+from ladder_sim.explorer.answers import Setup
+from ladder_sim.explorer.markup import Markup, tag
+from ladder_sim.explorer.state import SLO_BOUNDS, State
+from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs import catalog
-from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
+from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import Arrivals, DType, Imbalance, KvDType
 from ladder_sim.units import short_name
 
-
-class _Native(Component):
-    """What Dash wants to know of a form field; keyword arguments are its properties, the id of its label among them."""
-
-    _namespace = "ladder_sim_native"
-
-    def __init__(self, **properties: Any) -> None:
-        self._type = type(self).__name__
-        self._prop_names = self.available_properties = list(properties)
-        self._valid_wildcard_attributes = self.available_wildcard_properties = []
-        super().__init__(**properties)  # type: ignore[no-untyped-call]
-
-
-class Select(_Native):
-    """A list: ``options`` are values, labels with values, or labels with options of their own: a group.
-
-    ``empty`` is the text of no choice, if it is allowed.
-    """
-
-
-class Choices(_Native):
-    """Boxes or buttons in a group: ``type`` is "checkbox", with a list as ``value``, or "radio", with one."""
-
-
-class FileField(_Native):
-    """A button that a file can be dropped on; ``file`` holds the latest: name, contents as a data URL, and number."""
-
-
-# what the words on the page mean: its tooltips, and the list at its end
-GLOSSARY: Mapping[str, str] = {
-    **{family.pattern: family.sentence for family in FAMILIES.values()},
-    "hybrid-NAME:K": "Standard, with the last K layers as any of these, parameter included: hybrid-delayed:2:16.",
-    "All-reduce": "The sum over all GPUs after each block, which all of them wait for.",
-    "Tensor-parallel degree": "GPUs that share each layer; empty: all that the other degrees leave.",
-    "Pipeline stages": "Groups of GPUs that hold consecutive layers; a stage sends its result to the next.",
-    "Expert-parallel degree": "Parts into which whole experts are spread; 1: every GPU has a share of each expert.",
-    "Data-parallel attention": "Groups of GPUs with requests of their own, which share the experts and nothing else.",
-    "Replicas": "Copies of the model, which share the requests and exchange nothing.",
-    "Measured profile": "Times measured on a GPU, which the prediction is based on.",
-    "Batch": "Requests of a static batch: they start and end together. Servers batch requests as they arrive.",
-    "Requests in flight": "Kept in flight by an engine that batches continuously; empty: one static batch.",
-    "TTFT": "Time to first token: the prefill of the whole batch.",
-    "TPOT": "Time per output token after the first: the mean decode step.",
-    "tok/s": "New tokens per second of the whole batch, prefill included, with the 90 % interval.",
-    "$/Mtok": "US dollars for a million new tokens at this rate, without idle time.",
-    "90 %": (
-        "The interval that holds the true value in nine of ten cases, if the model's errors are as estimated; wider "
-        "where no end-to-end run was compared."
-    ),
-    "hidden": f"{LEGEND['hidden'].capitalize()}.",
-    "limit": "What takes the largest share of the critical path.",
-    "critical path": f"{LEGEND['critical path'].capitalize()}.",
-    "Requests per second": "That arrive at random (a Poisson process), at all replicas together.",
-    "Promise": "Bounds that 95 % of requests keep, with a queue that does not grow without end.",
-    "limit of each": "The highest rate at which one replica alone keeps the promise.",
-    "rate per GPU": "At which one replica breaks the promise, over standard's.",
-    "breaks first": "The bound that is not kept above this rate.",
-    "Goodput": "Requests per second that keep every bound.",
-    "KV cache": "Keys and values of all tokens so far, which each decode step reads.",
-    "Pareto front": "Degrees and batches that no other beats in both latency and throughput.",
-    "measured": "Interpolated within measurements of this GPU and this link.",
-    "fitted": "Between or beyond measurements of this GPU and this link, or a formula fitted to them.",
-    "transferred": "Measured on other hardware or at sizes far from this one, and carried over by formulas.",
-    "roofline": "From datasheet figures and a formula.",
-    "stack": "What the engine takes itself: waits and launches; in memory its context, communicators and workspaces.",
-}
-
-
-# fields that a curve or a map can be drawn over
-AXIS_FIELDS = (
+# degrees that belong to the GPUs and the model of a question: another of these begins without them
+_PLAN = dict.fromkeys(("tp", "pp", "ep", "attention_dp", "dp", "sp"), "")
+_LINK_FIELDS = ("bandwidth", "allreduce_floor")
+_LOADS, _BATCHES, _NODES = (8, 16, 32, 64, 128, 256, 512), (4, 16, 64), (1, 2)
+# figures of hardware that have a field of their own; those of the sheet's last field have none
+HARDWARE = (
     *("intra.bandwidth_Bps", "intra.allreduce_floor_s", "inter.bandwidth_Bps", "inter.allreduce_floor_s"),
-    *("gpu.hbm_bandwidth_Bps", "gpu.bf16_flops", "tp", "batch", "concurrency", "prompt", "gen", "nodes"),
+    *("gpu.hbm_bandwidth_Bps", "gpu.bf16_flops"),
 )
+# what a chart or a map can be drawn over
+AXIS_FIELDS = (*HARDWARE, "tp", "batch", "concurrency", "prompt", "gen", "nodes")
+_FABRICS = {"nvlink": "NVLink", "pcie": "PCIe", "ib": "InfiniBand", "roce": "RoCE", "efa": "EFA", "tcpxo": "TCPXO"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slider:
-    """A number on a logarithmic scale, next to a text field that takes any value."""
+class Choice:
+    """One line of a list."""
 
-    field: str
-    """As sweeps name it, with its unit."""
-    low: float
-    """Left end, SI units."""
-    high: float
-    """Right end."""
-    doubling: bool = False
-    """Whole numbers, where one step doubles; else steps of 5 %."""
-
-    @property
-    def key(self) -> str:
-        """Name in a link."""
-        return short_name(self.field)
-
-    @property
-    def title(self) -> str:
-        """Label of the slider."""
-        return field_title(self.field)
+    text: str
+    """Text that completes the sentence."""
+    sets: Mapping[str, str]
+    """Fields of the link by name; an empty text is the default."""
+    clears: Mapping[str, str] = field(default_factory=dict)
+    """Further fields that go back to their defaults."""
+    group: str = ""
+    """Heading over the line."""
+    opens: str = ""
+    """Part of the page that the line opens instead: "settings", "load" or "upload"."""
 
 
-_SHAPE = (
-    Slider(field="nodes", low=1, high=16, doubling=True),
-    Slider(field="gpus_per_node", low=1, high=128, doubling=True),
-)
-_PLAN = tuple(
-    Slider(field=name, low=1, high=128, doubling=True)
-    for name, argument in ARGUMENTS.items()
-    if argument.panel == "Plan" and argument.kind is int
-)
-_WORK = (
-    Slider(field="batch", low=1, high=1024, doubling=True),
-    Slider(field="prompt", low=16, high=131_072, doubling=True),
-    Slider(field="gen", low=1, high=16_384, doubling=True),
-)
-_HARDWARE = (
-    Slider(field="intra.bandwidth_Bps", low=1e9, high=4e12),
-    Slider(field="intra.allreduce_floor_s", low=1e-6, high=1e-3),
-    Slider(field="inter.bandwidth_Bps", low=1e9, high=1e12),
-    Slider(field="inter.allreduce_floor_s", low=1e-6, high=1e-3),
-    Slider(field="gpu.hbm_bandwidth_Bps", low=1e11, high=4e13),
-    Slider(field="gpu.bf16_flops", low=2e13, high=2e16),
-)
-# figures of the scenario
-SLIDERS = (*_SHAPE, *_PLAN, *_WORK, *_HARDWARE)
-SCENARIO_KEYS = tuple(slider.key for slider in SLIDERS)
-RATE = Slider(field="rate", low=0.01, high=10_000.0)
-SLIDER_KEYS = (*SCENARIO_KEYS, RATE.key)
-_NO_P2P, _IGNORE_MEMORY = "No peer-to-peer (host memory)", "Predict even if it does not fit"
-# tick boxes, by name
-SWITCHES = {"no_p2p": _NO_P2P, "sp": field_title("sp"), "ignore_memory": _IGNORE_MEMORY}
-_SETTINGS, _VARIANTS, _OTHERS = "Other figures, by name", "Variants to show", "Other variants, by name"
-# what the page has in the place of a flag
-_TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.items()} | {
-    "--no-p2p": _NO_P2P,
-    "--set ignore_memory=true": _IGNORE_MEMORY,
-    "--set": _SETTINGS,
-    "--variant": _VARIANTS,
-}
-# the longest first: `--set sp` is no `--set`
-_FLAGS = rf"({'|'.join(sorted(map(re.escape, _TITLES), key=len, reverse=True))})(?![\w-])"
-# parameters of the variants that have one
-AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
+def question(setup: Setup, allowlist: Allowlist) -> dict[str, list[Choice]]:
+    """Return the choices of each list, by its name; the first choice of a list is what the question says."""
+    lists = {
+        "Model": list(_models(setup.state, allowlist)),
+        "GPUs": list(_gpus(setup, allowlist)),
+        "Links": list(_links(setup, allowlist)),
+        "Engine": list(_engines(setup, allowlist)),
+        "Load": list(_loads(setup)),
+    }
+    given = fields_of(setup.state)
+    for name, said in {
+        "Model": setup.scenario.model.name,
+        "GPUs": _gpus_text(setup.scenario.nodes, setup.scenario.cluster),
+        "Links": _links_text(setup),
+        "Engine": setup.scenario.stack.name,
+        "Load": _load_text(setup),
+    }.items():
+        here = [each for each in lists[name] if each.sets and all(given.get(k, "") == v for k, v in each.sets.items())]
+        # what no line says stands first, and changes nothing
+        first = here[0] if here else Choice(text=said, sets={})
+        lists[name] = [first, *(each for each in lists[name] if each is not first)]
+    return lists
 
 
-def control_id(key: str) -> str:
-    """Return the id of a control: ids hold no dots.
+def fields_of(state: State) -> dict[str, str]:
+    """Return the fields of a state's link, without pins."""
+    return dict(parse_qsl(state.query(pins=False)))
+
+
+def _models(state: State, allowlist: Allowlist) -> Iterator[Choice]:
+    if state.shape is not None:
+        yield Choice(text=state.shape.name, sets={"model": state.shape.name, "shape": fields_of(state)["shape"]})
+    short = {name: alias for alias, name in catalog.MODEL_ALIASES.items()}
+    kinds: dict[str, list[str]] = {"Dense": [], "Experts": [], "Experts and latent attention": []}
+    for name in allowlist.models:
+        if name not in catalog.MODEL_ALIASES:
+            spec = catalog.model(name)
+            kinds["Experts and latent attention" if spec.kv_lora_rank else "Experts" if spec.experts else "Dense"] += [
+                name
+            ]
+    for kind, names in kinds.items():
+        for name in names:
+            key = short.get(name, name)
+            sets = {"model": "" if key == ARGUMENTS["model"].default else key}
+            own = {"model": name} if state.arguments["model"] == name else sets
+            yield Choice(text=name, sets=own, clears={**_PLAN, "shape": ""}, group=kind)
+    yield Choice(text="your config.json \N{HORIZONTAL ELLIPSIS}", sets={}, opens="upload")
+
+
+def _gpus_text(nodes: int, cluster: ClusterSpec) -> str:
+    name = re.sub(r" \d+GB$", "", cluster.gpu.name)
+    own = f"{cluster.gpus_per_node} \N{MULTIPLICATION SIGN} {name}"
+    return own if nodes == 1 else f"{nodes} \N{MULTIPLICATION SIGN} {own}"
+
+
+def _gpus(setup: Setup, allowlist: Allowlist) -> Iterator[Choice]:
+    usual = str(ARGUMENTS["cluster"].default)
+    default = allowlist.clusters[usual]
+    # the figures of another cluster's links are not its own
+    links = {f"{tier}.{name}": "" for tier in ("intra", "inter") for name in _LINK_FIELDS} | {"no_p2p": ""}
+    for nodes in _NODES:
+        heading = "One node" if nodes == 1 else f"{nodes} nodes"
+        taken = {_gpus_text(nodes, default)}
+        for name, cluster in allowlist.clusters.items():
+            text = _gpus_text(nodes, cluster)
+            # several clouds have the same GPUs
+            label = text if name == usual or text not in taken else f"{text} ({name})"
+            taken.add(text)
+            yield Choice(
+                text=label,
+                sets={
+                    "cluster": "" if name == usual else name,
+                    "nodes": "" if nodes == 1 else str(nodes),
+                    "gpus_per_node": "",
+                },
+                clears=_PLAN | links,
+                group=heading,
+            )
+    yield Choice(text="your cluster \N{HORIZONTAL ELLIPSIS}", sets={}, opens="settings")
+
+
+def fabric_text(fabric: str) -> str:
+    """Return the name of a fabric of the catalog in words.
 
     Examples
     --------
-    >>> control_id("inter.bandwidth")
-    'c-inter-bandwidth'
+    >>> fabric_text("nvlink4-nvswitch"), fabric_text("ib-ndr400"), fabric_text("mine.toml")
+    ('NVLink 4 with NVSwitch', 'InfiniBand NDR400', 'mine.toml')
     """
-    return f"c-{key.replace('.', '-')}"
+    found = re.match(r"([a-z]+)-?([\w-]*)", fabric)
+    if not found or found[1] not in _FABRICS:
+        return fabric
+    rest = found[2].removesuffix("-nvswitch")
+    switch = " with NVSwitch" if fabric.endswith("-nvswitch") else ""
+    return f"{_FABRICS[found[1]]} {rest.upper()}{switch}".strip()
+
+
+def _links_text(setup: Setup) -> str:
+    if not setup.scenario.p2p:
+        return "host memory, without peer-to-peer"
+    tier = getattr(setup.scenario.cluster, setup.link)
+    if any(name.startswith(f"{setup.link}.") for name in setup.state.settings):
+        return f"links of {field_text('intra.bandwidth_Bps', tier.bandwidth_Bps)}"
+    return fabric_text(tier.fabric)
+
+
+def _links(setup: Setup, allowlist: Allowlist) -> Iterator[Choice]:
+    tier = setup.link
+    built = getattr(allowlist.clusters[setup.state.arguments["cluster"]], tier)
+    own, floor = f"{tier}.bandwidth", f"{tier}.allreduce_floor"
+    as_built = {own: "", floor: "", "no_p2p": ""}
+    yield Choice(text=fabric_text(built.fabric), sets=as_built, group="As built")
+    if tier == "intra":
+        yield Choice(text="host memory, without peer-to-peer", sets={**as_built, "no_p2p": "1"}, group="As built")
+    tiers = (getattr(cluster, tier) for cluster in allowlist.clusters.values())
+    rates: dict[float, list[str]] = {}
+    for each in tiers:
+        rates.setdefault(each.bandwidth_Bps, []).append(fabric_text(each.fabric))
+    for rate, names in sorted(rates.items()):
+        if rate != built.bandwidth_Bps:
+            text = f"links of {rate / 1e9:g} GB/s, as {names[0]}"
+            yield Choice(text=text, sets={**as_built, own: f"{rate / 1e9:g}GB/s"}, group="The same at another rate")
+    yield Choice(text="other figures \N{HORIZONTAL ELLIPSIS}", sets={}, opens="settings")
+
+
+def _engines(setup: Setup, allowlist: Allowlist) -> Iterator[Choice]:
+    usual = setup.state.arguments["stack"] is None
+    for name in allowlist.stacks:
+        yield Choice(text=name, sets={"stack": "" if usual and name == setup.scenario.stack.name else name})
+
+
+def _load_text(setup: Setup) -> str:
+    workload = setup.scenario.workload
+    if workload.concurrency is not None:
+        return f"{workload.concurrency} requests in flight"
+    return "1 request at a time" if workload.batch == 1 else f"a static batch of {workload.batch}"
+
+
+def _loads(setup: Setup) -> Iterator[Choice]:
+    yield Choice(text="1 request at a time", sets={"batch": "", "concurrency": ""})
+    for number in _LOADS:
+        sets = {"batch": "", "concurrency": str(number)}
+        yield Choice(text=f"{number} requests in flight", sets=sets, group="Continuous batching")
+    for number in _BATCHES:
+        sets = {"batch": str(number), "concurrency": ""}
+        yield Choice(text=f"a static batch of {number}", sets=sets, group="Static batch")
+    yield Choice(text="requests at a rate \N{HORIZONTAL ELLIPSIS}", sets={}, opens="load")
+
+
+# words of the sentence before each list
+_WORDS = {"Model": "How much faster would", "GPUs": "run on", "Links": "over", "Engine": "under", "Load": "with"}
+
+
+def sentence(setup: Setup, allowlist: Allowlist, offered: Callable[[Choice], bool] = lambda choice: True) -> Markup:
+    """Return the question as a sentence of lists; choices that are not `offered` are left out."""
+    parts = []
+    for name, listed in question(setup, allowlist).items():
+        choices = [listed[0], *filter(offered, listed[1:])]
+        groups: dict[str, list[Markup]] = {}
+        for each in choices:
+            change = urlencode({key: value for key, value in each.sets.items() if value})
+            line = tag("option", each.text, value=f"@{each.opens}" if each.opens else change)
+            groups.setdefault(each.group if each is not choices[0] else "", []).append(line)
+        lines = [
+            tag("optgroup", *each, label=heading) if heading else Markup("".join(each))
+            for heading, each in groups.items()
+        ]
+        # what a choice does not set goes back to its default
+        clears = urlencode(dict.fromkeys((key for each in choices for key in (*each.clears, *each.sets)), ""))
+        select = tag("select", lines, id=f"ask-{name.lower()}", aria_label=name, data_clears=clears)
+        parts.append(tag("span", f"{_WORDS[name]} ", select))
+    return Markup(" ".join(parts) + "?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One field of the sheet."""
+
+    key: str
+    """Name in the link."""
+    title: str
+    names: Sequence[str] = ()
+    """Values to choose from; empty: any text."""
+    switch: bool = False
+    """Whether the field is a tick box."""
+    hint: str = ""
+    """Text of an empty field."""
+
+
+def _argument(name: str, names: Sequence[str] = (), hint: str = "") -> Setting:
+    argument = ARGUMENTS[name]
+    title = _TITLES.get(argument.key, field_title(name))
+    return Setting(key=argument.key, title=title, names=names, switch=argument.kind is bool, hint=hint)
+
+
+_TITLES = {"no_p2p": "No peer-to-peer (host memory)"}
+
+
+def settings(allowlist: Allowlist) -> dict[str, list[Setting]]:
+    """Return every setting by its group."""
+    return {
+        "Model and GPUs": [
+            Setting(key="model", title="Model, also by Hugging Face id"),
+            _argument("cluster", tuple(allowlist.clusters)),
+            *map(_argument, ("nodes", "gpus_per_node", "p2p")),
+        ],
+        "Plan": list(map(_argument, ("tp", "pp", "ep", "attention_dp", "dp", "sp"))),
+        "Requests": [
+            *map(_argument, ("concurrency", "batch", "prompt", "gen")),
+            _argument("arrivals", get_args(Arrivals)),
+            _argument("imbalance", get_args(Imbalance)),
+            _argument("dtype", get_args(DType)),
+            _argument("kv_dtype", get_args(KvDType)),
+        ],
+        "Engine": [
+            _argument("stack", tuple(allowlist.stacks)),
+            _argument("allreduce", get_args(AllReduce)),
+            _argument("technique", hint=", ".join(list(TECHNIQUES)[:2])),
+            Setting(key="profile", title="Measured profile", names=tuple(allowlist.profiles)),
+            Setting(key="measured", title="Measured on your server", hint="tpot=19ms, tok/s=900"),
+        ],
+        "Links and GPU": [
+            *(Setting(key=short_name(name), title=field_title(name)) for name in HARDWARE),
+            Setting(key="settings", title="Other figures, by name", hint="stack.stream_wait=1us"),
+        ],
+        "Shown": [
+            Setting(key="variants", title="Variants", hint=", ".join(DEFAULT_VARIANTS[1:])),
+            Setting(key="variant", title="Variant of map and sensitivity", hint="ladder"),
+            Setting(key="over", title="Over", hint="standard"),
+            Setting(key="ignore_memory", title="Predict even if it does not fit", switch=True),
+            Setting(key="price", title="US dollars per GPU and hour", hint="none"),
+            Setting(key="max_ttft", title="TTFT of plans at most", hint="500ms"),
+            Setting(key="max_tpot", title="TPOT of plans at most", hint="50ms"),
+        ],
+    }
+
+
+LOAD_SETTINGS = (
+    Setting(key="rate", title="Requests/s", hint="10"),
+    *(Setting(key=name, title=name.upper().replace("_P", " p"), hint=usual) for name, usual in SLO_BOUNDS.items()),
+    Setting(key="prompt", title="Prompt"),
+    Setting(key="gen", title="New tokens"),
+)
+
+
+def values(state: State, setup: Setup | None, allowlist: Allowlist) -> dict[str, tuple[str, str]]:
+    """Return value and hint of every field of the sheet; the hint is what holds if the field is empty."""
+    given = fields_of(state)
+    own = {short_name(name) for name in HARDWARE}
+    others = {name: text for name, text in state.settings.items() if short_name(name) not in own}
+    given |= {short_name(name): text for name, text in state.settings.items() if short_name(name) in own}
+    given["settings"] = ", ".join(f"{name}={text}" for name, text in others.items())
+    shown = {}
+    for each in (*(each for group in settings(allowlist).values() for each in group), *LOAD_SETTINGS):
+        shown[each.key] = (given.get(each.key, ""), each.hint or _holds(each.key, setup))
+    return shown
+
+
+def _holds(key: str, setup: Setup | None) -> str:
+    names = {argument.key: name for name, argument in ARGUMENTS.items()} | {short_name(name): name for name in HARDWARE}
+    name = names.get(key)
+    if setup is None or name is None:
+        return ""
+    if "." not in name:
+        said = setup.scenario.fields().get(name, setup.state.arguments[name])
+        return "" if said is None else str(said)
+    try:
+        return field_text(name, setup.current(name))
+    except LadderSimError:
+        return ""
+
+
+def sheet(allowlist: Allowlist) -> Markup:
+    """Return the fields of every setting; the page's script fills them in."""
+    parts: list[Markup] = []
+    for title, group in settings(allowlist).items():
+        parts.append(tag("fieldset", tag("legend", title), map(entry, group)))
+    return Markup("".join(parts))
+
+
+def entry(setting: Setting, *, prefix: str = "set") -> Markup:
+    """Return a field with its label."""
+    own = f"{prefix}-{setting.key.replace('.', '-')}"
+    common = {"id": own, "data_key": setting.key}
+    if setting.switch:
+        control = tag("input", type="checkbox", **common)
+    elif setting.names:
+        control = tag("select", tag("option", "", value=""), [tag("option", name) for name in setting.names], **common)
+    else:
+        control = tag("input", type="text", autocomplete="off", spellcheck="false", placeholder=setting.hint, **common)
+    return tag("label", tag("span", setting.title), control, class_="set", for_=own)
+
+
+# what the page has in the place of a flag
+_OF_FLAGS = {argument.flag: (argument.key, _argument(name).title) for name, argument in ARGUMENTS.items()} | {
+    "--set ignore_memory=true": ("ignore_memory", "Predict even if it does not fit"),
+    "--variant": ("variants", "Variants"),
+    "--set": ("settings", "Other figures, by name"),
+}
+# the longest first: `--set sp` is no `--set`
+_FLAGS = rf"({'|'.join(sorted(map(re.escape, _OF_FLAGS), key=len, reverse=True))})(?![\w-])"
+_WAY_OUT = re.compile(rf"{_FLAGS}(?: ([\w.@:-]+)\b)?")
+_ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}
 
 
 def page_words(text: str) -> str:
@@ -185,205 +367,32 @@ def page_words(text: str) -> str:
     >>> page_words("on these GPUs --dtype fp8 or --stack vllm fits")
     "on these GPUs 'Precision' fp8 or 'Engine' vllm fits"
     """
-    return re.sub(_FLAGS, lambda flag: f"'{_TITLES[flag[0]]}'", text)
+    return re.sub(_FLAGS, lambda flag: f"'{_OF_FLAGS[flag[0]][1]}'", text)
 
 
-def extra(name: str, value: str) -> dict[str, Any]:
-    """Return an attribute with a dash in its name, as a keyword argument."""
-    return {name: value}
+def ways_out(hint: str) -> list[tuple[str, str]]:
+    """Return what a hint proposes as changes of the link, each with its text.
 
-
-def controls(allowlist: Allowlist) -> html.Aside:
-    """Return the panel of controls."""
-    return html.Aside(
-        [
-            _group(
-                "Model",
-                [
-                    _choice("model", "Model", models(allowlist)),
-                    FileField(
-                        id="upload",
-                        title="Drop a config.json, or choose one",
-                        accept=".json,application/json",
-                        limit=MAX_BYTES,
-                    ),
-                    html.Details(
-                        [
-                            html.Summary("or paste it"),
-                            html.Label("config.json", htmlFor="pasted", className="hidden"),
-                            dcc.Textarea(
-                                id="pasted", placeholder='{"model_type": "llama", ...}', spellCheck=False, rows=5
-                            ),
-                            html.Button("Read", id="read", className="quiet"),
-                        ]
-                    ),
-                    html.Div(id="upload-status", role="status", className="note"),
-                ],
-            ),
-            _group(
-                "Cluster",
-                [
-                    _choice("cluster", "Cluster", list(allowlist.clusters)),
-                    *map(slider_row, _SHAPE),
-                    _flag("no_p2p"),
-                ],
-            ),
-            _group("Plan", [*map(slider_row, _PLAN), _flag("sp")]),
-            _group(
-                "Workload",
-                [
-                    *map(slider_row, _WORK),
-                    _text("concurrency", field_title("concurrency"), "64"),
-                    _choice("arrivals", field_title("arrivals"), list(get_args(Arrivals))),
-                    _choice("imbalance", field_title("imbalance"), list(get_args(Imbalance))),
-                    _choice("dtype", "Precision", list(get_args(DType)), empty="the model's"),
-                    _choice(
-                        "kv_dtype", field_title("kv_dtype"), list(get_args(KvDType)), empty="the model's or engine's"
-                    ),
-                ],
-            ),
-            _group(
-                "Stack",
-                [
-                    _choice("stack", "Engine", list(allowlist.stacks), empty="the usual one"),
-                    _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
-                    _technique(),
-                    _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
-                ],
-            ),
-            _group("Hardware", [*map(slider_row, _HARDWARE), _settings()]),
-            _group("Variants", [_variants(), _flag("ignore_memory")]),
-            _group(
-                "Price and bounds",
-                [
-                    _text("price", "US dollars per GPU and hour", "2.50"),
-                    _text("max_ttft", "TTFT at most", "500ms"),
-                    _text("max_tpot", "TPOT at most", "50ms"),
-                ],
-            ),
-        ],
-        id="controls",
-        className="controls",
-    )
-
-
-def models(allowlist: Allowlist) -> list[dict[str, Any]]:
-    """Return the options of a list of models, by what their layers are made of."""
-    kinds: dict[str, list[str]] = {}
-    for name in allowlist.models:
-        spec = catalog.model(name)
-        kind = "Experts and latent attention" if spec.kv_lora_rank else "Experts" if spec.experts else "Dense"
-        kinds.setdefault(kind, []).append(name)
-    return [{"label": kind, "options": names} for kind, names in kinds.items()]
-
-
-def labelled(key: str, title: str, control: Component, style: str) -> html.Div:
-    """Return a control under its title."""
-    return html.Div([_label(key, title), control], className=style)
-
-
-def _label(key: str, title: str) -> html.Label:
-    """Return a control's label, with the glossary's text as a tooltip."""
-    return html.Label(title, htmlFor=control_id(key), title=GLOSSARY.get(title, ""))
-
-
-def axis_choice(key: str, title: str, *, empty: str = "") -> html.Div:
-    """Return a list of the fields to draw along; `empty` says what an empty choice means, if allowed."""
-    options = [{"label": field_title(name), "value": name} for name in AXIS_FIELDS]
-    return labelled(key, title, Select(id=control_id(key), options=options, empty=empty), "inline")
-
-
-def _choice(key: str, title: str, names: Sequence[Any], *, empty: str = "") -> html.Div:
-    """Return a control to choose from a list of names, or of groups of names."""
-    own = Select(id=control_id(key), options=names, value=DEFAULTS.get(key), empty=empty)
-    return labelled(key, title, own, "row")
-
-
-def slider_row(slider: Slider) -> html.Div:
-    """Return a slider under its title, next to a field with its exact value."""
-    own = control_id(slider.key)
-    scale = math.log2 if slider.doubling else math.log10
-    return html.Div(
-        [
-            _label(slider.key, slider.title),
-            _entry(slider.key, className="exact"),
-            html.Label(f"{slider.title}, slider", htmlFor=f"{own}-slider", className="hidden"),
-            dcc.Input(
-                id=f"{own}-slider",
-                type="range",
-                className="range",
-                min=scale(slider.low),
-                max=scale(slider.high),
-                step=1 if slider.doubling else 0.02,
-                value=scale(slider.low),
-            ),
-        ],
-        className="slider",
-    )
-
-
-def _flag(key: str) -> Choices:
-    return Choices(id=control_id(key), type="checkbox", options=[{"label": SWITCHES[key], "value": "1"}], value=[])
-
-
-def _text(key: str, title: str, example: str) -> html.Div:
-    return text_row(key, title, f"e.g. {example}")
-
-
-def text_row(key: str, title: str, placeholder: str) -> html.Div:
-    """Return a titled field that takes any text."""
-    return labelled(key, title, _entry(key, placeholder=placeholder), "row")
-
-
-def _technique() -> html.Div:
-    """Return the control of techniques: one or several, joined by +; the names are suggested."""
-    names = html.Datalist(
-        [html.Option(value=name, label=each.summary) for name, each in TECHNIQUES.items()], id="techniques"
-    )
-    own = _entry("technique", placeholder="e.g. fused-norm", list="techniques")
-    return labelled("technique", field_title("technique"), html.Div([own, names]), "row")
-
-
-def _entry(key: str, **more: Any) -> dcc.Input:
-    """Return a field that takes any text, and reports it when it is left or Enter is pressed."""
-    return dcc.Input(
-        id=control_id(key), type="text", autoComplete="off", spellCheck=False, debounce=True, value="", **more
-    )
-
-
-def _settings() -> html.Div:
-    return html.Div(
-        [
-            _text("settings", _SETTINGS, "stack.stream_wait=1us"),
-            html.Button("Reset to the catalog", id="reset", className="quiet wide"),
-        ],
-        className="group",
-    )
-
-
-def _variants() -> html.Div:
-    def amount(key: str, title: str, family: str) -> html.Div:
-        field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=AMOUNTS[family], debounce=True)
-        return labelled(key, title, field, "amount")
-
-    options = [*DEFAULT_VARIANTS[1:-1], *AMOUNTS, DEFAULT_VARIANTS[-1]]
-    return html.Div(
-        [
-            Choices(
-                id=control_id("variants"),
-                type="checkbox",
-                title=_VARIANTS,
-                options=options,
-                value=list(DEFAULT_VARIANTS[1:]),
-            ),
-            html.Div(
-                [amount("layers", "Ladder layers", "hybrid-ladder"), amount("every", "Desync every", "desync")],
-                className="amounts",
-            ),
-            _text("others", _OTHERS, "delayed:2, partial:50"),
-        ]
-    )
-
-
-def _group(title: str, children: list[Component]) -> html.Details:
-    return html.Details([html.Summary(title), html.Div(children, className="group")], open=True, className="section")
+    Examples
+    --------
+    >>> ways_out("on these GPUs --dtype fp8 fits; on more GPUs --nodes 2 --tp 16 fits; --set ignore_memory=true")
+    [('Precision fp8', 'dtype=fp8'), ('Nodes 2, Tensor-parallel degree 16', 'nodes=2&tp=16'),
+    ('Predict even if it does not fit', 'ignore_memory=1')]
+    """
+    ways = []
+    for part in re.split(r"; | or ", hint):
+        changes: dict[str, str] = {}
+        texts = []
+        for flag, value in _WAY_OUT.findall(part):
+            key, title = _OF_FLAGS[flag]
+            argument = _ARGUMENTS.get(key)
+            if flag == "--set ignore_memory=true" or (argument and argument.kind is bool):
+                changes[key] = "1"
+                texts.append(title)
+            # a word behind a flag may go on with the sentence
+            elif argument and (value.isdecimal() if argument.kind is int else value in argument.names):
+                changes[key] = value
+                texts.append(f"{title} {value}")
+        if changes:
+            ways.append((", ".join(texts), urlencode(changes)))
+    return ways

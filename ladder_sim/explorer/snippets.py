@@ -4,17 +4,20 @@ import json
 import shlex
 from typing import Any
 
+from ladder_sim.conditioning import read_measured
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.serving import traffic_of
 from ladder_sim.explorer.state import State, model_fields
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import resolve
 
+# of a simulated load, and per second where a link has no rate
+REQUESTS, USUAL_RATE = 500, 10.0
 # how a command predicts what does not fit
 IGNORE_MEMORY = "ignore_memory=true"
 # arguments that arrivals, the SLO and the search for replicas replace, and the settings of the same
 _REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
-_OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
+OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
 
 
 def command_line(state: State, allowlist: Allowlist) -> str:
@@ -31,28 +34,37 @@ def command_line(state: State, allowlist: Allowlist) -> str:
 
 
 def capacity_command(state: State, allowlist: Allowlist) -> str:
-    r"""Return the command that gives a page's answer on requests under load in a terminal.
+    """Return the command that gives a page's answer on requests under load in a terminal, for the page's plan.
 
     Examples
     --------
     >>> state = State.parse("model=8b&rate=4&tpot_p95=9ms&variants=ladder", Allowlist.of())
-    >>> print(capacity_command(state, Allowlist.of()).replace(" --slo ", " ...\n--slo "))
-    ladder-sim capacity --model 8b --prompt 1024 --gen 512 --rate 4 --requests 500 ...
-    --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder
+    >>> capacity_command(state, Allowlist.of()).partition(" --slo ")[0]
+    'ladder-sim capacity --model 8b --tp 8 --pp 1 --prompt 1024 --gen 512 --rate 4 --requests 500'
     """
-    served = state.under_load()
-    scenario = served.scenario(allowlist)
-    traffic = traffic_of(served, scenario)
+    scenario = state.under_load().scenario(allowlist)
+    plan = served_plan(scenario)
     return written(
         "capacity",
         state,
         allowlist,
-        *_OF_REQUESTS,
-        **{name: getattr(traffic, name) for name in ("prompt", "gen", "rate", "requests")},
+        *(*OF_REQUESTS, *plan),
+        **{name: value for name, value in plan.items() if name != "sp"},
+        prompt=scenario.workload.prompt,
+        gen=scenario.workload.gen,
+        rate=state.rate or USUAL_RATE,
+        requests=REQUESTS,
         slo=state.slo,
-        variant=",".join(state.names(scenario)),
+        variant=",".join(state.variants),
         price=state.price,
+        set="sp=true" if scenario.plan.sp else None,
     )
+
+
+def served_plan(scenario: Scenario) -> dict[str, Any]:
+    """Return the degrees of a replica under load, which are not searched."""
+    experts = ("ep", "attention_dp") if scenario.model.experts else ()
+    return {name: getattr(scenario.plan, name) for name in ("tp", "pp", *experts, "sp")}
 
 
 def written(command: str, state: State, allowlist: Allowlist, *left_out: str, **options: object) -> str:
@@ -67,6 +79,8 @@ def written(command: str, state: State, allowlist: Allowlist, *left_out: str, **
             words += argument.words(str(allowlist.given(argument.name, value)))
     if state.profile is not None:
         words += ["--profile", allowlist.given("profile", state.profile)]
+    if state.measured:
+        words += ["--measured", state.measured]
     for key, text in state.settings.items():
         if resolve(key)[0] not in left_out:
             words += ["--set", f"{key}={text}"]
@@ -82,11 +96,19 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     inputs = ["scenario"]
     if state.variants:
         inputs.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
+    profile = None
     if state.profile is not None:
-        inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
+        profile = f"profile={_literal(allowlist.given('profile', state.profile))}"
+    if state.measured:
+        figures, _ = read_measured(state.measured)
+        said = [f"{name}={value!r}" for name, value in figures.items()]
+        profile = f"profile=condition({', '.join(filter(None, ['scenario', *said, profile]))})"
+    inputs += [profile] if profile else []
     if state.ignore_memory:
         inputs.append("ignore_memory=True")
     lines = ["from ladder_sim import Scenario, predict"]
+    if state.measured:
+        lines.append("from ladder_sim.conditioning import condition")
     if state.shape is not None:
         lines.append("from ladder_sim.specs.model import ModelSpec")
     shown = state.variant if not state.variants or state.variant in state.variants else state.variants[-1]
@@ -95,29 +117,6 @@ def python_code(state: State, allowlist: Allowlist) -> str:
         f"scenario = Scenario({_arguments(state, allowlist)})",
         f"predictions = predict({', '.join(inputs)})",
         f'print(predictions["{shown}"].speedup)',
-    ]
-    return "\n".join(lines)
-
-
-def capacity_code(state: State, allowlist: Allowlist) -> str:
-    """Return the Python code that gives a page's answer on requests under load, for the plan of one replica."""
-    scenario = state.under_load().scenario(allowlist)
-    traffic = traffic_of(state, scenario)
-    experts = ("ep", "attention_dp") if scenario.model.experts else ()
-    degrees = [f"{name}={getattr(scenario.plan, name)}" for name in ("tp", "pp", *experts)]
-    load = [f"{name}={getattr(traffic, name)}" for name in ("prompt", "gen", "requests")]
-    inputs = ["scenario", json.dumps(list(state.names(scenario))), *degrees, *(["sp=True"] if scenario.plan.sp else [])]
-    inputs += [f"rate={traffic.rate:g}", *load, f'slo="{state.slo}"']
-    if state.profile is not None:
-        inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
-    lines = ["from ladder_sim import Scenario, capacity"]
-    if state.shape is not None:
-        lines.append("from ladder_sim.specs.model import ModelSpec")
-    lines += [
-        "",
-        f"scenario = Scenario({_arguments(state, allowlist, *_OF_REQUESTS)})",
-        f"need = capacity({', '.join(inputs)})",
-        "print({name: (each.gpus.low, each.gpus.value, each.gpus.high) for name, each in need.items()})",
     ]
     return "\n".join(lines)
 

@@ -1,7 +1,5 @@
 """Everything that a page shows, as a link: read, checked and written; and a config.json that was dropped on it."""
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -10,6 +8,8 @@ from math import inf
 from typing import Any, Self, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode
 
+from ladder_sim.conditioning import condition, read_measured
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
@@ -31,6 +31,8 @@ from ladder_sim.units import parse_quantity, quoted
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
 MAX_VARIANTS, MAX_PINS = 6, 2
 PHASES = ("decode", "prefill")
+# what is open below the answer
+TABS = ("timeline", "whatif", "plans", "load", "evidence")
 # of requests per second
 MAX_RATE = 100_000.0
 # SLOs by the name of their field, where a link has no other
@@ -61,10 +63,14 @@ class State:
     """Single figures by name, as typed."""
     variants: tuple[str, ...] = ()
     """Empty: those of `predict`."""
+    view: str = "timeline"
+    """The open view."""
+    measured: str = ""
+    """What a running server measured, as ``--measured`` takes it; no file."""
     phase: str = "decode"
     """Phase of the timeline."""
     along: str = ""
-    """Field of the curve; empty: the all-reduce floor of the busiest link."""
+    """Field that the gains are drawn along; empty: the busiest link's bandwidth, and its all-reduce floor."""
     across: str = ""
     """Field of the map to the right; empty for batch, or requests in flight."""
     up: str = ""
@@ -91,11 +97,14 @@ class State:
     @classmethod
     def parse(cls, query: object, allowlist: Allowlist) -> Self:
         """Read a query string; raises UsageError if it is too long, or a field is unknown, given twice or wrong."""
-        arguments, settings, values, pins = dict(DEFAULTS), {}, {}, []
-        seen = set()
+        arguments, values = dict(DEFAULTS), dict[str, Any]()
+        settings, pins, seen = dict[str, str](), list[str](), set[str]()
         for key, text in _pairs(query):
             if key == "pin":
                 pins.append(text)
+            elif key == "settings":
+                # as the page's field for any figure holds them
+                settings |= {name: _setting(name, value) for name, value in _typed_settings(text)}
             elif "." in key or EngineOption.find(key):
                 settings[key] = _setting(key, text)
             elif key in seen:
@@ -152,9 +161,12 @@ class State:
         settings = {resolve(key)[0]: text for key, text in self.settings.items()}
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
-    def how(self, allowlist: Allowlist) -> dict[str, Any]:
-        """Return the arguments of `predict` other than scenario and variants."""
-        profile = None if self.profile is None else allowlist.profiles[self.profile]
+    def how(self, allowlist: Allowlist, *, elsewhere: bool = False) -> dict[str, Any]:
+        """Return the arguments of `predict` other than scenario and variants; `elsewhere`: for other loads or plans."""
+        profile: str | CalibrationProfile | None = None if self.profile is None else allowlist.profiles[self.profile]
+        if self.measured:
+            figures, _ = read_measured(self.measured)
+            profile = condition(self.scenario(allowlist), **figures, elsewhere=elsewhere, profile=profile)
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
     @property
@@ -187,6 +199,7 @@ class State:
             ("stack", self.arguments["stack"], allowlist.stacks),
             ("profile", self.profile, allowlist.profiles),
             ("phase", self.phase, PHASES),
+            ("view", self.view, TABS),
             ("imbalance", self.arguments["imbalance"], get_args(Imbalance)),
         ):
             if name is not None and name not in names:
@@ -303,6 +316,22 @@ def _seconds(key: str, text: str) -> float:
     return value
 
 
+# no name of a file: nothing that a browser sends is read as a path
+_MEASURED = re.compile(r"(tpot|ttft|tok/s)=[\d.e+-]+ ?[a-z]*", re.IGNORECASE)
+
+
+def _measured(key: str, text: str) -> str:
+    if not all(_MEASURED.fullmatch(part.strip()) for part in text.split(",")):
+        raise UsageError(f"measured {quoted(text)}: not a list of figures", hint="e.g. tpot=19ms,ttft=0.2s,tok/s=900")
+    read_measured(text)
+    return text
+
+
+def _typed_settings(text: str) -> list[tuple[str, str]]:
+    parts = (part.partition("=") for part in text.split(",") if part.strip())
+    return [(name.strip(), value.strip()) for name, _, value in parts]
+
+
 def _setting(key: str, text: str) -> str:
     name, kind = resolve(key)
     # text among the settings may name files
@@ -346,7 +375,7 @@ def _field_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
     # a switch stands in a link only if it is not at its default
-    return "1" if isinstance(value, bool) else str(value)
+    return "1" if isinstance(value, bool) else str(value).removesuffix(".0")
 
 
 _ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}
@@ -356,6 +385,8 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "profile": _text,
     "ignore_memory": _switch,
     "variants": lambda _, text: canonical_names(text.split(",")),
+    "view": _text,
+    "measured": _measured,
     "phase": _text,
     "along": _axis,
     "across": _axis,
@@ -373,45 +404,30 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
 
 # a config.json is a few kilobytes
 MAX_BYTES = 1_000_000
-# origins that say nothing about the model: pasted text, and the name that every such file has
-_PASTED = "pasted"
-_UNNAMED = (_PASTED, "config")
+# the name that every such file has says nothing about the model
+_UNNAMED = "config"
 
 
-def read_config(file: object, pasted: object) -> tuple[str, str]:
+def read_config(origin: str, text: str) -> tuple[str, str]:
     """Return the model's name, and its shape as a link holds it.
 
     Parameters
     ----------
-    file
-        Name and contents, a data URL, of an uploaded file; any JSON, because a browser sent it.
-    pasted
-        Text instead of a file; None: a file was uploaded.
+    origin
+        Name of the file.
+    text
+        What the file holds.
 
     Raises
     ------
     UsageError
-        It is too large, not a JSON object, or not a dense decoder.
+        It is empty, too large, not a JSON object, or not a decoder.
     """
-    if pasted is not None:
-        return _named_shape(_PASTED, _check_length(pasted, MAX_BYTES))
-    name, contents = (file.get("name"), file.get("contents")) if isinstance(file, dict) else (None, None)
-    if not isinstance(contents, str) or not isinstance(name, str):
-        raise UsageError("no file was uploaded", hint="drop a config.json, or paste its text")
-    _, _, encoded = _check_length(contents, 2 * MAX_BYTES).partition(",")
-    try:
-        text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
-    except (binascii.Error, UnicodeDecodeError):
-        raise UsageError("the file is not text", hint="give the model's config.json, not its weights") from None
-    return _named_shape(name.removesuffix(".json"), _check_length(text, MAX_BYTES))
-
-
-def _check_length(text: object, maximum: int) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise UsageError("the text is empty", hint="paste the model's config.json")
-    if len(text) > maximum:
+    if not text.strip():
+        raise UsageError("the file is empty", hint="give the model's config.json")
+    if len(text) > MAX_BYTES:
         raise UsageError(f"the file is larger than {MAX_BYTES} bytes", hint="a config.json has a few kilobytes")
-    return text
+    return _named_shape(origin.removesuffix(".json"), text)
 
 
 def _named_shape(origin: str, text: str) -> tuple[str, str]:
@@ -424,5 +440,5 @@ def _named_shape(origin: str, text: str) -> tuple[str, str]:
     if not isinstance(config, dict):
         raise UsageError("a config.json must be a JSON object", hint='it starts with "{"')
     own = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-    name = model_name(own if own and origin in _UNNAMED else origin)
+    name = model_name(own if own and origin == _UNNAMED else origin)
     return name, model_text(ModelSpec.from_hf(config, name=name, source="config.json"))

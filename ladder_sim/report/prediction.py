@@ -122,7 +122,7 @@ class PredictionReport(Report[Predictions]):
             asked=asked_text(confidence.scenario),
             table=table_of(SHOWN, list(_rows(predictions)), width=WIDTH),
             remarks=[
-                Remark("why", _reason(predictions)),
+                Remark("why", reason_text(predictions)),
                 Remark("evidence", evidence_text(confidence)),
             ],
             offers=[Remark("instead", text) for text in _instead(predictions)],
@@ -211,7 +211,7 @@ def _ranking(predictions: Predictions) -> Iterator[str]:
             yield f"{best.variant}, times as fast as {name}: {faster}"
 
 
-def _reason(predictions: Predictions) -> str:
+def reason_text(predictions: Predictions) -> str:
     """Return a sentence on what limits the first variant, and what is left to limit the best."""
     first, best = next(iter(predictions.values())), _fastest(predictions)
     exposed = first.breakdown.exposed_comm_s / first.request_s

@@ -284,20 +284,28 @@ def speedup_lines(
     values, axis = value_axis(field, table[field], title=field_title(field) if compact else "", typed=typed)
     compared = [variant for variant in table.variants if variant != "standard"]
     for variant in compared:
+        # the limit's interval would hide the others
+        if variant != NO_COMMUNICATION and f"{variant}.speedup_low" in table.columns:
+            ends = [table[f"{variant}.speedup_{end}"] for end in ("high", "low")]
+            band = {"x": values, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            drawn.add_trace(go.Scatter(y=ends[0], **band))
+            drawn.add_trace(go.Scatter(y=ends[1], fill="tonexty", fillcolor=_pale(variant_colour(variant)), **band))
+    for variant in compared:
+        limit = {"dash": "dash", "width": 1.5} if variant == NO_COMMUNICATION else {}
         drawn.add_trace(
             go.Scatter(
                 x=values,
                 y=table[f"{variant}.speedup"],
-                name=variant,
+                name=wiring_label(variant).strip("()") if compact else variant,
                 mode="lines+markers" if len(table) <= MAX_TICKS else "lines",
-                line={"color": variant_colour(variant), "width": 2.5},
+                line={"color": variant_colour(variant), "width": 2.5, **limit},
                 marker={"size": 7},
                 connectgaps=False,
                 hovertemplate="%{y:.2f}x",
             )
         )
     level = {"color": variant_colour("standard"), "dash": "dot", "width": 2}
-    drawn.add_hline(y=1.0, line=level, annotation_text="standard", annotation_position="bottom right")
+    drawn.add_hline(y=1.0, line=level, annotation_text="standard", annotation_position="bottom left")
     drawn.update_layout(xaxis=axis, yaxis={"title": {"text": "speedup over standard"}}, hovermode="x unified")
     if now is not None:
         value, speedups = now
@@ -322,6 +330,12 @@ def speedup_lines(
         # an annotation's place on such an axis is the logarithm
         drawn.update_annotations(y=0.0)
     return drawn
+
+
+def _pale(colour: str) -> str:
+    """Return a colour of six hexadecimal digits as that of a band."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"
 
 
 def speedup_map(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ladder_sim import predict
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.background import VIEWS
-from ladder_sim.explorer.queries import Queries
+from ladder_sim.explorer.answers import Queries
 from ladder_sim.explorer.snippets import capacity_command, command_line, python_code
-from ladder_sim.explorer.state import State
+from ladder_sim.explorer.state import TABS, State
+from ladder_sim.explorer.views import VIEWS
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.scenario import Scenario
@@ -64,6 +64,8 @@ states = st.builds(
     max_ttft=st.sampled_from(["", "50ms", "2 s"]),
     max_tpot=st.sampled_from(["", "1e3us"]),
     along=st.sampled_from(["", "batch", "inter.bandwidth_Bps"]),
+    view=st.sampled_from(TABS),
+    measured=st.sampled_from(["", "tpot=19ms,tok/s=900"]),
     pins=st.lists(st.sampled_from(["model=8b", "model=405b&nodes=2&inter.allreduce_floor=5us"]), max_size=2).map(tuple),
 )
 
@@ -115,6 +117,11 @@ def test_a_dropped_file_travels_in_the_link(file: Path) -> None:
         "variants=nonsense",
         "variants=" + ",".join(f"desync:{number}" for number in range(2, 20)),
         "along=model",
+        "view=nothing",
+        "measured=/etc/passwd",
+        "measured=tpot=1ms,x=2",
+        "measured=run.json",
+        "settings=inter.fabric=/etc/passwd",
         "price=0",
         "price=-1",
         "price=1e9",
@@ -234,15 +241,21 @@ def test_names_of_the_catalog_in_any_case_are_no_files() -> None:
 
 def test_commands_of_a_page_are_given_no_setting_that_they_refuse() -> None:
     """Regression: lengths of requests under load are flags."""
-    allowlist = Allowlist.of()
-    state = State.parse("model=8b&rate=4&stack.frontend=20ms&workload.prompt=64&gpu.hbm_bandwidth=3TB/s", allowlist)
-    for command in (command_line, VIEWS["versus"].command, VIEWS["plans"].command):
-        settings = ["stack.frontend=20ms", "workload.prompt=64", "gpu.hbm_bandwidth=3TB/s"]
-        assert settings_of(command(state, allowlist)) == settings
-    assert run(*shlex.split(command_line(state, allowlist))[1:]).code == 0
-    served = capacity_command(state, allowlist)
+    queries = Queries(Allowlist.of())
+    query = "model=8b&tp=2&rate=4&stack.frontend=20ms&workload.prompt=64&gpu.hbm_bandwidth=3TB/s"
+    state = queries.state(query)
+    plans = VIEWS["plans"].panel(queries, queries.question(query)).command
+    for command in (command_line(state, queries.allowlist), plans):
+        assert settings_of(command) == ["stack.frontend=20ms", "workload.prompt=64", "gpu.hbm_bandwidth=3TB/s"]
+    assert run(*shlex.split(command_line(state, queries.allowlist))[1:]).code == 0
+    served = capacity_command(state, queries.allowlist)
     assert settings_of(served) == ["stack.frontend=20ms", "gpu.hbm_bandwidth=3TB/s"]
     assert "--prompt 64 " in served
+
+
+def test_the_field_of_any_figure_is_read_as_links_are() -> None:
+    typed = State.parse("settings=stack.stream_wait=1us, inter.bandwidth=50GB/s", ALLOWLIST)
+    assert typed == State.parse("stack.stream_wait=1us&inter.bandwidth=50GB/s", ALLOWLIST)
 
 
 def settings_of(command: str) -> list[str]:

@@ -37,7 +37,7 @@ SMALL = {"model": "8b", "tp": 4}
 
 
 def _traces(figure: go.Figure) -> dict[str, Any]:
-    return {trace.name: trace for trace in figure.data}
+    return {trace.name: trace for trace in figure.data if trace.name}
 
 
 def test_speedup_lines_hold_every_variants_speedup() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import ConsoleMessage, Page, Request
 
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.server import make_app, serving
+from ladder_sim.explorer.server import Site, bound
 from tests.support.waiting import HANG_S
 
 
@@ -31,12 +31,8 @@ class Watched:
         """Show a link until its numbers are there."""
         self.page.set_viewport_size({"width": width, "height": height})
         self.page.goto(f"{self.address}/{query}")
-        self.until("!!document.querySelector('.card')")
+        self.until("!!document.querySelector('.fr') && !!document.querySelector('#view')?.dataset.shows")
         return self.page
-
-    def drawn(self) -> None:
-        """Wait for the last of the views."""
-        self.until("!!document.querySelector('#tornado .bars') && !!document.querySelector('#map .hm')")
 
     def until(self, condition: str) -> None:
         """Wait until an expression holds; Playwright's own way evaluates text in the page, which its headers forbid."""
@@ -49,9 +45,9 @@ class Watched:
         """Wait until an element's text holds some words."""
         self.until(f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)})")
 
-    def gain(self, variant: str = "ladder") -> str:
-        """A card's speedup."""
-        return self.page.inner_text(f".card[data-variant='{variant}'] .gain")
+    def gain(self, option: str = "ladder") -> str:
+        """An option's speedup with its interval."""
+        return self.page.inner_text(f"[data-option='{option}'] .v >> nth=0")
 
     def screenshot(self, name: str) -> None:
         """Keep a picture of the whole page."""
@@ -68,7 +64,8 @@ class Watched:
 @contextmanager
 def served(start: str = "") -> Iterator[str]:
     """An explorer on a free port of this machine; `start` is the query of a page that is opened without one."""
-    server = serving(make_app(Allowlist.of(), start), "127.0.0.1", 0)
+    site = Site(Allowlist.of(), start)
+    server = bound(site, "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -77,6 +74,7 @@ def served(start: str = "") -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+        site.close()
 
 
 def artefacts(fallback: Path) -> Path:

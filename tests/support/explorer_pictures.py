@@ -1,4 +1,4 @@
-"""Pictures of the explorer's page for docs/explorer.md and start.md.
+"""Pictures of the explorer's page for docs/explorer.md, start.md and README.
 
 python -m tests.support.explorer_pictures                 all of them
 python -m tests.support.explorer_pictures laptop phone    these
@@ -15,32 +15,27 @@ from tests.support.browser import chromium
 from tests.support.explorer_browser import Watched, served
 
 DOCS = REPO / "docs"
-_SCENARIO = "?model=405b&nodes=2"
-_PINS = "&pin=model%3D405b%26nodes%3D2%26batch%3D16&pin=model%3D405b%26dtype%3Dfp8"
-# what the header at the top of a screen covers, and a little more, pixels
-_HEADER = 66
-# of the views that come last
-_DRAWN = "['#tornado .bars', '#map .hm', '#versus .bars', '#plans .points'].every((it) => document.querySelector(it))"
+_QUESTION = "?stack=vllm&concurrency=64"
 
 
 class Picture(NamedTuple):
-    """A part of a page."""
+    """A page, or a part of it."""
 
     width: int
     height: int
-    top: str = ""
-    """What it begins with, a selector; empty: the page."""
-    query: str = _SCENARIO
+    query: str = _QUESTION
+    part: str = ""
+    """Selector of the part; empty: the first screen."""
     dark: bool = False
     scale: float = 1.0
 
 
 PICTURES: Mapping[str, Picture] = {
-    "laptop": Picture(1440, 900),
-    "answers": Picture(1440, 1480, "#versus-view"),
-    "views": Picture(1440, 1480, "section:has(#timeline)"),
-    "dark": Picture(1440, 900, "#comparing", _SCENARIO + _PINS, dark=True),
-    "phone": Picture(390, 1240, scale=1.5),
+    "laptop": Picture(1280, 900),
+    "whatif": Picture(1280, 900, f"{_QUESTION}&view=whatif", "#view"),
+    "plans": Picture(1280, 900, f"{_QUESTION}&view=plans", "#view"),
+    "dark": Picture(1280, 900, "?model=405b&nodes=2", dark=True),
+    "phone": Picture(390, 844, scale=1.5),
 }
 
 
@@ -52,14 +47,11 @@ def take(name: str, browser: Browser, address: str) -> None:
     )
     watched = Watched(context.new_page(), address, DOCS)
     page = watched.open(picture.query, picture.width, picture.height)
-    watched.until(_DRAWN)
-    if picture.top:
-        place = page.locator(picture.top).bounding_box()
-        assert place is not None
-        page.mouse.wheel(0, place["y"] - _HEADER)
-    # until the page has moved and what follows a size is drawn
+    # until the note that comes last is there, and what follows a size is drawn
+    watched.until("!!document.querySelector('.notes [data-view] p') && !document.querySelector('.busy')")
     page.wait_for_timeout(1000)
-    page.screenshot(path=DOCS / f"explorer-{name}.png")
+    shown = page.locator(picture.part) if picture.part else page
+    shown.screenshot(path=DOCS / f"explorer-{name}.png")
     context.close()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ladder_sim.des.timeline import subtract, union
-from ladder_sim.display.labels import kind_label, scenario_label
+from ladder_sim.display.labels import kind_label, scenario_label, wiring_label
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.figures.style import figure
@@ -52,7 +52,7 @@ _LANES = {COMPUTE: "compute", COMM: "communication"}
 _TIMELINE_LAYERS = 2
 
 
-class _Bar(NamedTuple):
+class Bar(NamedTuple):
     """One op on the timeline."""
 
     kind: tuple[str, str]
@@ -72,6 +72,7 @@ def breakdown_figure(
     scenario: Scenario, predictions: Mapping[str, Prediction], *, compact: bool = False
 ) -> "go.Figure":
     """Draw what the critical path of every variant waits for, stacked; `compact` for a part of a page."""
+    names = {name: wiring_label(name).strip("()") for name in predictions}
     longest_s = max(prediction.request_s for prediction in predictions.values())
     limits = [
         limit
@@ -84,7 +85,7 @@ def breakdown_figure(
         bars.append(
             {
                 "type": "bar",
-                "y": list(predictions),
+                "y": list(names.values()),
                 "x": [prediction.breakdown.limits_s.get(limit, 0.0) for prediction in predictions.values()],
                 "name": kind_label(limit),
                 "orientation": "h",
@@ -98,7 +99,7 @@ def breakdown_figure(
             }
         )
     speedups = [
-        {"x": prediction.request_s, "y": name, "text": f"{prediction.speedup.value:.2f}x"}
+        {"x": prediction.request_s, "y": names[name], "text": f"{prediction.speedup.value:.2f}x"}
         for name, prediction in predictions.items()
     ]
     return figure(
@@ -133,13 +134,13 @@ def timeline_figure(
     import plotly.graph_objects as go
 
     drawn = figure(f"Two layers of one {phase} step", scenario_label(scenario))
-    bars: list[tuple[str, _Bar]] = []
+    bars: list[tuple[str, Bar]] = []
     exposed: list[tuple[str, float, float]] = []
     for variant, prediction in predictions.items():
         step = prediction.request.prefill if phase == "prefill" else prediction.request.decode
         if step is None:
             raise UsageError("one new token needs no decode step", hint="ask for more with --gen")
-        window = list(_window(step))
+        window = list(step_bars(step))
         bars += [(_lane(variant, bar.stream), bar) for bar in window]
         computing, communicating = (
             union((bar.start_us, bar.end_us) for bar in window if bar.stream == stream) for stream in (COMPUTE, COMM)
@@ -189,7 +190,7 @@ def _lane(variant: str, stream: int) -> str:
     return f"{variant}<br>{_LANES[stream]}"
 
 
-def _window(step: ForwardPass) -> Iterator[_Bar]:
+def step_bars(step: ForwardPass) -> Iterator[Bar]:
     """Yield the ops of two layers of the longest run of equal ones, up to the next layer's first computation."""
     timeline, schedule = step.timeline, step.simulated[0]
     ops = schedule.ops
@@ -211,4 +212,4 @@ def _window(step: ForwardPass) -> Iterator[_Bar]:
         end = min(float(timeline.end_s[number]), finish) - begin
         if end > start:
             stream = timeline.program.tasks[number].stream
-            yield _Bar(_KINDS.get(op.kind, _SMALL), stream, start * 1e6, end * 1e6, op.name, sources[op.name])
+            yield Bar(_KINDS.get(op.kind, _SMALL), stream, start * 1e6, end * 1e6, op.name, sources[op.name])
