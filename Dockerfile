@@ -10,7 +10,7 @@ COPY ladder_sim ladder_sim
 COPY runtime runtime
 COPY calibration calibration
 RUN python -m venv /opt/ladder-sim \
-    && /opt/ladder-sim/bin/pip install --no-cache-dir --constraint constraints.txt '.[explorer]' \
+    && /opt/ladder-sim/bin/pip install --no-cache-dir --constraint constraints.txt . \
     && /opt/ladder-sim/bin/pip uninstall --yes pip
 
 FROM docker.io/library/python:3.13.9-slim-trixie

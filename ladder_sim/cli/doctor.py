@@ -41,7 +41,6 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
             ("run", "trace capture", "calibrate run", "calibrate check", "calibrate evidence"),
             ("torch", "safetensors", "tokenizers"),
         ),
-        "explorer": Extra(("explore",), ("dash",)),
         "plots": Extra(("predict --set plot=FILE.png",), ("kaleido",)),
         "parquet": Extra(("sweep --save FILE.parquet",), ("pyarrow",)),
         "dask": Extra(("sweep --dask",), ("dask", "distributed")),

@@ -21,9 +21,7 @@ PROJECT = {*PACKAGES, "tools"}
 # Everywhere in ladder_sim: the base dependencies (typer is built on click).
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
 # Inside functions only: the optional extras.
-SIMULATOR_LAZY = {"pandas", "dash", "pyarrow", "dask", "distributed", "kaleido"}
-# Anywhere in the explorer: dash and its server.
-EXPLORER = {"dash", "flask", "werkzeug"}
+SIMULATOR_LAZY = {"pandas", "pyarrow", "dask", "distributed", "kaleido"}
 
 RUNTIME = {"torch"}
 RUNTIME_LAZY = {"safetensors", "tokenizers"}
@@ -70,10 +68,7 @@ def _within(name: str, allowed: tuple[str, ...]) -> bool:
 
 def test_ladder_sim_imports_only_its_dependencies() -> None:
     entries = imports_in("ladder_sim")
-    explorer = [entry for entry in entries if _within(entry.module, ("ladder_sim.explorer",))]
-    others = [entry for entry in entries if entry not in explorer]
-    assert _outside(others, SIMULATOR, SIMULATOR_LAZY) == []
-    assert _outside(explorer, SIMULATOR | EXPLORER, SIMULATOR_LAZY) == []
+    assert _outside(entries, SIMULATOR, SIMULATOR_LAZY) == []
     assert [str(entry) for entry in entries if entry.package in PROJECT - {"ladder_sim"}] == []
 
 
@@ -117,7 +112,7 @@ try:
 except ImportError:
     pass
 if TYPE_CHECKING:
-    import dash
+    import kaleido
 def lazily():
     from dask.distributed import Client
     importlib.import_module("kaleido")
@@ -126,7 +121,7 @@ def lazily():
     assert [(entry.name, entry.lazy) for entry in entries] == [
         ("torch.nn", False),
         ("pyarrow.parquet", False),
-        ("dash", True),
+        ("kaleido", True),
         ("dask.distributed.Client", True),
         ("kaleido", True),
     ]

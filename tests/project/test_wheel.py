@@ -19,7 +19,7 @@ from tests.support.wheels import build_wheel, files_below, run_outside
 
 pytestmark = pytest.mark.slow
 
-ABSENT = ["torch", "pyarrow", "dash", "dask", "kaleido", "pytest"]
+ABSENT = ["torch", "pyarrow", "dask", "kaleido", "pytest"]
 
 # Most bytes of the wheel.
 MAX_BYTES = 8_000_000
