@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.mixer import choose
+from ladder_sim.graph.mixer import SQUARES_BYTES, choose
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MixingShape, MlaShape
 from ladder_sim.graph.sizes import STATE_BYTES
 from ladder_sim.specs.layers import Gqa, Index, Mla
 from ladder_sim.specs.workload import Format
-
-# a sum of squares, 32-bit
-SQUARES_BYTES = 4
 
 
 def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.shapes import AttentionShape, InContext, MixingShape
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, InContext, MixingShape
 from ladder_sim.graph.sizes import STATE_BYTES
 from ladder_sim.specs.layers import Attend, Index, Linear, Mixer, State
 from ladder_sim.specs.workload import KV_BYTES
 
+# a sum of squares, 32-bit
+SQUARES_BYTES = 4
 # arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
 # a multiplication and an addition (gated delta rule, arXiv 2412.06464, equation 10); simpler rules take less
 STATE_FLOPS = 8.0
@@ -30,6 +32,9 @@ def mixer(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) 
         if group[0].sharding == "rows" and rank.tp > 1 and reduces:
             message = float(rank.tokens) * n * STATE_BYTES
             after = [block.collective(f"{name}_all_reduce", "all_reduce", message, after)]
+    if kind.joint_norms and rank.tp > 1 and reduces:
+        squares = CollectiveShape(message_bytes=float(rank.tokens) * 2 * SQUARES_BYTES, own_type=True)
+        after = [block.op(f"{prefix}qk_all_reduce", "all_reduce", squares, after)]
     for number, width in enumerate(kind.norms, 1):
         moved = 2.0 * rank.tokens * (width / rank.tp) * STATE_BYTES
         after = [block.elementwise(f"{prefix}norm{number}", "norm", moved, after)]
@@ -98,7 +103,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
             kv_len=rank.kv_len,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=(core.key_dim + value_dim) // 2,
+            head_dim=core.mean_dim,
             element_bytes=STATE_BYTES,
             kv_element_bytes=rank.kv_element_bytes,
             window=core.window,

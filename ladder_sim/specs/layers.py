@@ -156,6 +156,11 @@ class Attend:
     """Chooses the entries it reads; None: it reads all."""
 
     @property
+    def mean_dim(self) -> int:
+        """Mean width of keys and values: kernels take as long as those of this width."""
+        return (self.key_dim + (self.value_dim or self.key_dim)) // 2
+
+    @property
     def is_plain(self) -> bool:
         """Whether kernels for grouped-query attention run it."""
         return self.every == 1 and self.index is None
@@ -220,6 +225,8 @@ class Mixer:
     """Linear layers after it; the last makes the block's output, and others that end the block are added to it."""
     norms: tuple[int, ...] = ()
     """Width over all heads of each norm of queries, keys or low-rank inputs."""
+    joint_norms: bool = False
+    """Whether queries and keys are normalised over all heads, so that ranks add up their squares first."""
     gates: int = 0
     """Width over all ranks of what its output is multiplied by."""
     parameters: int

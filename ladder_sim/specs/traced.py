@@ -1,0 +1,98 @@
+"""Configs of models that no hand-written reader knows: transformers builds them, in a process of its own.
+
+What it finds is kept in the cache folder, so that a model is traced once: later predictions need neither torch nor
+transformers.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from ladder_sim.errors import MissingPackageError, SpecError
+from ladder_sim.specs.hf_reader import TYPES, ConfigReader
+from ladder_sim.specs.layer_data import LAYER_DATA
+from ladder_sim.specs.quantization import FIELDS
+from ladder_sim.system.files import cache_folder, replacing, shown_path
+from ladder_sim.system.processes import start
+
+# version of the tracing: files of an earlier one are made again
+_VERSION = 1
+# what a trace needs, with what finds it
+_PACKAGES = ("torch", "transformers", "ladder_sim_runtime")
+
+
+def layers_config(config: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
+    """Return a config that `ModelSpec.from_hf` reads: the given one, or its layers as transformers builds them.
+
+    Parameters
+    ----------
+    config
+        A parsed ``config.json``.
+    source
+        The file it comes from; errors name it.
+
+    Raises
+    ------
+    MissingPackageError
+        Its type is not known, and torch or transformers is not installed.
+    SpecError
+        transformers cannot build it either.
+    """
+    reader = ConfigReader(config, shown_path(source))
+    outer = reader.model_type()
+    inner = reader.decoder()
+    if outer == LAYER_DATA or inner.model_type() in (*TYPES, "llama") or config.get("is_encoder_decoder"):
+        return config
+    traced = _traced({key: value for key, value in config.items() if key not in FIELDS}, reader, inner.model_type())
+    # the precision of a checkpoint is no part of the model's shape
+    quantised = next((each for each in (config, inner.config) if any(each.get(key) for key in FIELDS)), {})
+    precision = {key: quantised[key] for key in FIELDS if quantised.get(key)}
+    return {**traced, **precision, "multimodal": inner is not reader and inner.config is not config}
+
+
+def _traced(config: Mapping[str, Any], reader: ConfigReader, model_type: str) -> dict[str, Any]:
+    text = json.dumps(config, sort_keys=True, default=str)
+    version = metadata.version("transformers") if _installed("transformers") else ""
+    name = hashlib.sha256(f"{_VERSION} {version} {text}".encode()).hexdigest()
+    file = cache_folder() / "models" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError):
+        kept: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        return kept
+    for package in _PACKAGES:
+        if not _installed(package):
+            raise MissingPackageError(
+                f"{reader.source}: model_type {model_type!r} is no built-in family: to read it from transformers "
+                f"needs {package}",
+                extra="trace",
+            )
+    document = _run(text, reader.source)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as target:
+            target.write(json.dumps(document).encode())
+    return document
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _run(text: str, source: str) -> dict[str, Any]:
+    """Return what the runtime's command prints."""
+    pipe = subprocess.PIPE
+    command = ["ladder_sim_runtime", "layers", "-", "--source", source]
+    # no network, whatever a model's code asks for
+    offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    process = start(command, env=offline, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    output, errors = process.communicate(text)
+    if process.returncode:
+        *_, message = errors.strip().rpartition("error: ")
+        said, _, hint = message.partition("\n  hint: ")
+        raise SpecError(said or f"{source}: tracing it ended with code {process.returncode}", hint=hint)
+    document: dict[str, Any] = json.loads(output)
+    return document
