@@ -231,8 +231,9 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_:
 
 def _recorded(model: nn.Module, config: Any) -> tuple[list[_Layer], int]:
     """Run the model and return its layers as they ran, and the number of norms next to their blocks."""
-    count = config.get_text_config(decoder=True).num_hidden_layers
-    stack = next(each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count)
+    text = config.get_text_config(decoder=True)
+    stacks = (each for each in model.modules() if isinstance(each, nn.ModuleList))
+    stack = next(each for each in stacks if len(each) == text.num_hidden_layers)
     layers: list[list[_Block]] = [[] for _ in stack]
     norms = 0
     for number, layer in enumerate(stack):
@@ -243,7 +244,7 @@ def _recorded(model: nn.Module, config: Any) -> tuple[list[_Layer], int]:
                 module.register_forward_pre_hook(_recording_linear(name, of_index.get(id(module))))
             elif _expert_weights(module):
                 # run in their own ways, which need data
-                module.forward = _recording_experts(module)
+                module.forward = _recording_experts(module, getattr(text, "num_experts_per_tok", 1))
             elif type(module).__name__.endswith("Norm") and id(module) not in of_index:
                 module.register_forward_pre_hook(_record_norm)
         for child in layer.children():
@@ -288,12 +289,7 @@ def _recording_linear(name: str, index: nn.Module | None) -> Any:
 
 def _record_norm(module: nn.Module, args: tuple[Tensor, ...]) -> None:
     if not any(isinstance(event, _Attention) for event in _events):
-        _norms.append((args[0].numel() // _tokens(args[0]), sum(each.numel() for each in module.parameters())))
-
-
-def _tokens(tensor: Tensor) -> int:
-    """Return the tokens of a pass that a tensor is of."""
-    return next(length for length in reversed(_LENGTHS) if length in tensor.shape)
+        _norms.append((args[0].numel() // _LENGTHS[-1], sum(each.numel() for each in module.parameters())))
 
 
 def _expert_weights(module: nn.Module) -> list[nn.Parameter]:
@@ -302,11 +298,13 @@ def _expert_weights(module: nn.Module) -> list[nn.Parameter]:
     return [each for each in module.parameters(recurse=False) if each.dim() == 3] if named else []
 
 
-def _recording_experts(module: nn.Module) -> Any:
+def _recording_experts(module: nn.Module, top_k: int) -> Any:
     def forward(hidden: Tensor, *args: Any, **options: Any) -> Tensor:
         # tokens by chosen experts, of whole numbers
-        chosen = next(each for each in (*args, *options.values()) if not each.is_floating_point())
-        _events.append(_Experts(hidden.shape[-1], chosen.shape[-1], module))
+        chosen = next((each for each in (*args, *options.values()) if not each.is_floating_point()), None)
+        # others are given every token for every expert
+        count = top_k if chosen is None else chosen.shape[-1]
+        _events.append(_Experts(hidden.shape[-1], count, module))
         return torch.empty_like(hidden)
 
     return forward
