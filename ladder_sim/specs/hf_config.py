@@ -12,7 +12,7 @@ from typing import Any
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_reader import ENCODERS, EXPERTS, LATENT_TYPES, MAXIMA, SIZES, TEXT_CONFIGS, TYPES, ConfigReader
-from ladder_sim.specs.layer_data import LAYER_DATA, read_layers
+from ladder_sim.specs.layer_data import LAYER_DATA, layer_numbers, read_layers
 from ladder_sim.specs.layers import BlockNorms, QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
@@ -114,16 +114,15 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
 
 def _listed_layers(reader: ConfigReader) -> dict[str, Any]:
     """Return the fields of a model whose config lists its blocks, with the precision of their parts."""
-    fields = read_layers(reader)
-    # of files in which a layer is one block, precisions of single ones are not known
-    layers = int(fields["layers"])
-    quantization = read_quantization(reader.config, reader.source, layers=layers)
+    layers = layer_numbers(reader)
+    quantization = read_quantization(reader.config, reader.source, layers=max(layers, default=0) + 1)
+    some = [(part, frozenset(numbers)) for part, numbers in quantization.unquantized_layers]
+    kept = [{*quantization.unquantized, *(part for part, numbers in some if each in numbers)} for each in layers]
     return {
-        **fields,
+        **read_layers(reader, kept),
         "multimodal": reader.flag("multimodal"),
         "weights_dtype": quantization.dtype,
         "unquantized": quantization.unquantized,
-        "unquantized_layers": quantization.unquantized_layers,
         "kv_cache_dtype": quantization.kv_dtype,
     }
 

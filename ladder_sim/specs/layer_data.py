@@ -1,19 +1,20 @@
 """Layers as data: a config.json that lists the kinds of a model's blocks and their order.
 
 Its ``model_type`` is "ladder_sim_layers". ``kinds`` has each kind of block once, as a JSON object of the fields of
-`ladder_sim.specs.layers` whose class is named under "kind"; ``blocks`` has the number of each block's kind, in order.
-Two blocks in a row are a layer. `python -m ladder_sim_runtime layers config.json` writes such a file of any model that
+`ladder_sim.specs.layers` whose class is named under "kind"; ``blocks`` has the number of each block's kind, in order,
+and ``layers`` the number of the layer that it belongs to in the checkpoint. For predictions two blocks in a row are a
+layer. `python -m ladder_sim_runtime layers config.json` writes such a file of any model that
 transformers knows.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
-from ladder_sim.specs.layers import Attend, BlockKind, Dense, Gqa, Mixer, Mla, Moe, State
+from ladder_sim.specs.layers import Attend, BlockKind, Dense, Gqa, LayerPart, Mixer, Mla, Moe, State
 from ladder_sim.specs.values import choice, field_kinds, flag, whole
 from ladder_sim.units import quoted
 
@@ -23,16 +24,20 @@ _MAXIMUM = 10**13
 _KEY = "kind"
 
 
-def described(blocks: Sequence[BlockKind]) -> dict[str, Any]:
-    """Return the fields of a config.json that list blocks.
+def described(blocks: Sequence[tuple[int, BlockKind]]) -> dict[str, Any]:
+    """Return the fields of a config.json that list blocks, each given with the number of its layer.
 
     Examples
     --------
-    >>> described([Dense(hidden=8, width=32), Dense(hidden=8, width=32)])
-    {'kinds': [{'kind': 'Dense', 'hidden': 8, 'width': 32}], 'blocks': [0, 0]}
+    >>> described([(0, Dense(hidden=8, width=32)), (1, Dense(hidden=8, width=32))])
+    {'kinds': [{'kind': 'Dense', 'hidden': 8, 'width': 32}], 'blocks': [0, 0], 'layers': [0, 1]}
     """
-    kinds = list(dict.fromkeys(blocks))
-    return {"kinds": [_plain(kind) for kind in kinds], "blocks": [kinds.index(block) for block in blocks]}
+    kinds = list(dict.fromkeys(block for _, block in blocks))
+    return {
+        "kinds": [_plain(kind) for kind in kinds],
+        "blocks": [kinds.index(block) for _, block in blocks],
+        "layers": [layer for layer, _ in blocks],
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -45,8 +50,23 @@ def _plain(value: Any) -> Any:
     return {_KEY: type(value).__name__, **{name: _plain(has) for name, (has, default) in own.items() if has != default}}
 
 
-def read_layers(reader: ConfigReader) -> dict[str, Any]:
+def layer_numbers(reader: ConfigReader) -> tuple[int, ...]:
+    """Return the number of each block's layer in the checkpoint; raise SpecError if they are not all there."""
+    layers, order = reader.config.get("layers"), reader.config.get("blocks")
+    if not isinstance(layers, list) or not isinstance(order, list) or len(layers) != len(order):
+        raise reader.error("layers", "must be a list with a number for each of blocks", "trace the model again")
+    return tuple(whole(each, f"{reader.source}: layers: a layer", 0, MAXIMA["layers"]) for each in layers)
+
+
+def read_layers(reader: ConfigReader, kept: Sequence[Set[LayerPart]]) -> dict[str, Any]:
     """Return the fields of ModelSpec that a config of such a type decides.
+
+    Parameters
+    ----------
+    reader
+        The config.
+    kept
+        Parts of each block that its checkpoint keeps in 16 bits.
 
     Raises
     ------
@@ -60,6 +80,8 @@ def read_layers(reader: ConfigReader) -> dict[str, Any]:
         raise reader.error("blocks", "two blocks in a row are a layer, and their number is odd", "leave one out")
     kinds = tuple(_read(each, BlockKind, f"{reader.source}: kinds") for each in listed)
     positions = tuple(whole(each, f"{reader.source}: blocks: a block", 0, len(kinds) - 1) for each in order)
+    blocks = [_keeping(kinds[position], parts) for position, parts in zip(positions, kept, strict=True)]
+    kinds = tuple(dict.fromkeys(blocks))
     norms = reader.config.get("block_norms", "before")
     return {
         **scalars(kinds),
@@ -76,10 +98,22 @@ def read_layers(reader: ConfigReader) -> dict[str, Any]:
         "tied_embeddings": reader.flag("tie_word_embeddings"),
         "parallel_blocks": reader.flag("parallel_blocks"),
         "block_kinds": kinds,
-        "block_order": positions,
+        "block_order": tuple(map(kinds.index, blocks)),
         "family": str(reader.config.get("family", "")),
         "origin": str(reader.config.get("source", "")),
     }
+
+
+def _keeping(kind: BlockKind, kept: Set[LayerPart]) -> BlockKind:
+    """Return a block whose checkpoint keeps parts in 16 bits."""
+
+    def of(*parts: LayerPart) -> tuple[LayerPart, ...]:
+        return tuple(part for part in parts if part in kept)
+
+    if isinstance(kind, Moe):
+        shared = dataclasses.replace(kind.shared, unquantized=of("mlp")) if kind.shared else None
+        return dataclasses.replace(kind, shared=shared, unquantized=of("experts"))
+    return dataclasses.replace(kind, unquantized=of("mlp") if isinstance(kind, Dense) else of("qkv", "out"))
 
 
 def _read(value: object, kind: Any, where: str) -> Any:

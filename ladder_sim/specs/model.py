@@ -1,7 +1,7 @@
 """The shape of a decoder-only transformer."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Self, get_args
 
@@ -330,11 +330,11 @@ class ModelSpec:
 @lru_cache(maxsize=256)
 def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     """Return the kind of each layer, made once for each model and kind."""
+    if model.block_kinds:
+        return _listed(model)
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
     dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
     some = [(part, frozenset(layers)) for part, layers in model.unquantized_layers]
-    if model.block_kinds:
-        return _listed(model, some)
     kinds: dict[tuple[bool, bool, bool, frozenset[LayerPart]], LayerKind] = {}
     layers = []
     for layer in range(model.layers):
@@ -348,27 +348,13 @@ def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     return tuple(layers)
 
 
-def _listed(model: ModelSpec, some: Sequence[tuple[LayerPart, Set[int]]]) -> tuple[LayerKind, ...]:
+def _listed(model: ModelSpec) -> tuple[LayerKind, ...]:
     """Return the kinds of layers whose blocks are data."""
-    kinds: dict[tuple[int, int, frozenset[LayerPart]], LayerKind] = {}
-    layers = []
-    for layer in range(model.layers):
-        first, second = model.block_order[2 * layer : 2 * layer + 2]
-        kept = frozenset((*model.unquantized, *(part for part, numbers in some if layer in numbers)))
-        key = first, second, kept
-        if key not in kinds:
-            blocks = [_keeping(model.block_kinds[number], kept) for number in (first, second)]
-            kinds[key] = LayerKind(attention=blocks[0], feed_forward=blocks[1])
-        layers.append(kinds[key])
-    return tuple(layers)
-
-
-def _keeping(kind: BlockKind, kept: Set[LayerPart]) -> BlockKind:
-    """Return a block whose checkpoint keeps parts in 16 bits."""
-    if isinstance(kind, Moe):
-        shared = replace(kind.shared, unquantized=_of(kept, "mlp")) if kind.shared else None
-        return replace(kind, shared=shared, unquantized=_of(kept, "experts"))
-    return replace(kind, unquantized=_of(kept, *(("mlp",) if isinstance(kind, Dense) else ("qkv", "out"))))
+    order = model.block_order[: 2 * model.layers]
+    pairs = list(zip(order[::2], order[1::2], strict=True))
+    blocks = model.block_kinds
+    kinds = {pair: LayerKind(attention=blocks[pair[0]], feed_forward=blocks[pair[1]]) for pair in dict.fromkeys(pairs)}
+    return tuple(kinds[pair] for pair in pairs)
 
 
 def _of(kept: Set[LayerPart], *parts: LayerPart) -> tuple[LayerPart, ...]:

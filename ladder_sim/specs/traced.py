@@ -14,14 +14,15 @@ from importlib import metadata
 from typing import Any
 
 from ladder_sim.errors import MissingPackageError, SpecError
-from ladder_sim.specs.hf_reader import TYPES, ConfigReader
+from ladder_sim.specs.hf_config import refuse_architectures
+from ladder_sim.specs.hf_reader import TEXT_CONFIGS, TYPES, ConfigReader
 from ladder_sim.specs.layer_data import LAYER_DATA
 from ladder_sim.specs.quantization import FIELDS
 from ladder_sim.system.files import cache_folder, replacing, shown_path
 from ladder_sim.system.processes import start
 
 # version of the tracing: files of an earlier one are made again
-_VERSION = 1
+_VERSION = 2
 # what a trace needs, with what finds it
 _PACKAGES = ("torch", "transformers", "ladder_sim_runtime")
 
@@ -44,15 +45,25 @@ def layers_config(config: Mapping[str, Any], *, source: str) -> Mapping[str, Any
         transformers cannot build it either.
     """
     reader = ConfigReader(config, shown_path(source))
-    outer = reader.model_type()
     inner = reader.decoder()
-    if outer == LAYER_DATA or inner.model_type() in (*TYPES, "llama") or config.get("is_encoder_decoder"):
+    if reader.model_type() == LAYER_DATA or config.get("is_encoder_decoder") or _is_known(reader, inner):
         return config
     traced = _traced({key: value for key, value in config.items() if key not in FIELDS}, reader, inner.model_type())
     # the precision of a checkpoint is no part of the model's shape
     quantised = next((each for each in (config, inner.config) if any(each.get(key) for key in FIELDS)), {})
     precision = {key: quantised[key] for key in FIELDS if quantised.get(key)}
     return {**traced, **precision, "multimodal": inner is not reader and inner.config is not config}
+
+
+def _is_known(outer: ConfigReader, inner: ConfigReader) -> bool:
+    """Whether a hand-written reader knows a decoder; one whose type is not said may be Llama's."""
+    text = next((outer.config[key] for key in TEXT_CONFIGS if outer.config.get(key)), outer.config)
+    if isinstance(text, Mapping) and text.get("model_type"):
+        return inner.model_type() in TYPES
+    with contextlib.suppress(SpecError):
+        refuse_architectures(inner)
+        return True
+    return False
 
 
 def _traced(config: Mapping[str, Any], reader: ConfigReader, model_type: str) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
             own = _configuration(config)
             model = _built(own)
             layers, norms = _recorded(model, own)
+            vocab, hidden = model.get_input_embeddings().weight.shape
+            blocks = [(number, block) for number, layer in enumerate(layers) for block in _blocks(layer, hidden)]
         except SpecError:
             raise
         # whatever a model's code raises
@@ -67,8 +69,10 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
                 hint=_WAY_OUT,
             ) from fault
     text = own.get_text_config(decoder=True)
-    vocab, hidden = model.get_input_embeddings().weight.shape
-    blocks = [block for layer in layers for block in _blocks(layer, hidden)]
+    said = next((config[key] for key in TEXT_CONFIGS if config.get(key)), config)
+    for key, built in (("hidden_size", hidden), ("num_hidden_layers", len(layers))):
+        if said.get(key, built) != built:
+            raise SpecError(f"{source}: {key} is {said[key]}, and transformers builds {built}", hint=_WAY_OUT)
     return {
         "model_type": LAYER_DATA,
         "hidden_size": hidden,
@@ -109,7 +113,10 @@ def _configuration(config: Mapping[str, Any]) -> Any:
         for kind in (said, _ALIASES.get(said, ""), *classes):
             if kind in known:
                 given = {key: value for key, value in fields.items() if key not in (*_NOT_SHAPE, "model_type")}
-                return known[kind].from_dict(_with_known_activation(given))
+                given = _with_known_activation(given)
+                if "text_config" in known[kind].sub_configs and not any(key in given for key in TEXT_CONFIGS):
+                    given = {"text_config": given}
+                return known[kind].from_dict(given)
     kinds = " with ".join(str(each["model_type"]) for each in (config, inner) if each.get("model_type"))
     raise SpecError(
         f"model_type is {kinds or 'missing'}: neither ladder-sim nor transformers {transformers.__version__} has it",
@@ -255,7 +262,8 @@ def _recorded(model: nn.Module, config: Any) -> tuple[list[_Layer], int]:
         for blocks in layers:
             blocks.clear()
         output = model(input_ids=torch.zeros(1, length, dtype=torch.long, device="meta"), use_cache=True)
-    kept = list(output.past_key_values.layers) if output.past_key_values is not None else []
+    cache = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
+    kept = list(cache.layers) if cache is not None else []
     kept += [None] * (len(layers) - len(kept))
     return [
         _Layer(blocks, getattr(each, "sliding_window", None) or 0, dict(_tensors(vars(each), "")) if each else {})
@@ -421,6 +429,8 @@ def _attends(call: _Attention, layer: _Layer, index: Index | None) -> Iterator[A
 
 def _state(layer: _Layer) -> State:
     states = {path: each for path, each in layer.shapes.items() if path.startswith(("conv_states", "recurrent_states"))}
+    if not states:
+        raise ValueError("its cache does not show what a layer without attention keeps")
     largest = max(states.values(), key=Tensor.numel)
     return State(
         heads=largest.shape[1],
@@ -477,7 +487,7 @@ def _feed_forward(events: list[Any], hidden: int) -> Dense | Moe:
     if experts is None:
         mlp = _mlp(products, hidden)
         if mlp is None:
-            raise SpecError("a block that is neither attention nor an MLP", hint="give another model")
+            raise ValueError("a block is neither attention nor an MLP")
         return mlp
     weights = _expert_weights(experts.module)
     count = weights[0].shape[0]
