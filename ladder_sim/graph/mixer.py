@@ -18,6 +18,9 @@ SQUARES_BYTES = 4
 # arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
 # a multiplication and an addition (gated delta rule, arXiv 2412.06464, equation 10); simpler rules take less
 STATE_FLOPS = 8.0
+# tokens of a prompt after which its state is written, to be read by the kernel that makes the output (chunk_size of
+# flash-linear-attention's gated delta rule; Mamba 2 has 128 or 256)
+CHUNK_TOKENS = 64
 
 
 def mixer(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) -> int:
@@ -70,7 +73,7 @@ def _on_rank(group: Sequence[Linear], tp: int) -> tuple[int, int]:
 def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequence[int], weights: float) -> list[int]:
     """Add a recurrent state: a convolution or the like before it, the state, and a norm or gate behind it."""
     rank = block.rank
-    share = min(rank.tp, core.heads)
+    elements = core.elements / min(rank.tp, core.heads)
     entering = sum(linear.on_rank(rank.tp)[0] for group in kind.inputs[:1] for linear in group)
     leaving = kind.outputs[0].on_rank(rank.tp)[1]
     moved = 2.0 * rank.tokens * entering * STATE_BYTES
@@ -79,9 +82,9 @@ def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequ
         batch=rank.batch,
         q_len=rank.q_len,
         kv_len=rank.kv_len,
-        state_bytes=core.size_bytes / share,
-        token_bytes=float(entering + leaving) * STATE_BYTES,
-        token_flops=STATE_FLOPS * core.elements / share,
+        state_bytes=core.bytes_on_rank(rank.tp),
+        token_bytes=(entering + leaving + 2.0 * elements / CHUNK_TOKENS) * STATE_BYTES,
+        token_flops=STATE_FLOPS * elements,
     )
     states = in_context(block, name, shape, [convolved])
     return [block.elementwise(f"{name}_norm", "norm", 3.0 * rank.tokens * leaving * STATE_BYTES, states)]

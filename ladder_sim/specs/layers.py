@@ -188,6 +188,10 @@ class State:
     size_bytes: int
     """Bytes of a sequence's state over all ranks, convolutions included."""
 
+    def bytes_on_rank(self, tp: int) -> float:
+        """Return the bytes of a sequence's state on each of `tp` ranks."""
+        return self.size_bytes / min(tp, self.heads)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
@@ -249,7 +253,7 @@ class Mixer:
 
     def state_bytes(self, tp: int) -> float:
         """Return the bytes of a sequence's recurrent states on each of `tp` ranks."""
-        return sum(core.size_bytes / min(tp, core.heads) for core in self.cores if isinstance(core, State))
+        return sum(core.bytes_on_rank(tp) for core in self.cores if isinstance(core, State))
 
     def partition_problem(self, tp: int) -> str:
         """Say why `tp` ranks cannot share it; empty if they can."""

@@ -32,6 +32,8 @@ _ALIASES = {
     "mimo_v2": "mimo_v2_flash",
     "minimax_m3": "minimax_m3_vl_text",
 }
+# layers that predict further tokens
+_FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 _WAY_OUT = 'a newer transformers may; sizes of a decoder of Llama\'s kind can be given as "model_type": "llama"'
 # what a config says of its file, not of its shape
 _NOT_SHAPE = ("auto_map", "quantization_config", "compression_config")
@@ -83,9 +85,17 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         "parallel_blocks": any(layer.parallel for layer in layers)
         or bool(getattr(text, "use_parallel_residual", False) or getattr(text, "parallel_attn", False)),
         "family": str(config.get("model_type", text.model_type)),
-        "source": f"traced from transformers {transformers.__version__}: {type(model).__name__}",
+        "source": f"traced from transformers {transformers.__version__}: {type(model).__name__}"
+        + _left_out(config, said),
         **described(blocks),
     }
+
+
+def _left_out(*configs: Mapping[str, Any]) -> str:
+    """Return, in words, what a checkpoint has and the trace has not: layers that predict further tokens."""
+    count = max((config.get(key) or 0 for config in configs for key in _FURTHER), default=0)
+    plural = "s" if count > 1 else ""
+    return f", without {count} layer{plural} that predict{'' if plural else 's'} further tokens" if count else ""
 
 
 @contextlib.contextmanager
