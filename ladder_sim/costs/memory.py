@@ -265,7 +265,7 @@ def _kept_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[float, tuple[tup
     start = 0
     for layers in plan.stages(model.layers):
         elements: dict[int, float] = defaultdict(float)
-        state_bytes = 0
+        state_bytes: float = 0
         for block in (block for kind in model.kinds[start : start + layers] for block in kind.blocks):
             if isinstance(block, Dense | Moe):
                 continue

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, InContext, MixingShape
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MixingShape
 from ladder_sim.graph.sizes import STATE_BYTES
 from ladder_sim.specs.layers import Attend, Index, Linear, Mixer, State
 from ladder_sim.specs.workload import KV_BYTES
@@ -99,7 +99,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
     value_dim = core.value_dim or core.key_dim
     if core.is_plain:
         # kernels with keys and values of different widths take what those of their mean width do
-        shape: InContext = AttentionShape(
+        own = AttentionShape(
             kernel=rank.stack.attention,
             batch=rank.batch,
             q_len=rank.q_len,
@@ -111,7 +111,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
             kv_element_bytes=rank.kv_element_bytes,
             window=core.window,
         )
-        return in_context(block, name, shape, after)
+        return in_context(block, name, own, after)
     if core.index:
         after = choose(block, core.index, name, after, every=core.every)
     shape = MixingShape(
@@ -145,7 +145,7 @@ def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *
     return in_context(block, f"{name}_index", shape, after)
 
 
-def in_context(block: BlockKernels, name: str, shape: InContext, after: Sequence[int]) -> list[int]:
+def in_context(block: BlockKernels, name: str, shape: AttentionShape | MixingShape, after: Sequence[int]) -> list[int]:
     """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions."""
     outputs = [block.op(name, "attention", shape, after)]
     if block.rank.prompt:

@@ -1,18 +1,18 @@
 """The layers of any decoder that transformers knows: built and run on torch's meta device, which holds no data.
 
 A forward pass of tensors without data shows which linear layers each block runs and on what they read, what its
-attention is given, how many experts a token takes, and what the cache holds afterwards: of two passes of different
-lengths, what grows with the tokens and what does not. Weights are not read, nothing is downloaded, and code that comes
-with a checkpoint is never run.
+attention is given, how many experts a token takes, and what the cache holds afterwards. Weights are not read, nothing
+is downloaded, and code that comes with a checkpoint is never run.
 
-Hooks record the pass, `_Layer` is the record of a layer, and the functions below make of it the kinds of
+`_Recorder` records the pass, and the functions behind it make of each layer's record the kinds of
 `ladder_sim.specs.layers`.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -23,8 +23,10 @@ from ladder_sim.specs.hf_reader import TEXT_CONFIGS
 from ladder_sim.specs.layer_data import LAYER_DATA, described
 from ladder_sim.specs.layers import Attend, BlockKind, Dense, Index, Linear, Mixer, Mla, Moe, State
 
-# lengths of the two passes, tokens: multiples of what one compressed entry of a cache stands for in known models
-_LENGTHS = (256, 512)
+# tokens of the pass: a multiple of what one compressed entry of a cache stands for in known models
+_TOKENS = 512
+# of attention that is recorded
+_NAME = "ladder_sim"
 # types that transformers has under another name: of the decoder alone, or of equal blocks
 _ALIASES = {
     "kimi_k2": "deepseek_v3",
@@ -54,14 +56,16 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     SpecError
         transformers does not know the type, or the model cannot be built or run.
     """
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     with _quiet_default_dtype():
         try:
             own = _configuration(config)
-            model = _built(own)
-            layers, norms = _recorded(model, own)
+            text = own.get_text_config(decoder=True)
+            record = _Recorder(getattr(text, "num_experts_per_tok", 1))
+            model: Any = _built(own, text)
+            record.run(model, text.num_hidden_layers)
             vocab, hidden = model.get_input_embeddings().weight.shape
-            blocks = [(number, block) for number, layer in enumerate(layers) for block in _blocks(layer, hidden)]
+            blocks = [(number, block) for number, layer in enumerate(record.layers) for block in _blocks(layer, hidden)]
         except SpecError:
             raise
         # whatever a model's code raises
@@ -70,19 +74,18 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
                 f"{source}: transformers {transformers.__version__} cannot build it: {type(fault).__name__}: {fault}",
                 hint=_WAY_OUT,
             ) from fault
-    text = own.get_text_config(decoder=True)
     said = next((config[key] for key in TEXT_CONFIGS if config.get(key)), config)
-    for key, built in (("hidden_size", hidden), ("num_hidden_layers", len(layers))):
+    for key, built in (("hidden_size", hidden), ("num_hidden_layers", len(record.layers))):
         if said.get(key, built) != built:
             raise SpecError(f"{source}: {key} is {said[key]}, and transformers builds {built}", hint=_WAY_OUT)
     return {
         "model_type": LAYER_DATA,
         "hidden_size": hidden,
         "vocab_size": vocab,
-        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or _LENGTHS[-1],
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or _TOKENS,
         "tie_word_embeddings": bool(text.tie_word_embeddings),
-        "block_norms": "both" if norms >= 2 * len(blocks) else "before",
-        "parallel_blocks": any(layer.parallel for layer in layers)
+        "block_norms": "both" if record.norms >= 2 * len(blocks) else "before",
+        "parallel_blocks": any(layer.parallel for layer in record.layers)
         or bool(getattr(text, "use_parallel_residual", False) or getattr(text, "parallel_attn", False)),
         "family": str(config.get("model_type", text.model_type)),
         "source": f"traced from transformers {transformers.__version__}: {type(model).__name__}"
@@ -113,7 +116,8 @@ def _quiet_default_dtype() -> Iterator[None]:
 def _configuration(config: Mapping[str, Any]) -> Any:
     """Return transformers' own configuration of the model, or of its decoder if the outer type is not known."""
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    inner = next((config[key] for key in TEXT_CONFIGS if config.get(key)), {})
+    inner: Mapping[str, Any] = next((config[key] for key in TEXT_CONFIGS if config.get(key)), {})
+
     # a type, and that of the class that the file names
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     by_class = {name: kind for kind, name in causal.items() if isinstance(name, str)}
@@ -142,17 +146,14 @@ def _with_known_activation(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _built(config: Any) -> nn.Module:
-    """Return the model's decoder on the meta device, with attention that records what it is given."""
-    transformers.AttentionInterface.register("ladder_sim", _attention)
-    transformers.AttentionMaskInterface.register("ladder_sim", transformers.masking_utils.eager_mask)
-    text = config.get_text_config(decoder=True)
+def _built(config: Any, text: Any) -> nn.Module:
+    """Return the model's decoder, whose configuration is `text`, on the meta device."""
     mapped = transformers.models.auto.modeling_auto.MODEL_MAPPING
     chosen = text if type(text) in mapped else config
     for each in (chosen, text):
-        each._attn_implementation = "ladder_sim"
+        each._attn_implementation = _NAME
     with torch.device("meta"):
-        model = transformers.AutoModel.from_config(chosen)
+        model = transformers.AutoModel.from_config(chosen)  # type: ignore[no-untyped-call]
     return model if chosen is text else model.get_decoder()  # type: ignore[no-any-return]
 
 
@@ -160,12 +161,20 @@ def _built(config: Any) -> nn.Module:
 class _Product:
     """A linear layer as it ran."""
 
-    name: str
     n: int
     k: int
     read: Tensor
     index: nn.Module | None
     """The index that it is part of."""
+
+
+@dataclass
+class _Norm:
+    """A norm as it ran."""
+
+    width: int
+    """Channels of one token, all heads together."""
+    weights: int
 
 
 @dataclass
@@ -190,6 +199,9 @@ class _Experts:
     module: nn.Module
 
 
+_Event = TypeVar("_Event", _Product, _Norm, _Attention, _Experts)
+
+
 @dataclass
 class _Block:
     """A part of a layer as it ran."""
@@ -197,135 +209,117 @@ class _Block:
     module: nn.Module
     mixes: bool
     """It was given the cache."""
-    events: list[_Product | _Attention | _Experts] = field(default_factory=list)
-    norms: list[tuple[int, int]] = field(default_factory=list)
-    """Width and weights of each norm in it, up to attention."""
+    events: list[_Product | _Norm | _Attention | _Experts] = field(default_factory=list)
+
+    def of(self, kind: type[_Event]) -> list[_Event]:
+        """Return the events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
-    def products(self) -> list[_Product]:
-        return [event for event in self.events if isinstance(event, _Product)]
-
-    def first(self, kind: type) -> Any:
-        """Return the first event of a kind, or None."""
-        return next((event for event in self.events if isinstance(event, kind)), None)
+    def parts(self) -> "tuple[_Block, _Attention | None, _Block]":
+        """What ran before attention, attention, and what ran after it; of a state, after it is the last layer."""
+        call = next(iter(self.of(_Attention)), None)
+        at = self.events.index(call) if call else self.events.index(self.of(_Product)[-1])
+        return replace(self, events=self.events[:at]), call, replace(self, events=self.events[at:])
 
 
 @dataclass
 class _Layer:
     """A layer as it ran, and what the cache holds of it."""
 
-    blocks: list[_Block]
-    window: int
-    shapes: dict[str, Tensor]
+    blocks: list[_Block] = field(default_factory=list)
+    window: int = 0
+    cached: dict[str, Tensor] = field(default_factory=dict)
     """Tensors of the cache by where they are in it."""
 
     @property
     def parallel(self) -> bool:
-        """Whether its parts read the same tensor."""
-        reads = [(block.mixes, block.products[0].read) for block in self.blocks if block.products]
+        """Whether what mixes tokens and what does not read the same tensor."""
+        reads = [(block.mixes, block.of(_Product)[0].read) for block in self.blocks if block.of(_Product)]
         return any(one is other for mixes, one in reads for others, other in reads if mixes and not others)
 
 
-# where a pass is recorded
-_events: list[Any] = []
-_norms: list[tuple[int, int]] = []
+class _Recorder:
+    """Records a forward pass by hooks on the modules of every layer; `layers` are what ran."""
 
+    def __init__(self, top_k: int) -> None:
+        self.layers: list[_Layer] = []
+        # children of layers that normalise
+        self.norms = 0
+        self._top_k = top_k
+        self._events: list[Any] = []
+        # before a model is built, which must know it
+        transformers.AttentionInterface.register(_NAME, self._attention)
+        transformers.AttentionMaskInterface.register(_NAME, transformers.masking_utils.eager_mask)
 
-def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
-    """Record attention, whose output has the width of the values."""
-    _events.append(
-        _Attention(
-            heads=query.shape[1],
-            kv_heads=key.shape[1],
-            key_dim=query.shape[-1],
-            value_dim=0 if value is key else value.shape[-1],
-            entries=key.shape[2],
-            window=options.get("sliding_window") or 0,
+    def run(self, model: nn.Module, layers: int) -> None:
+        """Run a model with so many layers, and record them."""
+        stacks = (each for each in model.modules() if isinstance(each, nn.ModuleList))
+        stack = next(each for each in stacks if len(each) == layers)
+        self.layers = [_Layer() for _ in stack]
+        for layer, module in zip(self.layers, stack, strict=True):
+            self._watch(layer, module)
+        output = model(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device="meta"), use_cache=True)
+        cache = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
+        # those of layers without one are left out at the end
+        for layer, kept in zip(self.layers, cache.layers if cache else (), strict=False):
+            layer.window = getattr(kept, "sliding_window", None) or 0
+            layer.cached = dict(_tensors(vars(kept), ""))
+
+    def _watch(self, layer: _Layer, module: nn.Module) -> None:
+        indexes = {id(part): each for each in module.modules() if _is(each, "Indexer") for part in each.modules()}
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                part.register_forward_pre_hook(partial(self._linear, indexes.get(id(part))))
+            elif _expert_weights(part):
+                # engines run them in their own ways, and transformers in one that needs data
+                part.forward = partial(self._experts, part)
+            elif _is(part, "Norm") and id(part) not in indexes:
+                part.register_forward_pre_hook(self._norm)
+        for child in module.children():
+            self.norms += _is(child, "Norm")
+            child.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True)
+
+    def _enter(self, layer: _Layer, module: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
+        mixes = any(isinstance(each, transformers.Cache) for each in (*args, *options.values()))
+        layer.blocks.append(_Block(module, mixes))
+        self._events = layer.blocks[-1].events
+
+    def _linear(self, index: nn.Module | None, module: nn.Linear, args: tuple[Tensor, ...]) -> None:
+        self._events.append(_Product(module.out_features, module.in_features, args[0], index))
+
+    def _norm(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._events.append(_Norm(args[0].numel() // _TOKENS, sum(each.numel() for each in module.parameters())))
+
+    def _experts(self, module: nn.Module, hidden: Tensor, *args: Any, **options: Any) -> Tensor:
+        # tokens by chosen experts, of whole numbers; where that is missing, every expert is given every token
+        chosen = next((each for each in (*args, *options.values()) if not each.is_floating_point()), None)
+        self._events.append(_Experts(hidden.shape[-1], self._top_k if chosen is None else chosen.shape[-1], module))
+        return torch.empty_like(hidden)
+
+    def _attention(self, _: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
+        self._events.append(
+            _Attention(
+                heads=query.shape[1],
+                kv_heads=key.shape[1],
+                key_dim=query.shape[-1],
+                value_dim=0 if value is key else value.shape[-1],
+                entries=key.shape[2],
+                window=options.get("sliding_window") or 0,
+            )
         )
-    )
-    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
-def _recorded(model: nn.Module, config: Any) -> tuple[list[_Layer], int]:
-    """Run the model and return its layers as they ran, and the number of norms next to their blocks."""
-    text = config.get_text_config(decoder=True)
-    stacks = (each for each in model.modules() if isinstance(each, nn.ModuleList))
-    stack = next(each for each in stacks if len(each) == text.num_hidden_layers)
-    layers: list[list[_Block]] = [[] for _ in stack]
-    norms = 0
-    for number, layer in enumerate(stack):
-        indexes = [each for each in layer.modules() if type(each).__name__.endswith("Indexer")]
-        of_index = {id(part): each for each in indexes for part in each.modules()}
-        for name, module in layer.named_modules():
-            if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(_recording_linear(name, of_index.get(id(module))))
-            elif _expert_weights(module):
-                # run in their own ways, which need data
-                module.forward = _recording_experts(module, getattr(text, "num_experts_per_tok", 1))
-            elif type(module).__name__.endswith("Norm") and id(module) not in of_index:
-                module.register_forward_pre_hook(_record_norm)
-        for child in layer.children():
-            norms += type(child).__name__.endswith("Norm")
-            child.register_forward_pre_hook(_entering(layers[number]), with_kwargs=True)
-            child.register_forward_hook(_leaving(layers[number]))
-    for length in _LENGTHS:
-        for blocks in layers:
-            blocks.clear()
-        output = model(input_ids=torch.zeros(1, length, dtype=torch.long, device="meta"), use_cache=True)
-    cache = getattr(output, "past_key_values", None) or getattr(output, "cache_params", None)
-    kept = list(cache.layers) if cache is not None else []
-    kept += [None] * (len(layers) - len(kept))
-    return [
-        _Layer(blocks, getattr(each, "sliding_window", None) or 0, dict(_tensors(vars(each), "")) if each else {})
-        for blocks, each in zip(layers, kept, strict=True)
-    ], norms
-
-
-def _entering(blocks: list[_Block]) -> Any:
-    def hook(module: nn.Module, args: Any, options: Any) -> None:
-        _events.clear()
-        _norms.clear()
-        given = (*args, *options.values())
-        blocks.append(_Block(module, any(isinstance(each, transformers.Cache) for each in given)))
-
-    return hook
-
-
-def _leaving(blocks: list[_Block]) -> Any:
-    def hook(*_: Any) -> None:
-        blocks[-1].events, blocks[-1].norms = list(_events), list(_norms)
-
-    return hook
-
-
-def _recording_linear(name: str, index: nn.Module | None) -> Any:
-    def hook(module: nn.Linear, args: tuple[Tensor, ...]) -> None:
-        _events.append(_Product(name, module.out_features, module.in_features, args[0], index))
-
-    return hook
-
-
-def _record_norm(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-    if not any(isinstance(event, _Attention) for event in _events):
-        _norms.append((args[0].numel() // _LENGTHS[-1], sum(each.numel() for each in module.parameters())))
+def _is(module: nn.Module, kind: str) -> bool:
+    """Whether a module is an "Indexer", a "Norm" or the like, by the end of its class's name."""
+    return type(module).__name__.endswith(kind)
 
 
 def _expert_weights(module: nn.Module) -> list[nn.Parameter]:
     """Return the weights of routed experts, a matrix for each; empty for other modules."""
-    named = "Expert" in type(module).__name__
-    return [each for each in module.parameters(recurse=False) if each.dim() == 3] if named else []
-
-
-def _recording_experts(module: nn.Module, top_k: int) -> Any:
-    def forward(hidden: Tensor, *args: Any, **options: Any) -> Tensor:
-        # tokens by chosen experts, of whole numbers
-        chosen = next((each for each in (*args, *options.values()) if not each.is_floating_point()), None)
-        # others are given every token for every expert
-        count = top_k if chosen is None else chosen.shape[-1]
-        _events.append(_Experts(hidden.shape[-1], count, module))
-        return torch.empty_like(hidden)
-
-    return forward
+    weights = [each for each in module.parameters(recurse=False) if each.dim() == 3]
+    return weights if _is(module, "Experts") else []
 
 
 def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
@@ -338,18 +332,15 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 def _blocks(layer: _Layer, hidden: int) -> Iterator[BlockKind]:
     """Yield the kinds of a layer's blocks: what mixes tokens, and what does not; parts side by side are one."""
-    used = [block for block in layer.blocks if block.events]
+    used = [block for block in layer.blocks if block.of(_Product) or block.of(_Experts)]
     mixers = [block for block in used if block.mixes]
-    others = [block for block in used if not block.mixes and any(_has_width(event) for event in block.events)]
     if mixers:
         yield _latent(mixers, layer, hidden) or _mixer(mixers, layer, hidden)
-    if others:
-        yield _feed_forward([event for block in others for event in block.events], hidden)
-
-
-def _has_width(event: Any) -> bool:
-    """Whether it is more than a gate."""
-    return isinstance(event, _Experts) or event.n > 1
+    # an output of one channel is a gate
+    products = [each for block in used if not block.mixes for each in block.of(_Product) if each.n > 1]
+    experts = next((each for block in used for each in block.of(_Experts)), None)
+    if products or experts:
+        yield _feed_forward(products, experts, hidden)
 
 
 def _index(products: list[_Product]) -> Index | None:
@@ -366,13 +357,13 @@ def _index(products: list[_Product]) -> Index | None:
 
 
 def _latent(mixers: list[_Block], layer: _Layer, hidden: int) -> Mla | None:
-    """Return latent attention, if the cache holds one vector for all heads and less than they read."""
-    call: _Attention | None = mixers[0].first(_Attention)
-    keys, values = layer.shapes.get("keys"), layer.shapes.get("values")
+    """Return latent attention, if the cache holds one vector for all heads instead of what these read."""
+    _, call, _ = mixers[0].parts
+    keys, values = layer.cached.get("keys"), layer.cached.get("values")
     if len(mixers) > 1 or call is None or keys is None or values is None or keys.shape[1] == call.kv_heads:
         return None
     rope = values.shape[-1]
-    products = mixers[0].products
+    products = mixers[0].of(_Product)
     queries = next(each for each in products if each.n == call.heads * call.key_dim)
     return Mla(
         hidden=hidden,
@@ -389,32 +380,35 @@ def _latent(mixers: list[_Block], layer: _Layer, hidden: int) -> Mla | None:
 def _mixer(mixers: list[_Block], layer: _Layer, hidden: int) -> Mixer:
     cores: list[Attend | State] = []
     before: list[_Product] = []
-    outputs: list[_Product] = []
-    norms: list[tuple[int, int]] = []
+    after: list[_Product] = []
+    norms: list[_Norm] = []
     for block in mixers:
-        call: _Attention | None = block.first(_Attention)
-        ends = block.events.index(call) if call else len(block.events) - 1
-        before += [event for event in block.events[:ends] if isinstance(event, _Product)]
-        outputs += [event for event in block.events[ends:] if isinstance(event, _Product)]
+        start, call, end = block.parts
+        before, after = before + start.of(_Product), after + end.of(_Product)
         if call is None:
             cores.append(_state(layer))
         else:
-            cores += _attends(call, layer, _index(block.products))
-            norms += block.norms
-    attends = [core for core in cores if isinstance(core, Attend)]
-    inputs = _inputs(before, attends[0] if attends else None, hidden)
-    columns = sum(linear.n for group in inputs for linear in group if linear.sharding == "columns")
-    core = attends[0] if attends else None
-    read = core.heads * core.key_dim + core.kv_heads * (core.key_dim + core.value_dim) if core else columns
-    first = Linear(n=outputs[0].n, k=outputs[0].k, sharding="rows" if outputs[0].n == hidden else "columns")
+            cores += _attends(call, layer, _index(block.of(_Product)))
+            norms += start.of(_Norm)
+    core = next((core for core in cores if isinstance(core, Attend)), None)
+    inputs = _inputs(before, core, hidden)
+    outputs = [Linear(n=each.n, k=each.k, sharding="rows") for each in after]
+    if outputs[0].n != hidden:
+        # in two steps, of which the first is made for each head or group of heads
+        outputs[0] = replace(outputs[0], sharding="columns")
+    queries = core.heads * core.key_dim if core else 0
+    gates = 0
+    if core and len(cores) == 1:
+        columns = sum(linear.n for group in inputs for linear in group if linear.sharding == "columns")
+        gates = after[0].k if columns > queries + core.kv_heads * (core.key_dim + core.value_dim) else 0
     return Mixer(
         hidden=hidden,
         inputs=inputs,
         cores=tuple(cores),
-        outputs=(first, *(Linear(n=each.n, k=each.k, sharding="rows") for each in outputs[1:])),
-        norms=tuple(width for width, _ in norms),
-        joint_norms=core is not None and (core.heads * core.key_dim,) * 2 in norms,
-        gates=first.k if len(cores) == 1 and columns > read else 0,
+        outputs=tuple(outputs),
+        norms=tuple(norm.width for norm in norms),
+        joint_norms=any(norm.width == norm.weights == queries for norm in norms),
+        gates=gates,
         parameters=sum(each.numel() for block in mixers for each in block.module.parameters()),
     )
 
@@ -429,16 +423,16 @@ def _attends(call: _Attention, layer: _Layer, index: Index | None) -> Iterator[A
         value_dim=call.value_dim,
         window=window,
     )
-    compressed = call.entries - _LENGTHS[-1]
+    compressed = call.entries - _TOKENS
     if compressed <= 0:
         yield replace(own, index=index)
         return
     yield own
-    yield replace(own, window=0, every=_LENGTHS[-1] // compressed, index=index)
+    yield replace(own, window=0, every=_TOKENS // compressed, index=index)
 
 
 def _state(layer: _Layer) -> State:
-    states = {path: each for path, each in layer.shapes.items() if path.startswith(("conv_states", "recurrent_states"))}
+    states = {path: each for path, each in layer.cached.items() if path.startswith(("conv_states", "recurrent_states"))}
     if not states:
         raise ValueError("its cache does not show what a layer without attention keeps")
     largest = max(states.values(), key=Tensor.numel)
@@ -491,9 +485,7 @@ def _parts(product: _Product, core: Attend | None) -> list[tuple[int, int]]:
     return [(product.n, 0)]
 
 
-def _feed_forward(events: list[Any], hidden: int) -> Dense | Moe:
-    experts: _Experts | None = next((event for event in events if isinstance(event, _Experts)), None)
-    products = [event for event in events if isinstance(event, _Product) and event.n > 1]
+def _feed_forward(products: list[_Product], experts: _Experts | None, hidden: int) -> Dense | Moe:
     if experts is None:
         mlp = _mlp(products, hidden)
         if mlp is None:
