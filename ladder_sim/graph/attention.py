@@ -121,7 +121,7 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
         kv_element_bytes=rank.kv_element_bytes,
     )
     outputs = []
-    if kind.index:
+    if kind.index and kind.index.heads:
         rotated = _choose(block, kind, kind.index, prefix, normed, rotated)
     if rank.phase != "prefill":
         into = _per_head(block, f"{prefix}k_absorb", qkv, heads, latent, kind.nope_head_dim, [rotated])

@@ -112,7 +112,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
             window=core.window,
         )
         return in_context(block, name, own, after)
-    if core.index:
+    if core.index and core.index.heads:
         after = choose(block, core.index, name, after, every=core.every)
     shape = MixingShape(
         batch=rank.batch,

@@ -125,7 +125,7 @@ class Index:
     """
 
     heads: int
-    """Query heads of the index; the key is one for all."""
+    """Query heads of the index, whose key is one for all; 0: an earlier layer has chosen."""
     dim: int
     """Width of one head."""
     top_k: int

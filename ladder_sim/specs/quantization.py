@@ -226,6 +226,8 @@ class _Reader:
             return self._fp8(block, key, dynamic=bool(inputs and inputs.get("dynamic")))
         if operands == [("float", 4), ("float", 4)]:
             return "nvfp4"
+        if operands == [("float", 4), None] and weights.get("group_size") == 32:
+            return "mxfp4"
         if operands == [("int", 4), None]:
             return "w4a16"
         raise self.error(

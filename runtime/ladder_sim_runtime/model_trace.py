@@ -24,7 +24,7 @@ from ladder_sim.specs.layer_data import LAYER_DATA, described
 from ladder_sim.specs.layers import Attend, BlockKind, Dense, Index, Linear, Mixer, Mla, Moe, State
 
 # tokens of the pass: a multiple of what one compressed entry of a cache stands for in known models
-_TOKENS = 512
+_TOKENS = 128
 # of attention that is recorded
 _NAME = "ladder_sim"
 # types that transformers has under another name: of the decoder alone, or of equal blocks
@@ -61,11 +61,13 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         try:
             own = _configuration(config)
             text = own.get_text_config(decoder=True)
-            record = _Recorder(getattr(text, "num_experts_per_tok", 1))
+            record = _Recorder(text)
             model: Any = _built(own, text)
-            record.run(model, text.num_hidden_layers)
+            record.run(model)
             vocab, hidden = model.get_input_embeddings().weight.shape
             blocks = [(number, block) for number, layer in enumerate(record.layers) for block in _blocks(layer, hidden)]
+            said = next((config[key] for key in TEXT_CONFIGS if config.get(key)), config)
+            blocks = [(number, _with_latent_experts(block, said)) for number, block in blocks]
         except SpecError:
             raise
         # whatever a model's code raises
@@ -74,7 +76,6 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
                 f"{source}: transformers {transformers.__version__} cannot build it: {type(fault).__name__}: {fault}",
                 hint=_WAY_OUT,
             ) from fault
-    said = next((config[key] for key in TEXT_CONFIGS if config.get(key)), config)
     for key, built in (("hidden_size", hidden), ("num_hidden_layers", len(record.layers))):
         if said.get(key, built) != built:
             raise SpecError(f"{source}: {key} is {said[key]}, and transformers builds {built}", hint=_WAY_OUT)
@@ -166,6 +167,8 @@ class _Product:
     read: Tensor
     index: nn.Module | None
     """The index that it is part of."""
+    routes: bool
+    """It scores experts, by its name."""
 
 
 @dataclass
@@ -209,6 +212,8 @@ class _Block:
     module: nn.Module
     mixes: bool
     """It was given the cache."""
+    top_k: int = 0
+    """Entries of the cache that an earlier layer chose for it; 0: none did."""
     events: list[_Product | _Norm | _Attention | _Experts] = field(default_factory=list)
 
     def of(self, kind: type[_Event]) -> list[_Event]:
@@ -242,20 +247,20 @@ class _Layer:
 class _Recorder:
     """Records a forward pass by hooks on the modules of every layer; `layers` are what ran."""
 
-    def __init__(self, top_k: int) -> None:
+    def __init__(self, text: Any) -> None:
         self.layers: list[_Layer] = []
         # children of layers that normalise
         self.norms = 0
-        self._top_k = top_k
+        self._text = text
         self._events: list[Any] = []
         # before a model is built, which must know it
         transformers.AttentionInterface.register(_NAME, self._attention)
         transformers.AttentionMaskInterface.register(_NAME, transformers.masking_utils.eager_mask)
 
-    def run(self, model: nn.Module, layers: int) -> None:
-        """Run a model with so many layers, and record them."""
+    def run(self, model: nn.Module) -> None:
+        """Run a model, and record its layers."""
         stacks = (each for each in model.modules() if isinstance(each, nn.ModuleList))
-        stack = next(each for each in stacks if len(each) == layers)
+        stack = next(each for each in stacks if len(each) == self._text.num_hidden_layers)
         self.layers = [_Layer() for _ in stack]
         for layer, module in zip(self.layers, stack, strict=True):
             self._watch(layer, module)
@@ -268,9 +273,10 @@ class _Recorder:
 
     def _watch(self, layer: _Layer, module: nn.Module) -> None:
         indexes = {id(part): each for each in module.modules() if _is(each, "Indexer") for part in each.modules()}
-        for part in module.modules():
+        for name, part in module.named_modules():
             if isinstance(part, nn.Linear):
-                part.register_forward_pre_hook(partial(self._linear, indexes.get(id(part))))
+                routes = name.rpartition(".")[2] in ("gate", "router")
+                part.register_forward_pre_hook(partial(self._linear, indexes.get(id(part)), routes))
             elif _expert_weights(part):
                 # engines run them in their own ways, and transformers in one that needs data
                 part.forward = partial(self._experts, part)
@@ -281,12 +287,15 @@ class _Recorder:
             child.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True)
 
     def _enter(self, layer: _Layer, module: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
-        mixes = any(isinstance(each, transformers.Cache) for each in (*args, *options.values()))
-        layer.blocks.append(_Block(module, mixes))
+        given = (*args, *options.values())
+        mixes = any(isinstance(each, transformers.Cache) for each in given)
+        # numbers of entries by sequence and token
+        chosen = any(isinstance(each, Tensor) and each.dtype == torch.int32 and each.dim() == 3 for each in given)
+        layer.blocks.append(_Block(module, mixes, self._text.index_topk if chosen else 0))
         self._events = layer.blocks[-1].events
 
-    def _linear(self, index: nn.Module | None, module: nn.Linear, args: tuple[Tensor, ...]) -> None:
-        self._events.append(_Product(module.out_features, module.in_features, args[0], index))
+    def _linear(self, index: nn.Module | None, routes: bool, module: nn.Linear, args: tuple[Tensor, ...]) -> None:
+        self._events.append(_Product(module.out_features, module.in_features, args[0], index, routes))
 
     def _norm(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._events.append(_Norm(args[0].numel() // _TOKENS, sum(each.numel() for each in module.parameters())))
@@ -294,7 +303,8 @@ class _Recorder:
     def _experts(self, module: nn.Module, hidden: Tensor, *args: Any, **options: Any) -> Tensor:
         # tokens by chosen experts, of whole numbers; where that is missing, every expert is given every token
         chosen = next((each for each in (*args, *options.values()) if not each.is_floating_point()), None)
-        self._events.append(_Experts(hidden.shape[-1], self._top_k if chosen is None else chosen.shape[-1], module))
+        top_k = self._text.num_experts_per_tok if chosen is None else chosen.shape[-1]
+        self._events.append(_Experts(hidden.shape[-1], top_k, module))
         return torch.empty_like(hidden)
 
     def _attention(self, _: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
@@ -343,11 +353,11 @@ def _blocks(layer: _Layer, hidden: int) -> Iterator[BlockKind]:
         yield _feed_forward(products, experts, hidden)
 
 
-def _index(products: list[_Product]) -> Index | None:
-    """Return the index that some linear layers are part of, by the fields of its module."""
-    module: Any = next((product.index for product in products if product.index), None)
+def _index(block: _Block) -> Index | None:
+    """Return what chooses the entries that a block reads: an index of its own, by the fields of that, or an earlier."""
+    module: Any = next((product.index for product in block.of(_Product) if product.index), None)
     if module is None:
-        return None
+        return Index(heads=0, dim=0, top_k=block.top_k) if block.top_k else None
     blocks = getattr(module, "topk_blocks", 0) * getattr(module, "block_size", 0)
     return Index(
         heads=getattr(module, "n_heads", None) or module.num_heads,
@@ -373,7 +383,7 @@ def _latent(mixers: list[_Block], layer: _Layer, hidden: int) -> Mla | None:
         nope_head_dim=call.key_dim - rope,
         rope_head_dim=rope,
         value_head_dim=call.value_dim,
-        index=_index(products),
+        index=_index(mixers[0]),
     )
 
 
@@ -388,7 +398,7 @@ def _mixer(mixers: list[_Block], layer: _Layer, hidden: int) -> Mixer:
         if call is None:
             cores.append(_state(layer))
         else:
-            cores += _attends(call, layer, _index(block.of(_Product)))
+            cores += _attends(call, layer, _index(block))
             norms += start.of(_Norm)
     core = next((core for core in cores if isinstance(core, Attend)), None)
     inputs = _inputs(before, core, hidden)
@@ -415,7 +425,7 @@ def _mixer(mixers: list[_Block], layer: _Layer, hidden: int) -> Mixer:
 
 def _attends(call: _Attention, layer: _Layer, index: Index | None) -> Iterator[Attend]:
     """Yield attention to the cache; entries that stand for several tokens come behind a window of single ones."""
-    window = call.window or layer.window
+    window = layer.window or call.window
     own = Attend(
         heads=call.heads,
         kv_heads=call.kv_heads,
@@ -455,6 +465,8 @@ def _inputs(products: list[_Product], core: Attend | None, hidden: int) -> tuple
         if product.k == hidden or product.index:
             continue
         earlier = [each for each in range(number) if products[each].n >= product.k and not products[each].index]
+        # the smallest that feeds no other one
+        earlier = [each for each in earlier if sharding[each] != "none"] or earlier
         feeding = min(earlier, key=lambda each: products[each].n, default=None)
         if feeding is not None and products[feeding].n < products[feeding].k:
             sharding[feeding] = "none"
@@ -496,7 +508,7 @@ def _feed_forward(products: list[_Product], experts: _Experts | None, hidden: in
     sizes = sorted(each.numel() // count for each in weights)
     width = sizes[0] // experts.hidden
     around = {(experts.hidden, hidden), (hidden, experts.hidden)} if experts.hidden != hidden else set()
-    inner = [each for each in products if each.n != count and (each.n, each.k) not in around]
+    inner = [each for each in products if not (each.routes and each.n == count) and (each.n, each.k) not in around]
     return Moe(
         expert=Dense(
             hidden=experts.hidden,
@@ -509,6 +521,14 @@ def _feed_forward(products: list[_Product], experts: _Experts | None, hidden: in
         shared=_mlp(inner, hidden),
         hidden=hidden if around else 0,
     )
+
+
+def _with_latent_experts(block: BlockKind, said: Mapping[str, Any]) -> BlockKind:
+    """Return a block whose experts have the width that a config says, which a model's class may not read (Kimi K3)."""
+    width = said.get("routed_expert_hidden_size")
+    if not isinstance(block, Moe) or not width or block.expert.hidden == width:
+        return block
+    return replace(block, expert=replace(block.expert, hidden=width), hidden=block.expert.hidden)
 
 
 def _mlp(products: list[_Product], hidden: int) -> Dense | None:
