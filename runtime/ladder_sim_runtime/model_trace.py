@@ -158,7 +158,7 @@ def _built(config: Any, text: Any) -> nn.Module:
     return model if chosen is text else model.get_decoder()  # type: ignore[no-any-return]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Product:
     """A linear layer as it ran."""
 
@@ -249,10 +249,12 @@ class _Recorder:
 
     def __init__(self, text: Any) -> None:
         self.layers: list[_Layer] = []
+
         # children of layers that normalise
         self.norms = 0
         self._text = text
         self._events: list[Any] = []
+
         # before a model is built, which must know it
         transformers.AttentionInterface.register(_NAME, self._attention)
         transformers.AttentionMaskInterface.register(_NAME, transformers.masking_utils.eager_mask)
