@@ -344,13 +344,13 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 def _blocks(layer: _Layer, hidden: int) -> Iterator[BlockKind]:
     """Yield the kinds of a layer's blocks: what mixes tokens, and what does not; parts side by side are one."""
-    used = [block for block in layer.blocks if block.of(_Product) or block.of(_Experts)]
+    used = [block for block in layer.blocks if any(isinstance(each, _Product | _Experts) for each in block.events)]
     mixers = [block for block in used if block.mixes]
     if mixers:
         yield _latent(mixers, layer, hidden) or _mixer(mixers, layer, hidden)
     # an output of one channel is a gate
     products = [each for block in used if not block.mixes for each in block.of(_Product) if each.n > 1]
-    experts = next((each for block in used for each in block.of(_Experts)), None)
+    experts = next((call for block in used for call in block.of(_Experts)), None)
     if products or experts:
         yield _feed_forward(products, experts, hidden)
 
