@@ -15,7 +15,7 @@ from typing import Any
 
 from ladder_sim.errors import MissingPackageError, SpecError
 from ladder_sim.specs.hf_config import refuse_architectures
-from ladder_sim.specs.hf_reader import TEXT_CONFIGS, TYPES, ConfigReader
+from ladder_sim.specs.hf_reader import ENCODERS, TEXT_CONFIGS, TYPES, ConfigReader
 from ladder_sim.specs.layer_data import LAYER_DATA
 from ladder_sim.specs.quantization import FIELDS
 from ladder_sim.system.files import cache_folder, replacing, shown_path
@@ -52,13 +52,13 @@ def layers_config(config: Mapping[str, Any], *, source: str) -> Mapping[str, Any
     # the precision of a checkpoint is no part of the model's shape
     quantised = next((each for each in (config, inner.config) if any(each.get(key) for key in FIELDS)), {})
     precision = {key: quantised[key] for key in FIELDS if quantised.get(key)}
-    return {**traced, **precision, "multimodal": inner is not reader and inner.config is not config}
+    return {**traced, **precision, "multimodal": any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS))}
 
 
 def _is_known(outer: ConfigReader, inner: ConfigReader) -> bool:
     """Whether a hand-written reader knows a decoder; one whose type is not said may be Llama's."""
     text = next((outer.config[key] for key in TEXT_CONFIGS if outer.config.get(key)), outer.config)
-    if isinstance(text, Mapping) and text.get("model_type"):
+    if text is outer.config or (isinstance(text, Mapping) and text.get("model_type")):
         return inner.model_type() in TYPES
     with contextlib.suppress(SpecError):
         refuse_architectures(inner)
@@ -68,12 +68,14 @@ def _is_known(outer: ConfigReader, inner: ConfigReader) -> bool:
 
 def _traced(config: Mapping[str, Any], reader: ConfigReader, model_type: str) -> dict[str, Any]:
     text = json.dumps(config, sort_keys=True, default=str)
-    version = metadata.version("transformers") if _installed("transformers") else ""
-    name = hashlib.sha256(f"{_VERSION} {version} {text}".encode()).hexdigest()
+    name = hashlib.sha256(f"{_VERSION} {text}".encode()).hexdigest()
     file = cache_folder() / "models" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError):
         kept: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        return kept
+        # another transformers may build another model
+        version = f" {metadata.version('transformers')}:" if _installed("transformers") else ""
+        if isinstance(kept, dict) and version in str(kept.get("source")):
+            return kept
     for package in _PACKAGES:
         if not _installed(package):
             raise MissingPackageError(

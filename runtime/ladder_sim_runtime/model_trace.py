@@ -59,7 +59,7 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     with _quiet_default_dtype():
         try:
-            own = _configuration(config)
+            own = _configuration(config, source)
             text = own.get_text_config(decoder=True)
             record = _Recorder(text)
             model: Any = _built(own, text)
@@ -114,7 +114,7 @@ def _quiet_default_dtype() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _configuration(config: Mapping[str, Any]) -> Any:
+def _configuration(config: Mapping[str, Any], source: str) -> Any:
     """Return transformers' own configuration of the model, or of its decoder if the outer type is not known."""
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     inner: Mapping[str, Any] = next((config[key] for key in TEXT_CONFIGS if config.get(key)), {})
@@ -133,8 +133,9 @@ def _configuration(config: Mapping[str, Any]) -> Any:
                     given = {"text_config": given}
                 return known[kind].from_dict(given)
     kinds = " with ".join(str(each["model_type"]) for each in (config, inner) if each.get("model_type"))
+    version = transformers.__version__
     raise SpecError(
-        f"model_type is {kinds or 'missing'}: neither ladder-sim nor transformers {transformers.__version__} has it",
+        f"{source}: model_type is {kinds or 'missing'}: neither ladder-sim nor transformers {version} has it",
         hint=_WAY_OUT,
     )
 

@@ -178,7 +178,8 @@ def test_a_type_without_a_reader_is_traced_once(tmp_path: Path, monkeypatch: pyt
     assert model.origin.startswith("traced from transformers")
     loaded = [name for name in ("torch", "transformers") if name in _modules_of_a_prediction(path)]
     assert loaded == []
-    monkeypatch.setattr("ladder_sim.specs.traced._PACKAGES", ("missing_package",))
+    assert not model.multimodal
+    monkeypatch.setattr("ladder_sim.specs.traced._installed", lambda package: False)
     assert catalog.model(str(path)) == model
     path.write_text(json.dumps({**TINY, "vocab_size": 2000}))
     with pytest.raises(MissingPackageError, match="lfm2") as missing:
