@@ -71,7 +71,7 @@ def _traced(config: Mapping[str, Any], reader: ConfigReader, model_type: str) ->
     name = hashlib.sha256(f"{_VERSION} {text}".encode()).hexdigest()
     file = cache_folder() / "models" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError):
-        kept: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        kept = json.loads(file.read_text("utf-8"))
         # another transformers may build another model
         version = f" {metadata.version('transformers')}:" if _installed("transformers") else ""
         if isinstance(kept, dict) and version in str(kept.get("source")):
