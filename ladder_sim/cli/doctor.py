@@ -41,6 +41,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
             ("run", "trace capture", "calibrate run", "calibrate check", "calibrate evidence"),
             ("torch", "safetensors", "tokenizers"),
         ),
+        "trace": Extra(("predict --model of a family without a reader",), ("torch", "transformers")),
         "plots": Extra(("predict --set plot=FILE.png",), ("kaleido",)),
         "parquet": Extra(("sweep --save FILE.parquet",), ("pyarrow",)),
         "dask": Extra(("sweep --dask",), ("dask", "distributed")),

@@ -1,9 +1,11 @@
 """What the reader of a prediction should know about what its times are based on, and about the times themselves."""
 
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import ODD
+from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile, Given
@@ -91,11 +93,25 @@ def cost_warnings(
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return [
         *warnings,
+        *_traced(scenario, simulated),
         *_rewired(scenario, simulated),
         *_odd_links(scenario, simulated),
         *_slow_decode(costs, simulated),
         *_faster_than_the_bound(simulated),
     ]
+
+
+def _traced(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Yield where the layers of a model come from that no built-in reader knows, and what its times are based on."""
+    model = scenario.model
+    if not model.origin:
+        return
+    request = simulated["standard"]
+    shares: dict[str, float] = dict.fromkeys(get_args(Source), 0.0)
+    for (source, _), seconds in request.breakdown.sources_s.items():
+        shares[source] += seconds / float(request.request_s)
+    parts = ", ".join(f"{share:.0%} {source}" for source, share in shares.items() if share)
+    yield Caution(f"'{model.name}' was {model.origin}; of standard's time {parts}", DECISIVE)
 
 
 def _given(given: Given) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.shapes import Count
 from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
-from ladder_sim.specs.layers import Dense, Moe
+from ladder_sim.specs.layers import BlockKind, Dense, Mixer, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -223,42 +223,56 @@ def _activation_bytes(scenario: Scenario, tokens: Any, rows: Any) -> Floats:
 @lru_cache(maxsize=1024)
 def _widest(model: ModelSpec, plan: Plan) -> float:
     """Return the elements per token at a feed-forward's widest moment, with gate/up output and activation."""
-    return max(_width(kind.feed_forward, plan) for kind in dict.fromkeys(model.kinds))
+    return max(_width(block, plan) for kind in dict.fromkeys(model.kinds) for block in kind.blocks)
 
 
-def _width(feed_forward: Dense | Moe, plan: Plan) -> float:
-    if isinstance(feed_forward, Dense):
-        return (feed_forward.up_width // plan.tp) + (feed_forward.width // plan.tp)
-    expert = feed_forward.expert
+def _width(block: BlockKind, plan: Plan) -> float:
+    if isinstance(block, Dense):
+        return (block.up_width // plan.tp) + (block.width // plan.tp)
+    if not isinstance(block, Moe):
+        return 0.0
+    expert = block.expert
     # on average over the ranks
-    copies = feed_forward.experts_per_token * plan.attention_dp / plan.ep
+    copies = block.experts_per_token * plan.attention_dp / plan.ep
     return copies * (expert.up_width + expert.width) / plan.expert_tp
 
 
 def kv_bytes(scenario: Scenario, tokens: Any) -> Any:
-    """Return the bytes of KV cache of one request's tokens on one GPU, replicas included; tokens may be an array."""
-    stages = _kv_elements(scenario.model, scenario.plan)
+    """Return the bytes that one GPU keeps of a request of so many tokens, maybe an array.
+
+    They are its part of the KV cache, replicas included, and recurrent states, which are the same at any length.
+    """
+    stages = _kept_elements(scenario.model, scenario.plan)
     element_bytes = KV_BYTES[scenario.workload.kv_dtype]
     whole = scenario.stack.static_cache
     sizes = [
         sum(
-            elements * element_bytes * (np.minimum(tokens, window) if window and not whole else tokens)
-            for window, elements in stage
+            (
+                elements * element_bytes * (np.minimum(tokens, window) if window and not whole else tokens)
+                for window, elements in stage
+            ),
+            state_bytes,
         )
-        for stage in stages
+        for state_bytes, stage in stages
     ]
     return functools.reduce(np.maximum, sizes) if len(sizes) > 1 else sizes[0]
 
 
 @lru_cache(maxsize=1024)
-def _kv_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return what a token keeps in a GPU's KV cache, by stage: pairs of a window (0: none) and elements."""
+def _kept_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[float, tuple[tuple[int, float], ...]], ...]:
+    """Return what a GPU keeps of a request, by stage: bytes of states, and by window (0: none) elements of a token."""
     stages = []
     start = 0
     for layers in plan.stages(model.layers):
         elements: dict[int, float] = defaultdict(float)
-        for kind in model.kinds[start : start + layers]:
-            elements[kind.attention.window] += kind.attention.kv_elements * kind.attention.kv_share(plan.tp)
-        stages.append(tuple(elements.items()))
+        state_bytes: float = 0
+        for block in (block for kind in model.kinds[start : start + layers] for block in kind.blocks):
+            if isinstance(block, Dense | Moe):
+                continue
+            for window, own in block.caches(plan.tp):
+                elements[window] += own
+            if isinstance(block, Mixer):
+                state_bytes += block.state_bytes(plan.tp)
+        stages.append((state_bytes, tuple(elements.items())))
         start += layers
     return tuple(stages)

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MlaShape
+from ladder_sim.graph.mixer import SQUARES_BYTES, choose
+from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MixingShape, MlaShape
 from ladder_sim.graph.sizes import STATE_BYTES
-from ladder_sim.specs.layers import Gqa, Mla
+from ladder_sim.specs.layers import Gqa, Index, Mla
 from ladder_sim.specs.workload import Format
-
-# a sum of squares, 32-bit
-SQUARES_BYTES = 4
 
 
 def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:
@@ -123,9 +121,11 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
         kv_element_bytes=rank.kv_element_bytes,
     )
     outputs = []
+    if kind.index and kind.index.heads:
+        rotated = _choose(block, kind, kind.index, prefix, normed, rotated)
     if rank.phase != "prefill":
         into = _per_head(block, f"{prefix}k_absorb", qkv, heads, latent, kind.nope_head_dim, [rotated])
-        attended = block.op(f"{prefix}attention", "attention", shape, [into])
+        attended = block.op(f"{prefix}attention", "attention", _chosen(kind, shape), [into])
         outputs.append(_per_head(block, f"{prefix}v_absorb", qkv, heads, kind.value_head_dim, latent, [attended]))
     if rank.phase == "prefill" or rank.prompt:
         expanded = block.linear(
@@ -142,8 +142,36 @@ def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
         name = f"{prefix}prompt_attention" if rank.prompt else f"{prefix}attention"
         if rank.prompt:
             shape = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
-        outputs.append(block.op(name, "attention", shape, [expanded]))
+        outputs.append(block.op(name, "attention", _chosen(kind, shape), [expanded]))
     return _out(block, kind, heads * kind.value_head_dim, outputs, prefix, bias=False)
+
+
+def _choose(block: BlockKernels, kind: Mla, index: Index, prefix: str, queries: int, rotated: int) -> int:
+    """Add the index that chooses which latent vectors attention reads, whole on every rank."""
+    rank, qkv = block.rank, block.rank.format("qkv", kind)
+    keys = block.linear(f"{prefix}index_k", index.dim + index.heads, kind.hidden, [NORM], format=qkv)
+    low = kind.q_lora_rank or kind.hidden
+    width = index.heads * index.dim
+    queries = block.linear(f"{prefix}index_q", width, low, [queries], format=qkv)
+    moved = 2.0 * rank.tokens * (width + index.dim) * STATE_BYTES
+    made = block.elementwise(f"{prefix}index_rope", "rope", moved, [keys, queries])
+    return choose(block, index, f"{prefix}attention", [made, rotated])[-1]
+
+
+def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | MixingShape:
+    """Return attention's shape where an index chooses what it reads: single tokens or prompts, in the latent space."""
+    if kind.index is None:
+        return shape
+    return MixingShape(
+        batch=shape.batch,
+        q_len=shape.q_len,
+        kv_len=shape.kv_len,
+        shares_step=shape.shares_step,
+        token_bytes=float(shape.heads * (2 * shape.latent + shape.rope)) * shape.element_bytes,
+        entry_bytes=float(shape.latent + shape.rope) * shape.kv_element_bytes,
+        entry_flops=2.0 * shape.heads * (2 * shape.latent + shape.rope),
+        top_k=kind.index.top_k,
+    )
 
 
 def _per_head(block: BlockKernels, name: str, qkv: Format, heads: int, n: int, k: int, after: Sequence[int]) -> int:

@@ -47,13 +47,17 @@ def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
 def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> int:
     rank, gathers = block.rank, block.rank.plan.attention_dp > 1 and reduces
     needed = _router(block, kind, prefix)
+    if kind.hidden:
+        needed = _latent(block, kind, f"{prefix}experts_in", kind.expert.hidden, kind.hidden, needed)
     if gathers:
         needed = _exchange(block, kind, prefix, "dispatch", rank.format("experts", kind).activation_bytes, needed)
     output = routed = _routed(block, kind, prefix, needed)
-    name, ends_in_combine = "experts", gathers and rank.tp == 1 and block.part == "mlp"
+    name, ends_in_combine = "experts", gathers and rank.tp == 1 and block.part == "mlp" and not kind.hidden
     if gathers:
         name = "combine"
         output = _exchange(block, kind, prefix, "combine", STATE_BYTES, output)
+    if kind.hidden:
+        output = _latent(block, kind, f"{prefix}experts_out", kind.hidden, kind.expert.hidden, output)
     if ends_in_combine:
         block.own = routed
     if kind.shared is None:
@@ -72,11 +76,22 @@ def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
     """Add the score of every expert and the choice of the best; return the number of the last op."""
     bias = kind.experts if kind.router_bias else 0
     scores = block.linear(
-        f"{prefix}router", kind.experts, kind.expert.hidden, [NORM], format=FORMATS["bf16"], bias=bias, kind="router"
+        f"{prefix}router",
+        kind.experts,
+        kind.hidden or kind.expert.hidden,
+        [NORM],
+        format=FORMATS["bf16"],
+        bias=bias,
+        kind="router",
     )
     # what is chosen is small next to the scores
     moved = float(block.rank.tokens) * kind.experts * SCORE_BYTES
     return block.elementwise(f"{prefix}top_k", "activation", moved, [scores])
+
+
+def _latent(block: BlockKernels, kind: Moe, name: str, n: int, k: int, after: int) -> int:
+    """Add the projection into the experts' width, or out of it, which every rank has."""
+    return block.linear(name, n, k, [after], format=block.rank.format("mlp", kind))
 
 
 def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:

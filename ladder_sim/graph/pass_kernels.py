@@ -13,11 +13,12 @@ from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
+from ladder_sim.graph.mixer import mixer
 from ladder_sim.graph.ops import WHOLE, BlockKey, InChunks, Op, OpKind, Phase, Portion, PortionOf, ResidualOp, Role
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
 from ladder_sim.graph.sizes import STATE_BYTES, PassInputs, RankPass, Sizes, model_blocks, operands
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
-from ladder_sim.specs.layers import Dense, Gqa
+from ladder_sim.specs.layers import BlockKind, Dense, Gqa, Mixer, Mla
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS
@@ -114,9 +115,9 @@ class PassKernels:
         rank, blocks, reduces = self.rank, self._model_blocks, key.reduces
         block = BlockKernels(rank, PART_NAMES[key.part])
         if key.part == "attention":
-            block.output = attention(block, blocks.attentions[key.attention], reduces=reduces)
+            block.output = _kernels(block, blocks.attentions[key.attention], reduces=reduces)
         elif key.part == "mlp":
-            block.output = feed_forward(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
+            block.output = _kernels(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
         else:
             own, other = blocks.attentions[key.attention], blocks.feed_forwards[key.feed_forward]
             one_format = rank.format("qkv", own) == rank.format("mlp", other)
@@ -124,8 +125,8 @@ class PassKernels:
                 outputs = _wide(block, own, other, reduces=reduces)
             else:
                 outputs = [
-                    attention(block, own, "attn.", reduces=reduces),
-                    feed_forward(block, other, "mlp.", reduces=reduces),
+                    _kernels(block, own, "attn.", reduces=reduces),
+                    _kernels(block, other, "mlp.", reduces=reduces),
                 ]
             block.output = block.elementwise("sum", "add", 3 * rank.state_bytes, outputs)
         return block
@@ -212,6 +213,15 @@ def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list
 
 def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:
     return Op(name=f"stream.{role.op}", kind=kind, shape=shape, weight_bytes=weights)
+
+
+def _kernels(block: BlockKernels, kind: BlockKind, prefix: str = "", *, reduces: bool) -> int:
+    """Add the kernels of a kind of block; return its output's position."""
+    if isinstance(kind, Mixer):
+        return mixer(block, kind, prefix, reduces=reduces)
+    if isinstance(kind, Gqa | Mla):
+        return attention(block, kind, prefix, reduces=reduces)
+    return feed_forward(block, kind, prefix, reduces=reduces)
 
 
 def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:

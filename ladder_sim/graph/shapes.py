@@ -76,8 +76,8 @@ class GemmShape(Multiplication):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachedAttention:
-    """Attention of `q_len` new tokens of each sequence over `kv_len` cached ones."""
+class InContext:
+    """What `q_len` new tokens of each sequence do with `kv_len` tokens of context."""
 
     batch: int
     """Sequences."""
@@ -85,12 +85,6 @@ class CachedAttention:
     """New tokens per sequence."""
     kv_len: int
     """Cached tokens that the kernel reads per sequence, the new ones included."""
-    heads: int
-    """Query heads on this rank."""
-    element_bytes: int
-    """Bytes of one element that is not cached: of queries, scores, expanded keys and values, output."""
-    kv_element_bytes: int = 2
-    """Bytes of one cached element."""
     shares_step: bool = False
     """Whether the step of a prompt decodes other sequences too; `kv_len` is what its tokens read on average."""
 
@@ -98,6 +92,18 @@ class CachedAttention:
     def is_prompt(self) -> bool:
         """Several new tokens per sequence, which takes another kernel than one."""
         return varies(self.q_len) or self.q_len > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAttention(InContext):
+    """Attention over everything that the cache holds, or a window of it: tables have it."""
+
+    heads: int
+    """Query heads on this rank."""
+    element_bytes: int
+    """Bytes of one element that is not cached: of queries, scores, expanded keys and values, output."""
+    kv_element_bytes: int = 2
+    """Bytes of one cached element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +265,49 @@ class MlaShape(CachedAttention):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixingShape(InContext):
+    """Mixing of tokens that no table holds: a recurrent state, attention to some entries of a cache, their choice."""
+
+    state_bytes: float = 0.0
+    """State of one sequence, which is read and written."""
+    token_bytes: float = 0.0
+    """What enters and leaves for one new token."""
+    token_flops: float = 0.0
+    """Arithmetic of one new token, whatever the context."""
+    entry_bytes: float = 0.0
+    """One entry of the cache."""
+    entry_flops: float = 0.0
+    """Arithmetic of one new token with one entry."""
+    every: int = 1
+    """Tokens of context that one entry stands for."""
+    top_k: int = 0
+    """Entries that a new token reads at most; 0: all."""
+
+    @property
+    def _entries(self) -> Any:
+        """Entries that a new token reads on average, without those of later tokens."""
+        entries: Any = (self.kv_len - (self.q_len - 1) / 2.0) / self.every
+        return np.minimum(entries, self.top_k) if self.top_k else entries
+
+    @property
+    def stored_bytes(self) -> float:
+        """State and entries of the cache, of which the tokens of a prompt may share some."""
+        read: Any = np.minimum(self._entries * self.q_len, self.kv_len / self.every)
+        stored: float = self.batch * (self.state_bytes + read * self.entry_bytes)
+        return stored
+
+    @property
+    def flops(self) -> float:
+        flops: float = self.batch * self.q_len * (self.token_flops + self._entries * self.entry_flops)
+        return flops
+
+    @property
+    def moved_bytes(self) -> float:
+        """State twice, entries once, and what enters and leaves."""
+        return self.stored_bytes + self.batch * (self.state_bytes + self.q_len * self.token_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BmmShape(Multiplication):
     """``[heads, m, k] @ [heads, k, n]``: a projection of each head by itself, as into and out of the latent space."""
 
@@ -347,4 +396,14 @@ class CollectiveShape(DataMovement):
         return 2.0 * self.message_bytes
 
 
-Shape = GemmShape | MoeShape | BmmShape | AttentionShape | MlaShape | ElementwiseShape | SampleShape | CollectiveShape
+Shape = (
+    GemmShape
+    | MoeShape
+    | BmmShape
+    | AttentionShape
+    | MlaShape
+    | MixingShape
+    | ElementwiseShape
+    | SampleShape
+    | CollectiveShape
+)

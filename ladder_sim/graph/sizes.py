@@ -16,17 +16,17 @@ from ladder_sim.graph.ops import PROMPT_DUTY, WHOLE, Op, Phase, Portion
 from ladder_sim.graph.shapes import (
     AttentionShape,
     BmmShape,
-    CachedAttention,
     CollectiveShape,
     Count,
     ElementwiseShape,
     GemmShape,
+    InContext,
     MoeShape,
     SampleShape,
     Shape,
     varies,
 )
-from ladder_sim.specs.layers import Dense, Gqa, LayerPart, Mla, Moe
+from ladder_sim.specs.layers import BlockKind, LayerPart
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
@@ -106,7 +106,7 @@ class RankPass:
         # in another precision than the checkpoint's no part is known to stay
         self._as_stored = workload.dtype == model.weights_dtype
 
-    def format(self, part: LayerPart, kind: Gqa | Mla | Dense | Moe) -> Format:
+    def format(self, part: LayerPart, kind: BlockKind) -> Format:
         """Return the format of the operands of a block part's linear layers."""
         return FORMATS["bf16"] if self._as_stored and part in kind.unquantized else self._format
 
@@ -114,8 +114,8 @@ class RankPass:
 class ModelBlocks(NamedTuple):
     """The blocks that a model is made of, each once."""
 
-    attentions: tuple[Gqa | Mla, ...]
-    feed_forwards: tuple[Dense | Moe, ...]
+    attentions: tuple[BlockKind, ...]
+    feed_forwards: tuple[BlockKind, ...]
     kinds: tuple[tuple[int, int], ...]
     """Positions of both in those, of each kind of layer."""
     layers: tuple[int, ...]
@@ -262,7 +262,7 @@ class Sizes:
     def shape(self, op: Op) -> Shape:
         """Return the shape of an op of these sizes, given that of a single token of each sequence."""
         shape = op.shape
-        if isinstance(shape, CachedAttention):
+        if isinstance(shape, InContext):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
             if np.any(self.whole_kv_len):
                 # the math kernel reads the whole cache

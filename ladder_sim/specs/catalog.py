@@ -24,6 +24,7 @@ from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import AllReduceRule, GpuLimits, OwnAllReduce, StackSpec
+from ladder_sim.specs.traced import layers_config
 from ladder_sim.specs.values import answer, same_size
 from ladder_sim.system.files import KEY, Schema, read_text, read_toml, shown_path
 from ladder_sim.units import quoted
@@ -148,7 +149,9 @@ def model(name_or_path: str) -> ModelSpec:
     UnknownNameError
         If there is no such model; the nearest is named.
     SpecError
-        If the file cannot be read or is not a dense decoder.
+        If the file cannot be read or is not a decoder.
+    MissingPackageError
+        If its type has no built-in reader, and torch or transformers, which read it then, are not installed.
 
     Examples
     --------
@@ -165,7 +168,8 @@ def model(name_or_path: str) -> ModelSpec:
     path = _model_path(name_or_path)
     # every download is called config.json: its directory says which model it is
     file = path.parent if path.name == "config.json" else path
-    return ModelSpec.from_hf(read_config(path), name=_stem(file), source=shown_path(path))
+    config = layers_config(read_config(path), source=str(path))
+    return ModelSpec.from_hf(config, name=_stem(file), source=shown_path(path))
 
 
 @functools.cache

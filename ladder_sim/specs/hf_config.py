@@ -12,6 +12,7 @@ from typing import Any
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_reader import ENCODERS, EXPERTS, LATENT_TYPES, MAXIMA, SIZES, TEXT_CONFIGS, TYPES, ConfigReader
+from ladder_sim.specs.layer_data import LAYER_DATA, layer_numbers, read_layers
 from ladder_sim.specs.layers import BlockNorms, QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
@@ -62,6 +63,8 @@ def _read_json(file: Path) -> dict[str, object]:
 def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any]:
     """Translate a parsed config.json into the fields of ModelSpec that it decides; see `ModelSpec.from_hf`."""
     outer = ConfigReader(config, shown_path(source))
+    if outer.model_type() == LAYER_DATA:
+        return _listed_layers(outer)
     refuse_architectures(outer)
     reader = outer.decoder()
     refuse_architectures(reader)
@@ -107,6 +110,21 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),
     )
+
+
+def _listed_layers(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields of a model whose config lists its blocks, with the precision of their parts."""
+    layers = layer_numbers(reader)
+    quantization = read_quantization(reader.config, reader.source, layers=max(layers, default=0) + 1)
+    some = [(part, frozenset(numbers)) for part, numbers in quantization.unquantized_layers]
+    kept = [{*quantization.unquantized, *(part for part, numbers in some if each in numbers)} for each in layers]
+    return {
+        **read_layers(reader, kept),
+        "multimodal": reader.flag("multimodal"),
+        "weights_dtype": quantization.dtype,
+        "unquantized": quantization.unquantized,
+        "kv_cache_dtype": quantization.kv_dtype,
+    }
 
 
 def read_wiring(reader: ConfigReader) -> str:

@@ -8,7 +8,8 @@ from typing import Annotated, Self, get_args
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_config import shape_from_hf
 from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.layers import BlockNorms, Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
+from ladder_sim.specs.layer_data import scalars
+from ladder_sim.specs.layers import BlockKind, BlockNorms, Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
 from ladder_sim.specs.values import Limits, check_fields, choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
@@ -121,6 +122,12 @@ class ModelSpec:
     """Parts that this checkpoint keeps in 16 bits in some layers only, each with these layers."""
     kv_cache_dtype: KvDType | None = None
     """Precision of the KV cache that the config asks for; None: it says nothing."""
+    block_kinds: tuple[BlockKind, ...] = ()
+    """Kinds of its blocks, if the config lists them as data; the sizes above then stand for the first that has them."""
+    block_order: tuple[int, ...] = ()
+    """Position of each block's kind in `block_kinds`; two blocks in a row are a layer."""
+    origin: str = ""
+    """What listed its blocks, in words; empty: they follow from the sizes above."""
     family: str = ""
     """`model_type` of its config; models of one family differ in size. Empty: not known."""
     source: str = ""
@@ -154,6 +161,17 @@ class ModelSpec:
             choice(part, f"{where}: unquantized", get_args(LayerPart))
         self._check_experts(where)
         self._check_latent(where)
+        for name, value in scalars(self.block_kinds).items() if self.block_kinds else ():
+            if getattr(self, name) != value:
+                raise SpecError(
+                    f"{where}: {name} is {getattr(self, name)} and its blocks have {value}",
+                    hint="its blocks are listed as data: change its config.json, and trace it again",
+                )
+        if self.block_kinds and 2 * self.layers > len(self.block_order):
+            raise SpecError(
+                f"{where}: layers is {self.layers}: its config lists {len(self.block_order) // 2}",
+                hint="fewer can be predicted, the first of them",
+            )
 
     def _check_experts(self, where: str) -> None:
         sizes = ("experts_per_token", "expert_intermediate", "shared_intermediate")
@@ -274,7 +292,8 @@ class ModelSpec:
         (set(), ['mlp', 'out', 'qkv'])
         """
         parts: set[LayerPart] = {"qkv", "out"}
-        if any(isinstance(each, Dense) or each.shared for each in {kind.feed_forward for kind in self.kinds}):
+        blocks = {block for kind in self.kinds for block in kind.blocks}
+        if any(isinstance(each, Dense) or (isinstance(each, Moe) and each.shared) for each in blocks):
             parts.add("mlp")
         # a checkpoint keeps them in its own precision alone
         return parts.difference(self.unquantized if dtype == self.weights_dtype else ())
@@ -295,10 +314,11 @@ class ModelSpec:
             Groups of ranks among which the experts are split; it divides ``tp * attention_dp``.
         """
         for kind in dict.fromkeys(self.kinds):
-            problem = kind.attention.partition_problem(tp) or kind.feed_forward.partition_problem(tp)
-            if not problem and isinstance(kind.feed_forward, Moe):
-                problem = kind.feed_forward.expert_problem(ep, tp * attention_dp // ep)
-            if problem:
+            problems = [block.partition_problem(tp) for block in kind.blocks]
+            problems += [
+                block.expert_problem(ep, tp * attention_dp // ep) for block in kind.blocks if isinstance(block, Moe)
+            ]
+            if problem := next(filter(None, problems), ""):
                 return problem
         return ""
 
@@ -310,6 +330,8 @@ class ModelSpec:
 @lru_cache(maxsize=256)
 def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     """Return the kind of each layer, made once for each model and kind."""
+    if model.block_kinds:
+        return _listed(model)
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
     dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
     some = [(part, frozenset(layers)) for part, layers in model.unquantized_layers]
@@ -324,6 +346,15 @@ def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
             kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, is_dense, kept))
         layers.append(kinds[key])
     return tuple(layers)
+
+
+def _listed(model: ModelSpec) -> tuple[LayerKind, ...]:
+    """Return the kinds of layers whose blocks are data."""
+    order = model.block_order[: 2 * model.layers]
+    pairs = list(zip(order[::2], order[1::2], strict=True))
+    blocks = model.block_kinds
+    kinds = {pair: LayerKind(attention=blocks[pair[0]], feed_forward=blocks[pair[1]]) for pair in dict.fromkeys(pairs)}
+    return tuple(kinds[pair] for pair in pairs)
 
 
 def _of(kept: Set[LayerPart], *parts: LayerPart) -> tuple[LayerPart, ...]:

@@ -30,7 +30,7 @@ _BLOCK = [FP8_BLOCK, FP8_BLOCK]
 # a linear layer of a decoder block, or a block, by the end of its name
 _MODULE = re.compile(
     r"(?:^|[._*])(q_proj|k_proj|v_proj|qkv_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj"
-    r"|down_proj|gate_up_proj|shared_experts?|experts|self_attn|mlp|layers\.(?:\d+|\*))[.*$]*$",
+    r"|down_proj|gate_up_proj|shared_experts?|experts|self_attn|linear_attn|mlp|layers\.(?:\d+|\*))[.*$]*$",
     re.ASCII,
 )
 # the layers that a name is of: one, those whose numbers begin so, or all
@@ -40,13 +40,21 @@ _BLOCKS = ("self_attn", "mlp")
 _PARTS: Mapping[LayerPart, tuple[Set[str], ...]] = {
     "qkv": (
         {"self_attn"},
+        {"linear_attn"},
         {"q_proj", "k_proj", "v_proj"},
         {"qkv_proj"},
         {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"},
         {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj"},
     ),
-    "out": ({"self_attn"}, {"o_proj"}),
-    "mlp": ({"mlp"}, {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}),
+    "out": ({"self_attn"}, {"linear_attn"}, {"o_proj"}),
+    # in layers with experts shared experts are all of it
+    "mlp": (
+        {"mlp"},
+        {"gate_proj", "up_proj", "down_proj"},
+        {"gate_up_proj", "down_proj"},
+        {"shared_experts"},
+        {"shared_expert"},
+    ),
     "experts": ({"experts"}, {"mlp"}),
 }
 
@@ -157,6 +165,10 @@ class _Reader:
 
     def dtype(self) -> DType:
         method = self.fields.get("quant_method")
+        producer = self.fields.get("producer")
+        if method is None and isinstance(producer, dict):
+            # older files of ModelOpt
+            method = producer.get("name")
         if method in ("fp8", "fbgemm_fp8"):
             # FBGEMM's have no other scheme
             dynamic = method == "fbgemm_fp8" or self.fields.get("activation_scheme") == "dynamic"
@@ -214,6 +226,8 @@ class _Reader:
             return self._fp8(block, key, dynamic=bool(inputs and inputs.get("dynamic")))
         if operands == [("float", 4), ("float", 4)]:
             return "nvfp4"
+        if operands == [("float", 4), None] and weights.get("group_size") == 32:
+            return "mxfp4"
         if operands == [("int", 4), None]:
             return "w4a16"
         raise self.error(
@@ -224,7 +238,7 @@ class _Reader:
 
     def kv_dtype(self) -> KvDType | None:
         scheme, algorithm = self.fields.get("kv_cache_scheme"), self.fields.get("kv_cache_quant_algo")
-        if scheme is not None and (
+        if scheme not in (None, "FP8") and (
             not isinstance(scheme, dict) or (scheme.get("type"), scheme.get("num_bits")) != ("float", 8)
         ):
             raise self.error("kv_cache_scheme", "only an fp8 KV cache can be predicted")

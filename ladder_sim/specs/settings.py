@@ -33,7 +33,7 @@ Overrides = Mapping[str, str | float]
 # sections that are fields of ClusterSpec
 IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # fields that say what a spec is, not how it behaves
-_IDENTITY = ("name", "family", "engine", "weights_dtype", "source", "note")
+_IDENTITY = ("name", "family", "engine", "weights_dtype", "origin", "source", "note")
 
 _Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)
 

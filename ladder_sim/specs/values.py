@@ -45,11 +45,12 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
             "write fp8: weights and activations; kv_dtype is the cache's",
         ),
     ),
+    # of ids on the Hub it is known from which checkpoints they could stem
     "model": (
-        (r".*\b(awq|gptq|int4|w4a16)\b.*", "take the id of the unquantized model with --dtype w4a16"),
-        (r".*\bnvfp4\b.*", "take the id of the unquantized model with --dtype nvfp4"),
+        (r"[^/]*\b(awq|gptq|int4|w4a16)\b[^/]*", "take the id of the unquantized model with --dtype w4a16"),
+        (r"[^/]*\bnvfp4\b[^/]*", "take the id of the unquantized model with --dtype nvfp4"),
         (r".*\b(gguf|[48]bit|bnb)\b.*", _OTHER_WEIGHTS),
-        (r".*\b(fp8|w8a8)\b.*", "take the id of the unquantized model with --dtype fp8"),
+        (r"[^/]*\b(fp8|w8a8)\b[^/]*", "take the id of the unquantized model with --dtype fp8"),
     ),
     "cluster": (
         (r"(h20|h800|a800|l4|l40|a10g?|a40|v100|t4|mi(?!300|325|355)\d+\w*|tpu.*|gaudi.*)(\b.*)?", _NOT_MEASURED),

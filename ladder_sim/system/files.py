@@ -72,6 +72,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
+def cache_folder() -> Path:
+    """Return the folder of what one call leaves for another (XDG Base Directory Specification)."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ladder-sim"
+
+
 def stamp(path: str | Path) -> tuple[int, ...]:
     """Return what changes when a file is written to or another takes its place; raises OSError."""
     status = os.stat(path)

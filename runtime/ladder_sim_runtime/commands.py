@@ -5,14 +5,19 @@ outside of groups are those that `ladder-sim run` has, too, with more meanings.
 """
 
 import argparse
+import importlib.util
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from ladder_sim.errors import MissingPackageError
+from ladder_sim.specs.hf_config import read_config
+from ladder_sim.specs.quantization import FIELDS
 from ladder_sim.specs.values import field_kinds, meanings
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
@@ -82,6 +87,13 @@ def argument_parser() -> Parser:
     add("--out", type=Path, required=True, metavar="DIR", help="New folder.")
     add("--link", action="store_true", help="Link to the weights instead of copying them.")
     add("--hf-code", action="store_true", help="Write the model's code for transformers, too (trust_remote_code).")
+
+    listing = _add_command(commands, "layers", "List the layers of any decoder that transformers knows, as JSON.")
+    listing.set_defaults(backend="none", run=_run_layers)
+    add = listing.add_argument
+    add("config", type=Path, metavar="FILE", help="config.json or its folder; -: read it from stdin.")
+    add("--source", help="What errors call it.")
+    add("--save", type=Path, metavar="FILE", help="Write a config.json that predictions read without torch.")
     return parser
 
 
@@ -258,6 +270,22 @@ def _run_complete(arguments: argparse.Namespace) -> None:
 def _run_convert(arguments: argparse.Namespace) -> None:
     """Rewire a checkpoint."""
     convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link, hf_code=arguments.hf_code)
+
+
+def _run_layers(arguments: argparse.Namespace) -> None:
+    """Write the layers of a model as data."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingPackageError("layers of any model need transformers", extra="trace")
+    from ladder_sim_runtime.model_trace import trace
+
+    piped = str(arguments.config) == "-"
+    config = json.load(sys.stdin) if piped else read_config(arguments.config)
+    layers = trace(config, source=arguments.source or str(arguments.config))
+    text = json.dumps({**layers, **{key: config[key] for key in FIELDS if config.get(key)}}) + "\n"
+    if arguments.save:
+        write_file(arguments.save, text)
+    else:
+        print(text, end="")
 
 
 def _is_first_rank() -> bool:

@@ -611,10 +611,10 @@ def test_a_flag_that_a_command_never_had_is_unknown_as_ever(line: str) -> None:
         ("predict --model mixtral-8x7", "did you mean 'mixtral-8x7b'?"),
         # a dense model
         ("predict --model deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "nothing is downloaded: save https://"),
-        ("predict --model ibm/Granite-72B-Instruct-AWQ", "the id of the unquantized model with --dtype w4a16"),
-        ("predict --model nvidia/Granite-70B-Instruct-NVFP4", "the id of the unquantized model with --dtype nvfp4"),
+        ("predict --model ibm/Granite-72B-Instruct-AWQ", "config.json and pass its path"),
+        ("predict --model nvidia/Granite-70B-Instruct-NVFP4", "config.json and pass its path"),
         ("predict --model Qwen/Qwen2.5-72B-Instruct-GGUF", "not simulated, and no other format stands in"),
-        ("predict --model ibm/Granite-72B-Instruct-FP8", "the id of the unquantized model with --dtype fp8"),
+        ("predict --model ibm/Granite-72B-Instruct-FP8", "config.json and pass its path"),
         ("predict --model Qwen/Qwen2.5-72B-Instrcut", "did you mean 'Qwen/Qwen2.5-72B-Instruct'?"),
         ("predict --model llama-3.3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),
         ("predict --model llama-3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),

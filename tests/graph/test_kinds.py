@@ -40,12 +40,12 @@ def test_weights_and_cache_of_every_phase_are_the_parameters(name: str) -> None:
 def test_a_step_reads_the_cache_that_is_held(name: str) -> None:
     """What a further token of context adds to both is that of the layers that attend to all of them."""
     model, length = catalog.model(name), 100_000
-    kinds = [kind.attention for kind in model.kinds]
-    token = 2 * sum(attention.kv_elements for attention in kinds if not attention.window)
-    assert all(0 <= attention.window < length for attention in kinds)
+    caches = [cache for kind in model.kinds for cache in kind.attention.caches(1)]
+    token = 2 * sum(elements for window, elements in caches if not window)
+    assert all(0 <= window < length for window, _ in caches)
     one = {"model": model, "tp": 1, "dtype": "bf16", "kv_dtype": "bf16", "stack": "vllm", "batch": 3, "gen": 1}
     # within every window
-    every = 2 * sum(attention.kv_elements for attention in kinds)
+    every = 2 * sum(elements for _, elements in caches)
     assert memory_use(Scenario(**one, prompt=99)).kv_cache_bytes == 3 * 100 * every
     held = [memory_use(Scenario(**one, prompt=length + more)).kv_cache_bytes for more in (0, 1)]
     assert held[1] - held[0] == 3 * token

@@ -74,10 +74,11 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
     """Of this project only the errors, files and processes, which import nothing else of it, models and wirings."""
-    # written next to checkpoints for transformers, and imported by no other module
-    code = "modeling_llama_ladder"
-    entries = [entry for entry in imports_in("ladder_sim_runtime") if not entry.module.endswith(code)]
+    # written next to checkpoints for transformers, and imported by no other module; and what builds models of it
+    code, traced = "modeling_llama_ladder", "model_trace"
+    entries = [entry for entry in imports_in("ladder_sim_runtime") if not entry.module.endswith((code, traced))]
     assert [str(entry) for entry in entries if code in entry.name] == []
+    assert [str(entry) for entry in entries if traced in entry.name and not entry.lazy] == []
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
     others = [entry for entry in entries if entry.package in PROJECT - {"ladder_sim_runtime"}]
     assert [str(entry) for entry in others if not _within(entry.name, RUNTIME_INTERNAL)] == []

@@ -67,7 +67,8 @@ def test_files(file: Path) -> None:
     windowed = [layer for layer, kind in enumerate(kinds) if kind != "full_attention"]
     window = getattr(theirs, "sliding_window", None) or getattr(theirs, "attention_chunk_size", None) or 0
     assert ours.sliding_window == (window if windowed else 0)
-    assert [layer for layer, kind in enumerate(ours.kinds) if kind.attention.window] == (windowed if window else [])
+    windows = [kind.attention.caches(1)[0][0] for kind in ours.kinds]
+    assert [layer for layer, own in enumerate(windows) if own] == (windowed if window else [])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in WITHOUT_CLASS + WHOLE])

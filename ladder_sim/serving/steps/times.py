@@ -16,7 +16,6 @@ import copy
 import hashlib
 import io
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -39,7 +38,7 @@ from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.system.files import replacing
+from ladder_sim.system.files import cache_folder, replacing
 
 _LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
 # tokens of the longest request that times are made for by default; fewer where the model takes fewer
@@ -344,9 +343,8 @@ def cached(made_from: Sequence[object], make: Callable[[], Grids]) -> Grids:
 
 
 def folder() -> Path:
-    """Return the folder of the files (XDG Base Directory Specification)."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ladder-sim" / "step-times"
+    """Return the folder of the files."""
+    return cache_folder() / "step-times"
 
 
 def _write(path: Path, grids: Grids) -> None:

@@ -1,0 +1,155 @@
+"""The kernels of a general mixer on one rank: linear layers, attention or recurrent states between them, linear layers.
+
+Ranks share heads, as engines do: a linear layer of columns, then attention or a state of the rank's own heads, then a
+linear layer of rows, whose sum ends the block. A layer of rows before that is summed where it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder_sim.graph.kernels import NORM, BlockKernels
+from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MixingShape
+from ladder_sim.graph.sizes import STATE_BYTES
+from ladder_sim.specs.layers import Attend, Index, Linear, Mixer, State
+from ladder_sim.specs.workload import KV_BYTES
+
+# a sum of squares, 32-bit
+SQUARES_BYTES = 4
+# arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
+# a multiplication and an addition (gated delta rule, arXiv 2412.06464, equation 10); simpler rules take less
+STATE_FLOPS = 8.0
+# tokens of a prompt after which its state is written, to be read by the kernel that makes the output (chunk_size of
+# flash-linear-attention's gated delta rule; Mamba 2 has 128 or 256)
+CHUNK_TOKENS = 64
+
+
+def mixer(block: BlockKernels, kind: Mixer, prefix: str = "", *, reduces: bool) -> int:
+    """Add a mixer's kernels, with exchanges between ranks if it `reduces`; return its output's position."""
+    rank = block.rank
+    qkv, after = rank.format("qkv", kind), [NORM]
+    for number, group in enumerate(kind.inputs, 1):
+        name = f"{prefix}in{number if number > 1 else ''}"
+        n, k = _on_rank(group, rank.tp)
+        needed = [NORM] if group[0].k == kind.hidden else after
+        after = [block.linear(name, n, k, needed, format=qkv)]
+        if group[0].sharding == "rows" and rank.tp > 1 and reduces:
+            message = float(rank.tokens) * n * STATE_BYTES
+            after = [block.collective(f"{name}_all_reduce", "all_reduce", message, after)]
+    if kind.joint_norms and rank.tp > 1 and reduces:
+        squares = CollectiveShape(message_bytes=float(rank.tokens) * 2 * SQUARES_BYTES, own_type=True)
+        after = [block.op(f"{prefix}qk_all_reduce", "all_reduce", squares, after)]
+    for number, width in enumerate(kind.norms, 1):
+        moved = 2.0 * rank.tokens * (width / rank.tp) * STATE_BYTES
+        after = [block.elementwise(f"{prefix}norm{number}", "norm", moved, after)]
+    # what no GEMM holds: norms, convolutions, decay
+    held = (kind.parameters - sum(linear.n * linear.k for linear in kind.linears)) / rank.tp * STATE_BYTES
+    for number, core in enumerate(kind.cores, 1):
+        name = f"{prefix}attention{number if number > 1 else ''}"
+        weights = held if number == 1 else 0.0
+        if isinstance(core, State):
+            after = _state(block, kind, core, name, after, weights)
+        else:
+            after = _attend(block, core, name, after, weights)
+    if kind.gates:
+        moved = 3.0 * rank.tokens * (kind.gates / rank.tp) * STATE_BYTES
+        after = [block.elementwise(f"{prefix}gate", "activation", moved, after)]
+    ends: list[int] = []
+    for number, linear in enumerate(kind.outputs, 1):
+        n, k = linear.on_rank(rank.tp)
+        name = f"{prefix}o{number if number > 1 else ''}"
+        after = [block.linear(name, n, k, after, format=rank.format("out", kind))]
+        ends += after if n == kind.hidden else []
+    if len(ends) == 1:
+        return ends[0]
+    return block.elementwise(f"{prefix}sum", "add", (1 + len(ends)) * rank.state_bytes, ends)
+
+
+def _on_rank(group: Sequence[Linear], tp: int) -> tuple[int, int]:
+    """Return output and input features of linear layers that run as one GEMM."""
+    sizes = [linear.on_rank(tp) for linear in group]
+    return sum(n for n, _ in sizes), sizes[0][1]
+
+
+def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequence[int], weights: float) -> list[int]:
+    """Add a recurrent state: a convolution or the like before it, the state, and a norm or gate behind it."""
+    rank = block.rank
+    elements = core.elements / min(rank.tp, core.heads)
+    entering = sum(linear.on_rank(rank.tp)[0] for group in kind.inputs[:1] for linear in group)
+    leaving = kind.outputs[0].on_rank(rank.tp)[1]
+    moved = 2.0 * rank.tokens * entering * STATE_BYTES
+    convolved = block.elementwise(f"{name}_convolution", "attention", moved, after, weights)
+    shape = MixingShape(
+        batch=rank.batch,
+        q_len=rank.q_len,
+        kv_len=rank.kv_len,
+        state_bytes=core.bytes_on_rank(rank.tp),
+        token_bytes=(entering + leaving + 2.0 * elements / CHUNK_TOKENS) * STATE_BYTES,
+        token_flops=STATE_FLOPS * elements,
+    )
+    states = in_context(block, name, shape, [convolved])
+    return [block.elementwise(f"{name}_norm", "norm", 3.0 * rank.tokens * leaving * STATE_BYTES, states)]
+
+
+def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], weights: float) -> list[int]:
+    rank = block.rank
+    heads, kv_heads = core.rank_heads(rank.tp)
+    width = heads * core.key_dim + kv_heads * (core.key_dim + core.value_dim)
+    # with the cache write
+    after = [block.elementwise(f"{name}_rope", "rope", 2.0 * rank.tokens * width * STATE_BYTES, after, weights)]
+    value_dim = core.value_dim or core.key_dim
+    if core.is_plain:
+        # kernels with keys and values of different widths take what those of their mean width do
+        own = AttentionShape(
+            kernel=rank.stack.attention,
+            batch=rank.batch,
+            q_len=rank.q_len,
+            kv_len=rank.kv_len,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=core.mean_dim,
+            element_bytes=STATE_BYTES,
+            kv_element_bytes=rank.kv_element_bytes,
+            window=core.window,
+        )
+        return in_context(block, name, own, after)
+    if core.index and core.index.heads:
+        after = choose(block, core.index, name, after, every=core.every)
+    shape = MixingShape(
+        batch=rank.batch,
+        q_len=rank.q_len,
+        kv_len=rank.kv_len,
+        token_bytes=float(heads * (core.key_dim + value_dim)) * STATE_BYTES,
+        entry_bytes=float(kv_heads * (core.key_dim + core.value_dim)) * rank.kv_element_bytes,
+        entry_flops=2.0 * heads * (core.key_dim + value_dim),
+        every=core.every,
+        top_k=core.index.top_k if core.index else 0,
+    )
+    return in_context(block, name, shape, after)
+
+
+def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *, every: int = 1) -> list[int]:
+    """Add the choice of entries by their index: scores of all of them by every rank, in 8 bits, and the best of these.
+
+    DeepSeek-V3.2 (arXiv 2512.02556, section 2.1); vLLM 0.32.0, deepseek_v2.py, Indexer.
+    """
+    rank = block.rank
+    shape = MixingShape(
+        batch=rank.batch,
+        q_len=rank.q_len,
+        kv_len=rank.kv_len,
+        token_bytes=float(index.heads * index.dim + index.top_k * 4),
+        entry_bytes=float(index.dim) * KV_BYTES["fp8"],
+        entry_flops=2.0 * index.heads * index.dim,
+        every=every,
+    )
+    return in_context(block, f"{name}_index", shape, after)
+
+
+def in_context(block: BlockKernels, name: str, shape: AttentionShape | MixingShape, after: Sequence[int]) -> list[int]:
+    """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions."""
+    outputs = [block.op(name, "attention", shape, after)]
+    if block.rank.prompt:
+        prompt = replace(shape, batch=1, q_len=block.rank.prompt, kv_len=block.rank.prompt, shares_step=True)
+        start, part = name[: name.rindex(".") + 1] if "." in name else "", name.rpartition(".")[2]
+        outputs.append(block.op(f"{start}prompt_{part}", "attention", prompt, after))
+    return outputs

@@ -1,0 +1,183 @@
+"""Layers as data: a config.json that lists the kinds of a model's blocks and their order.
+
+Its ``model_type`` is "ladder_sim_layers". ``kinds`` has each kind of block once, as a JSON object of the fields of
+`ladder_sim.specs.layers` whose class is named under "kind"; ``blocks`` has the number of each block's kind, in order,
+and ``layers`` the number of the layer that it belongs to in the checkpoint. For predictions two blocks in a row are a
+layer. `python -m ladder_sim_runtime layers config.json` writes such a file of any model that
+transformers knows.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ladder_sim.errors import SpecError
+from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
+from ladder_sim.specs.layers import Attend, BlockKind, Dense, Gqa, LayerPart, Mixer, Mla, Moe, State
+from ladder_sim.specs.values import choice, field_kinds, flag, whole
+from ladder_sim.units import quoted
+
+LAYER_DATA = "ladder_sim_layers"
+# ten times the weights of the largest published block, or more
+_MAXIMUM = 10**13
+_KEY = "kind"
+
+
+def described(blocks: Sequence[tuple[int, BlockKind]]) -> dict[str, Any]:
+    """Return the fields of a config.json that list blocks, each given with the number of its layer.
+
+    Examples
+    --------
+    >>> described([(0, Dense(hidden=8, width=32)), (1, Dense(hidden=8, width=32))])
+    {'kinds': [{'kind': 'Dense', 'hidden': 8, 'width': 32}], 'blocks': [0, 0], 'layers': [0, 1]}
+    """
+    kinds = list(dict.fromkeys(block for _, block in blocks))
+    return {
+        "kinds": [_plain(kind) for kind in kinds],
+        "blocks": [kinds.index(block) for _, block in blocks],
+        "layers": [layer for layer, _ in blocks],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, without fields that have their default."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    own = {each.name: (getattr(value, each.name), each.default) for each in dataclasses.fields(value)}
+    return {_KEY: type(value).__name__, **{name: _plain(has) for name, (has, default) in own.items() if has != default}}
+
+
+def layer_numbers(reader: ConfigReader) -> tuple[int, ...]:
+    """Return the number of each block's layer in the checkpoint; raise SpecError if they are not all there."""
+    layers, order = reader.config.get("layers"), reader.config.get("blocks")
+    if not isinstance(layers, list) or not isinstance(order, list) or len(layers) != len(order):
+        raise reader.error("layers", "must be a list with a number for each of blocks", "trace the model again")
+    return tuple(whole(each, f"{reader.source}: layers: a layer", 0, MAXIMA["layers"]) for each in layers)
+
+
+def read_layers(reader: ConfigReader, kept: Sequence[Set[LayerPart]]) -> dict[str, Any]:
+    """Return the fields of ModelSpec that a config of such a type decides.
+
+    Parameters
+    ----------
+    reader
+        The config.
+    kept
+        Parts of each block that its checkpoint keeps in 16 bits.
+
+    Raises
+    ------
+    SpecError
+        A field is missing or breaks a rule.
+    """
+    listed, order = reader.config.get("kinds"), reader.config.get("blocks")
+    if not isinstance(listed, list) or not listed or not isinstance(order, list) or not order:
+        raise reader.error("kinds", "kinds and blocks must be lists that are not empty", "trace the model again")
+    if len(order) % 2:
+        raise reader.error("blocks", "two blocks in a row are a layer, and their number is odd", "leave one out")
+    kinds = tuple(_read(each, BlockKind, f"{reader.source}: kinds") for each in listed)
+    positions = tuple(whole(each, f"{reader.source}: blocks: a block", 0, len(kinds) - 1) for each in order)
+    blocks = [_keeping(kinds[position], parts) for position, parts in zip(positions, kept, strict=True)]
+    kinds = tuple(dict.fromkeys(blocks))
+    norms = reader.config.get("block_norms", "before")
+    return {
+        **scalars(kinds),
+        "layers": len(positions) // 2,
+        **{
+            name: reader.size(key, MAXIMA[name])
+            for name, key in (
+                ("hidden", "hidden_size"),
+                ("vocab", "vocab_size"),
+                ("max_positions", "max_position_embeddings"),
+            )
+        },
+        "block_norms": norms,
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
+        "parallel_blocks": reader.flag("parallel_blocks"),
+        "block_kinds": kinds,
+        "block_order": tuple(map(kinds.index, blocks)),
+        "family": str(reader.config.get("family", "")),
+        "origin": str(reader.config.get("source", "")),
+    }
+
+
+def _keeping(kind: BlockKind, kept: Set[LayerPart]) -> BlockKind:
+    """Return a block whose checkpoint keeps parts in 16 bits."""
+
+    def of(*parts: LayerPart) -> tuple[LayerPart, ...]:
+        return tuple(part for part in parts if part in kept)
+
+    if isinstance(kind, Moe):
+        shared = dataclasses.replace(kind.shared, unquantized=of("mlp")) if kind.shared else None
+        return dataclasses.replace(kind, shared=shared, unquantized=of("experts"))
+    return dataclasses.replace(kind, unquantized=of("mlp") if isinstance(kind, Dense) else of("qkv", "out"))
+
+
+def _read(value: object, kind: Any, where: str) -> Any:
+    """Return a value of a type from its form in JSON."""
+    if kind is int:
+        return whole(value, where, 0, _MAXIMUM)
+    if kind is bool:
+        return flag(value, where)
+    if get_origin(kind) is Literal:
+        return choice(value, where, get_args(kind))
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise SpecError(f"{where} is {quoted(value)}: must be a list", hint="trace the model again")
+        return tuple(_read(each, get_args(kind)[0], where) for each in value)
+    classes = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and NoneType in classes:
+        return None
+    names = {each.__name__: each for each in classes if each is not NoneType}
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where} is {quoted(value)}: must be an object", hint="trace the model again")
+    made = names[choice(value.get(_KEY), f"{where}: {_KEY}", names)]
+    fields = field_kinds(made)
+    given = {
+        choice(name, f"{where}: a field of {made.__name__}", fields): _read(each, fields[name], f"{where}: {name}")
+        for name, each in value.items()
+        if name != _KEY
+    }
+    for each in dataclasses.fields(made):
+        if each.default is dataclasses.MISSING and each.name not in given:
+            raise SpecError(f"{where}: {made.__name__} has no {each.name}", hint="trace the model again")
+    return made(**given)
+
+
+def scalars(kinds: Sequence[BlockKind]) -> dict[str, int]:
+    """Return the sizes of ModelSpec that stand for blocks of several kinds: those of the first that has them."""
+    sizes: dict[str, int] = {}
+    for kind in kinds:
+        for name, value in _scalars(kind).items():
+            sizes.setdefault(name, value)
+    states = [core for kind in kinds if isinstance(kind, Mixer) for core in kind.cores if isinstance(core, State)]
+    if "heads" not in sizes and states:
+        first = states[0]
+        sizes |= {"heads": first.heads, "kv_heads": first.heads, "head_dim": max(1, first.elements // first.heads)}
+    width = sizes.get("shared_intermediate") or sizes.get("expert_intermediate") or 1
+    return {"intermediate": width, "heads": 1, "kv_heads": 1, "head_dim": 1, **sizes}
+
+
+def _scalars(kind: BlockKind) -> dict[str, int]:
+    if isinstance(kind, Dense):
+        return {"intermediate": kind.width}
+    if isinstance(kind, Moe):
+        return {
+            "experts": kind.experts,
+            "experts_per_token": kind.experts_per_token,
+            "expert_intermediate": kind.expert.width,
+            "shared_intermediate": kind.shared.width if kind.shared else 0,
+        }
+    if isinstance(kind, Gqa):
+        return {name: getattr(kind, name) for name in ("heads", "kv_heads", "head_dim")}
+    if isinstance(kind, Mla):
+        names = ("kv_lora_rank", "q_lora_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
+        heads = {"heads": kind.heads, "kv_heads": kind.heads, "head_dim": kind.q_head_dim}
+        return heads | {name: getattr(kind, name) for name in names}
+    core = next((core for core in kind.cores if isinstance(core, Attend)), None)
+    if core is None:
+        return {}
+    return {"heads": core.heads, "kv_heads": core.kv_heads, "head_dim": core.mean_dim}
