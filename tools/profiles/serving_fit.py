@@ -83,10 +83,7 @@ class Problem:
         for setup, numbers in groups.items():
             first = rows[numbers[0]]
             scenario = setup.scenario(first.concurrency, first.prompt, first.gen)
-            loads = {
-                name: np.array([getattr(rows[number], name) for number in numbers])
-                for name in ("concurrency", "prompt", "gen")
-            }
+            loads = {name: np.array(each) for name, each in Serving.loads([rows[number] for number in numbers]).items()}
             self._groups.append((setup.engine, scenario, resolve_profile(scenario, None), numbers, loads))
 
     def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
