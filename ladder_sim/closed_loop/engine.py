@@ -18,10 +18,10 @@ import numpy as np
 
 from ladder_sim.des.shared import Number
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import ROUNDS
+from ladder_sim.specs.workload import ROUNDS, SPREAD
 
 # rounds of requests that are simulated; those after the second stand for all that follow: by then clients have met
-_SIMULATED = 4
+_SIMULATED = 3
 _SETTLING = 2
 # requests that are simulated at least, of few clients
 _LEAST = 200
@@ -91,10 +91,10 @@ class Scheduling:
     """Most tokens of one step."""
     mixed_steps: bool
     """Prompts share a step with requests that decode; else they go first, in steps of their own."""
-    chunked_prompts: bool
-    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
     ahead: bool
     """The next step is scheduled while one runs."""
+    chunked_prompts: bool = True
+    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
     poll_steps: int = 1
     """Decode steps from one look for new requests to the next; a step with prompts is followed by one at once."""
 
@@ -239,7 +239,7 @@ def simulate(
     prompt: int,
     steps: int,
     slots: float,
-    spread: float,
+    spread: float = SPREAD,
     rounds: float = ROUNDS,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
@@ -269,9 +269,9 @@ def simulate(
 
     Examples
     --------
-    >>> scheduling = Scheduling(step_tokens=8192, mixed_steps=True, chunked_prompts=True, ahead=True)
+    >>> scheduling = Scheduling(step_tokens=8192, mixed_steps=True, ahead=True)
     >>> times = Steps(decode_s=[0.01] * 9, tokens=[16, 8192], added_s=[1e-3, 0.1])
-    >>> served = simulate(times, scheduling, concurrency=8, prompt=8192, steps=1, slots=100.0, spread=0.4)
+    >>> served = simulate(times, scheduling, concurrency=8, prompt=8192, steps=1, slots=100.0)
     >>> round(served.tpot_s, 3), round(served.ttft_s, 2)
     (0.11, 0.74)
     """
@@ -379,9 +379,7 @@ def simulate(
     every = _Sums.weighted(*sums, requests=requests)
     share = (requests - sums[0].ended) / len(first_tokens_s[1])
     median_s = _weighted_median(*first_tokens_s, share=share)
-    return every.served(
-        concurrency=concurrency, prompt=prompt, steps=steps, front_end=front_end, ttft_p50_s=median_s
-    )
+    return every.served(concurrency=concurrency, prompt=prompt, steps=steps, front_end=front_end, ttft_p50_s=median_s)
 
 
 def _weighted_median(once: Sequence[float], others: Sequence[float], *, share: float) -> float:

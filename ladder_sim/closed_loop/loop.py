@@ -44,9 +44,7 @@ class Loop:
         How the engine schedules, and how requests spread.
     """
 
-    def __init__(
-        self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scenario: Scenario
-    ) -> None:
+    def __init__(self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scenario: Scenario) -> None:
         self.load, self.stack, self.passes, self.scenario = load, stack, passes, scenario
         self.decoding, self.tokens = load.decoding, load.tokens
         # from the start of a lane's step to that of its next one, without the CPU's part

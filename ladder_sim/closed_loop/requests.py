@@ -47,7 +47,14 @@ class Requests:
 
     @classmethod
     def of(
-        cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any, step_tokens: Any = 0, step_requests: Any = 0
+        cls,
+        scenario: Scenario,
+        *,
+        concurrency: Any,
+        prompt: Any,
+        gen: Any,
+        step_tokens: Any = 0,
+        step_requests: Any = 0,
     ) -> "Requests":
         """Return the requests of one group of ranks that share attention; limits of 0 are the scenario's."""
         budget = step_tokens if np.any(step_tokens) else scenario.step_tokens

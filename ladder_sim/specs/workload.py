@@ -154,8 +154,9 @@ def batching_of(concurrency: object) -> Batching:
 
 # beyond any published context
 MAX_TOKENS = 100_000_000
-# of lengths around their mean, either way, as a share of it: it stands for all that keeps clients apart. Where a campaign
-# does not say how its lengths spread, measured servings err by 24 % in TTFT with 0.2 and by 22 % with 0.4
+# of lengths around their mean, either way, as a share of it: it stands for all that keeps clients apart. Chosen where
+# nothing is known of a server and its load: servings (serving_dense.csv) then err by 24 % in TTFT with 0.2, by 22 %
+# with 0.4, and by 110 to 180 % with none, as clients in step magnify what is wrong about the size of a server's steps
 SPREAD = 0.4
 # requests of each client in a measured run: ten under InferenceX and under aiconfigurator 0.4.0 (eval/benchmarks,
 # genai_perf_runner.py: --request-count)
@@ -183,8 +184,9 @@ class Workload:
     """How often tokens choose each expert, in models that have any."""
     spread: Annotated[float, Limits(0, 1, hint="a share of the mean length, e.g. --set workload.spread=0.1")] = SPREAD
     """Spread of the lengths of prompts and answers of requests in flight around their mean, either way, as a share of
-    the mean; 0: all requests are of one length, and those that begin together stay together."""
-    rounds: Annotated[float, Limits(2, 1_000_000, hint="requests of each client, e.g. --set workload.rounds=10")] = ROUNDS
+    the mean; 0: all requests are of one length, as benchmark clients send them unless told otherwise, and those that
+    begin together stay together."""
+    rounds: Annotated[float, Limits(2, 1_000_000, hint="e.g. --set workload.rounds=10")] = ROUNDS
     """Requests of each client in flight; the first ones of all clients come at once and count as every other."""
 
     def __post_init__(self) -> None:
@@ -198,7 +200,7 @@ class Workload:
             for name, usual in (("spread", SPREAD), ("rounds", ROUNDS)):
                 if (value := getattr(self, name)) != usual:
                     raise SpecError(
-                        f"workload.{name} {value:g} without concurrency: requests of a static batch are alike and start together",
+                        f"workload.{name} {value:g} without concurrency: requests of a static batch start together",
                         hint=f"add --concurrency, the number of requests in flight, or leave out workload.{name}",
                     )
         if self.context > MAX_TOKENS:

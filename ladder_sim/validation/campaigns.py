@@ -30,10 +30,10 @@ class Facts:
     kv_dtype: KvDType | None = None
     """Precision of the server's KV cache."""
     server: Mapping[str, float | str] = field(default_factory=dict)
-    """Settings of the server, as `Scenario` has overrides, that are not the stack's; those of several entries add up."""
+    """Settings of the server, as `Scenario` has overrides, that are not the stack's; entries add up."""
     shortest: float | None = None
-    """Shortest prompt or answer, as a share of the longest, which is in the table; all between are as likely. 1: all are
-    of one length; None: it is not known."""
+    """Shortest prompt or answer, as a share of the longest, which is in the table; all between are as likely. 1: all
+    are of one length; None: it is not known."""
     spare_step_tokens: int = 0
     """Tokens that a step has room for beyond a prompt and one of each request in flight; 0: as the stack has it."""
     idle_requests: int = 0

@@ -6,10 +6,10 @@
 This is the form of the servings in aiconfigurator-core. ``isl`` and ``osl`` are tokens of each prompt and answer,
 ``silicon_ttft_ms`` and ``silicon_tpot_ms`` mean times in milliseconds. dtype may be called precision. Columns that may
 be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype (as
-`ladder_sim.Scenario` has it), spread (of lengths around their mean, either way, as a share of it), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
-moe_ep_size. concurrency counts the requests of one of attention_dp_size groups. What the columns do not say of known
-campaigns is in `ladder_sim.validation.campaigns`; a row with a source is read as it stands. Lines that start with ``#``
-are comments.
+`ladder_sim.Scenario` has it), spread (of lengths around their mean, either way, as a share of it), source, and those of
+a plan: pp_size, attention_dp_size, moe_tp_size and moe_ep_size. concurrency counts the requests of one of
+attention_dp_size groups. What the columns do not say of known campaigns is in `ladder_sim.validation.campaigns`; a row
+with a source is read as it stands. Lines that start with ``#`` are comments.
 """
 
 import dataclasses
