@@ -160,7 +160,7 @@ MAX_TOKENS = 100_000_000
 SPREAD = 0.4
 # requests of each client in a measured run: ten under InferenceX and under aiconfigurator 0.4.0 (eval/benchmarks,
 # genai_perf_runner.py: --request-count)
-ROUNDS = 10.0
+ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class Workload:
     """Spread of the lengths of prompts and answers of requests in flight around their mean, either way, as a share of
     the mean; 0: all requests are of one length, as benchmark clients send them unless told otherwise, and those that
     begin together stay together."""
-    rounds: Annotated[float, Limits(2, 1_000_000, hint="e.g. --set workload.rounds=10")] = ROUNDS
+    rounds: Annotated[int, Limits(2, 1_000_000, hint="e.g. --set workload.rounds=10")] = ROUNDS
     """Requests of each client in flight; the first ones of all clients come at once and count as every other."""
 
     def __post_init__(self) -> None:

@@ -87,9 +87,16 @@ def test_campaigns_say_what_their_servers_run_at_a_time() -> None:
     row, mine = read(concurrency="16"), read(concurrency="16", source="mine")
     assert (row.step_tokens, row.step_requests) == (16 + 1024 + 1500, 0)
     assert (mine.step_tokens, mine.step_requests) == (0, 0)
-    waits = read(concurrency="16", model_path="meta-llama/Llama-3.1-8B-Instruct", backend="trtllm")
+    waits = read(
+        concurrency="16",
+        model_path="meta-llama/Llama-3.1-8B-Instruct",
+        backend="trtllm",
+        backend_version="1.0.0rc3",
+    )
     assert waits.step_requests == 15
-    few, many = (read(**{**R1, "backend": "sglang", "concurrency": number}) for number in ("8", "16"))
+    few, many = (
+        read(**{**R1, "backend": "sglang", "backend_version": "0.5.9", "concurrency": number}) for number in ("8", "16")
+    )
     assert (few.setup.scenario(8).stack.poll_steps, many.setup.scenario(16).stack.poll_steps) == (10, 30)
 
 
