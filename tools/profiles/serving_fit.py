@@ -152,7 +152,7 @@ def _fit(rows: Sequence[Serving]) -> Floats:
     scales = np.ones(len(free))
     # requests are served step by step, so that times change in small jumps: wide differences pass over them, and narrow
     # ones find the figures from there
-    for difference in (0.03, 0.01, 0.003):
+    for difference in (0.1, 0.03, 0.01, 0.003):
         steps = [difference] * len(free)
         scales = least_squares(residuals, scales, loss="soft_l1", bounds=(0.0, 20.0), diff_step=steps, max_nfev=20).x
     return values(scales)
