@@ -134,7 +134,7 @@ class Loop:
             if share:
                 steps = Steps.between(decode_s, added_s, most=number, mixed=self.load.mixed_steps, cold=cold)
                 # one client meets nobody, whom lengths of its own would keep apart
-                how = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
+                how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
                 lanes.append((share, simulate(steps, scheduling, concurrency=number, **how, **sizes)))
         return Served(
             **{each.name: sum(share * getattr(lane, each.name) for share, lane in lanes) for each in fields(Served)}
