@@ -116,7 +116,7 @@ def test_an_engine_that_looks_seldom_lets_requests_wait_for_half_of_the_steps_be
 
 
 def test_prompts_that_stay_whole_leave_room_in_steps() -> None:
-    """Two prompts of three quarters of a step come at once, then one by one: split, the first one waits for a full step."""
+    """Two prompts of three quarters of a step come at once, then one by one: split ones wait for a full step first."""
     times = Steps(decode_s=[0.01] * 8, tokens=[1, BUDGET], added_s=[0.1 / BUDGET, 0.1])
     load = {"concurrency": 2, "prompt": 6144, "steps": 5000, "slots": 1e9, "spread": 0.0, "rounds": 2}
     whole, split = (
