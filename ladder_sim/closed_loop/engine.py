@@ -18,19 +18,13 @@ import numpy as np
 
 from ladder_sim.des.shared import Number
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import ROUNDS, SPREAD
 
-# requests that each client sends in a measured serving: in the first round all prompts come at once
-ROUNDS = 8.2
-# of these as many are simulated, and those after the second stand for all that follow: by then prompts come one by one.
-# Times of 577 measured servings are within 0.2 % (TPOT) and 0.6 % (TTFT) of those with all rounds on average
-_SIMULATED = 4
+# rounds of requests that are simulated; those after the second stand for all that follow: by then clients have met
+_SIMULATED = 3
 _SETTLING = 2
 # requests that are simulated at least, of few clients
 _LEAST = 200
-# of lengths around their mean, either way: it stands for all that keeps clients apart. Measured servings
-# (serving_dense.csv, each model left out in turn) err by 24 % in TTFT with 0.2 and by 22 % with 0.4, in TPOT by 0.2
-# points less
-SPREAD = 0.4
 # over how long the power limit and the heat of a GPU average, seconds: the same servings err by 5.6 % in TPOT with 1,
 # by 5.4 % with 10, and by 0.1 points less with 30
 POWER_S = 10.0
@@ -65,6 +59,8 @@ class Served:
 
     ttft_s: Number
     """Mean time to first token, waiting and the front end included."""
+    ttft_p50_s: Number
+    """Median time to first token."""
     prompt_s: Number
     """What one prompt adds to steps."""
     duty: Number
@@ -97,12 +93,22 @@ class Scheduling:
     """Prompts share a step with requests that decode; else they go first, in steps of their own."""
     ahead: bool
     """The next step is scheduled while one runs."""
+    chunked_prompts: bool = True
+    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
+    poll_steps: int = 1
+    """Decode steps from one look for new requests to the next; a step with prompts is followed by one at once."""
 
     @classmethod
-    def of(cls, scenario: Scenario) -> Self:
-        """Return how a scenario's stack schedules."""
+    def of(cls, scenario: Scenario, step_tokens: int) -> Self:
+        """Return how a scenario's stack schedules, with steps of so many tokens."""
         stack = scenario.stack
-        return cls(step_tokens=scenario.step_tokens, mixed_steps=stack.mixed_steps, ahead=stack.schedules_ahead)
+        return cls(
+            step_tokens=step_tokens,
+            mixed_steps=stack.mixed_steps,
+            chunked_prompts=stack.chunked_prompts,
+            ahead=stack.schedules_ahead,
+            poll_steps=stack.poll_steps,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +199,14 @@ class _Sums(NamedTuple):
         weight = (requests - first.ended) / (simulated.ended - first.ended)
         return cls(*(once + weight * (both - once) for once, both in zip(first, simulated, strict=True)))
 
-    def served(self, *, concurrency: int, prompt: int, steps: int, front_end: FrontEnd) -> Served:
+    def served(self, *, concurrency: int, prompt: int, steps: int, front_end: FrontEnd, ttft_p50_s: float) -> Served:
         """Return the means."""
         tpot_s, engine_s = self.further_s / self.steps, self.waited_s / self.ended
         front_end_s = float(front_end.outside_s(tpot_s))
         in_engine = concurrency * (engine_s + steps * tpot_s) / (engine_s + steps * tpot_s + front_end_s)
         return Served(
             ttft_s=engine_s + front_end_s,
+            ttft_p50_s=ttft_p50_s,
             prompt_s=self.prompts_s / (self.prompt_tokens / prompt),
             duty=self.prompts_s / self.now_s,
             running=min(self.ran_s / self.now_s, concurrency),
@@ -233,6 +240,7 @@ def simulate(
     steps: int,
     slots: float,
     spread: float = SPREAD,
+    rounds: float = ROUNDS,
     front_end: FrontEnd = NO_FRONT_END,
 ) -> Served:
     """Simulate clients that send their first requests together, and each further one after an answer.
@@ -254,6 +262,8 @@ def simulate(
     spread
         Spread of the lengths of prompts and answers around their mean, either way. Of one length, requests that begin
         together stay together.
+    rounds
+        Requests of each client. At least 2.
     front_end
         Front end of the server.
 
@@ -278,17 +288,24 @@ def simulate(
     sent = concurrency
     running = decoding = tick = ended = busy_steps = prompt_steps = tokens = prompt_tokens = ended_steps = 0
     prompts_s = tokens_s = now_s = scheduled_s = duty = waited_s = further_s = ran_s = 0.0
-    mixed, ahead, decode_s = scheduling.mixed_steps, scheduling.ahead, times.decode_s
-    sums = []
+    mixed, chunked, ahead = scheduling.mixed_steps, scheduling.chunked_prompts, scheduling.ahead
+    poll, decode_s = scheduling.poll_steps, times.decode_s
+    # steps since the engine looked for new requests
+    unpolled = 0
+    sums, first_tokens_s = [], []
     for end in (_SETTLING * concurrency, total):
+        ttfts_s: list[float] = []
+        first_tokens_s.append(ttfts_s)
         while ended < end:
-            while coming and coming[0][0] <= scheduled_s:
+            while unpolled == 0 and coming and coming[0][0] <= scheduled_s:
                 waiting.append(heapq.heappop(coming)[1])
             # what the step holds
             room = scheduling.step_tokens - (decoding if mixed else 0)
             held, first = 0, []
             while waiting and room > 0:
                 number = waiting[0]
+                if held and not chunked and left[number] > room:
+                    break
                 if left[number] == prompts[number]:
                     if running and running + 1 > slots:
                         break
@@ -303,6 +320,7 @@ def simulate(
             decodes = decoding if mixed or not held else 0
             if not held and not decodes:
                 now_s = scheduled_s = max(now_s, coming[0][0])
+                unpolled = 0
                 continue
             alone_s, count = decode_s[decodes], 1
             if held:
@@ -312,12 +330,15 @@ def simulate(
                 prompts_s += added_s
                 prompt_tokens += held
                 prompt_steps += 1
+                unpolled = 0
             else:
                 # as many like it until one ends, or comes
                 step_s, share = alone_s, 0.0
                 count = ending[0][0] - tick
                 if coming and not waiting:
-                    count = max(1, min(count, math.ceil((coming[0][0] - now_s) / step_s) + ahead))
+                    arrives = max(1, math.ceil((coming[0][0] - now_s) / step_s) + ahead)
+                    count = min(count, arrives + -(unpolled + arrives) % poll)
+                unpolled = (unpolled + count) % poll
             kept = math.exp(-count * step_s / POWER_S)
             duty = kept * duty + (1.0 - kept) * share
             begin_s, now_s = now_s + (count - 1) * step_s, now_s + count * step_s
@@ -345,13 +366,25 @@ def simulate(
                 running -= 1
                 ended += 1
                 # all its tokens come later by what it was in the front end
-                outside_s = front_end.outside_s(own_s / answers[number], prompts[number] / prompt)
-                sent_s[sent] = now_s + float(outside_s)
+                outside_s = float(front_end.outside_s(own_s / answers[number], prompts[number] / prompt))
+                ttfts_s.append(first_s[number] - sent_s[number] + outside_s)
+                sent_s[sent] = now_s + outside_s
                 heapq.heappush(coming, (sent_s[sent], sent))
                 sent += 1
         engine = _Sums(now_s, busy_steps, prompt_steps, prompts_s, prompt_tokens, tokens, tokens_s)
         sums.append(
             engine._replace(ended=ended, steps=ended_steps, further_s=further_s, waited_s=waited_s, ran_s=ran_s)
         )
-    every = _Sums.weighted(*sums, requests=max(ROUNDS * concurrency, total))
-    return every.served(concurrency=concurrency, prompt=prompt, steps=steps, front_end=front_end)
+    requests = max(rounds * concurrency, sums[0].ended)
+    every = _Sums.weighted(*sums, requests=requests)
+    share = (requests - sums[0].ended) / len(first_tokens_s[1])
+    median_s = _weighted_median(*first_tokens_s, share=share)
+    return every.served(concurrency=concurrency, prompt=prompt, steps=steps, front_end=front_end, ttft_p50_s=median_s)
+
+
+def _weighted_median(once: Sequence[float], others: Sequence[float], *, share: float) -> float:
+    """Return the median of values that count once, and of others of which each counts as `share` values."""
+    values = np.array([*once, *others])
+    weights = np.repeat([1.0, share], [len(once), len(others)])
+    order = np.argsort(values)
+    return float(np.interp(0.5 * weights.sum(), np.cumsum(weights[order]) - 0.5 * weights[order], values[order]))

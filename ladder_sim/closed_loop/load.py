@@ -28,6 +28,8 @@ class Load:
     """Share of the steps that hold a prompt."""
     front_end_s: float
     """What the server takes of the time to first token outside of the engine."""
+    ttft_p50_s: float
+    """Median time to first token: first requests of all clients, which come at once, lengthen the mean."""
 
     @classmethod
     def of(cls, request: ServedRequest, tokens_per_s_per_gpu: float) -> Self:
@@ -43,4 +45,5 @@ class Load:
             prompt_s=float(served.prompt_s),
             prompt_steps=float(served.prompt_steps),
             front_end_s=float(request.front_end_s),
+            ttft_p50_s=float(served.ttft_p50_s),
         )

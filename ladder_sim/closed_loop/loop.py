@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ladder_sim.closed_loop.engine import SPREAD, FrontEnd, Scheduling, Served, Steps, simulate
+from ladder_sim.closed_loop.engine import FrontEnd, Scheduling, Served, Steps, simulate
 from ladder_sim.closed_loop.requests import Requests
 from ladder_sim.costs.hardware import Stack
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.simulate.request import Request
+from ladder_sim.specs.scenario import Scenario
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,22 +40,20 @@ class Loop:
     passes
         Simulated steps, by the names of `Requests.passes`. What prompts add to a step is the same next to fewer
         requests.
-    scheduling
-        How the engine schedules.
+    scenario
+        How the engine schedules, and how requests spread.
     """
 
-    def __init__(
-        self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scheduling: Scheduling
-    ) -> None:
-        self.load, self.stack, self.passes, self.scheduling = load, stack, passes, scheduling
+    def __init__(self, load: Requests, stack: Stack, passes: Mapping[str, ForwardPass], *, scenario: Scenario) -> None:
+        self.load, self.stack, self.passes, self.scenario = load, stack, passes, scenario
         self.decoding, self.tokens = load.decoding, load.tokens
         # from the start of a lane's step to that of its next one, without the CPU's part
         self._trips = {name: step.round_trips(load.lanes) for name, step in passes.items()}
         self.seconds = {name: step.seconds * self._trips[name] for name, step in passes.items()}
 
-    def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
+    def request(self, variant: str) -> ServedRequest:
         """Return the times of a request on average."""
-        load, served = self.load, self._served(in_lockstep=in_lockstep)
+        load, served = self.load, self._served()
         further_s = (load.gen - 1) * served.tpot_s
         # what the GPUs run in a step, on average
         steps = self._steps(served, served.prompt_steps)
@@ -81,7 +80,7 @@ class Loop:
         host_s: Number = self.stack.host_request_s * decoding + self.stack.host_rank_s * self.load.tp
         return host_s
 
-    def _served(self, *, in_lockstep: bool) -> Served:
+    def _served(self) -> Served:
         """Serve requests one step after the other, for each configuration."""
         load = self.load
         beside_s = self.seconds["most"] if load.mixed_steps else -self._host_s(0.0)
@@ -93,7 +92,7 @@ class Loop:
             {name: added_s[name] for name in self.tokens},
             {"cold": minimum(added_s["idle"] / maximum(added_s["busy"], 1e-12), 1.0)},
             load.front_end(self.stack)._asdict(),
-            {"clients": maximum(load.concurrency / load.lanes, 1.0)},
+            {"clients": maximum(load.concurrency / load.lanes, 1.0), "step_tokens": load.step_tokens},
             {"prompt": load.prompt, "steps": load.gen - 1, "slots": maximum(load.kv_slots / load.lanes, 1.0)},
         ]
         values = [value for group in groups for value in group.values()]
@@ -106,7 +105,6 @@ class Loop:
             one = self._of_lanes(
                 decode_s={numbers[name]: decode_s[name] for name in numbers},
                 added_s={tokens[name]: more_s[name] for name in tokens},
-                in_lockstep=in_lockstep,
                 front_end=FrontEnd(**front_end),
                 **clients,
                 **cold,
@@ -123,11 +121,12 @@ class Loop:
         decode_s: Mapping[float, float],
         added_s: Mapping[float, float],
         clients: float,
+        step_tokens: int,
         cold: float,
-        in_lockstep: bool,
         **sizes: Any,
     ) -> Served:
         """Serve one configuration, whose lanes have as many clients, on average; some have one more than others."""
+        workload, scheduling = self.scenario.workload, Scheduling.of(self.scenario, step_tokens)
         low, more = divmod(clients, 1.0)
         shares = {int(low): 1.0 - more, int(low) + 1: more}
         lanes = []
@@ -135,8 +134,8 @@ class Loop:
             if share:
                 steps = Steps.between(decode_s, added_s, most=number, mixed=self.load.mixed_steps, cold=cold)
                 # one client meets nobody, whom lengths of its own would keep apart
-                spread = 0.0 if in_lockstep or number == 1 else SPREAD
-                lanes.append((share, simulate(steps, self.scheduling, concurrency=number, spread=spread, **sizes)))
+                how: dict[str, Any] = {"spread": workload.spread if number > 1 else 0.0, "rounds": workload.rounds}
+                lanes.append((share, simulate(steps, scheduling, concurrency=number, **how, **sizes)))
         return Served(
             **{each.name: sum(share * getattr(lane, each.name) for share, lane in lanes) for each in fields(Served)}
         )

@@ -36,7 +36,7 @@ class Requests:
     """Requests whose KV cache fits."""
     slots: Any
     """Requests that can run at the same time: those whose cache fits, or fewer where their tokens fill steps."""
-    step_tokens: int
+    step_tokens: Any
     """Most tokens of one step."""
     mixed_steps: bool
     """Whether prompts share a step with requests that decode; else they go first, in steps of their own."""
@@ -46,11 +46,22 @@ class Requests:
     """Ranks of a stage."""
 
     @classmethod
-    def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "Requests":
-        """Return the requests of one group of ranks that share attention."""
-        budget = scenario.step_tokens
+    def of(
+        cls,
+        scenario: Scenario,
+        *,
+        concurrency: Any,
+        prompt: Any,
+        gen: Any,
+        step_tokens: Any = 0,
+        step_requests: Any = 0,
+    ) -> "Requests":
+        """Return the requests of one group of ranks that share attention; limits of 0 are the scenario's."""
+        budget = step_tokens if np.any(step_tokens) else scenario.step_tokens
         # a user may ask what happens if it did fit
         slots = kv_slots = maximum(running_requests(scenario, prompt, gen), 1.0)
+        if np.any(step_requests):
+            slots = kv_slots = minimum(kv_slots, maximum(step_requests, 1.0))
         if scenario.stack.mixed_steps:
             # beyond it requests have more tokens than their steps take in
             steps = maximum(prompt / budget, 1.0) + gen - 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.closed_loop.engine import Scheduling, Served
+from ladder_sim.closed_loop.engine import Served
 from ladder_sim.closed_loop.loop import Loop, ServedRequest
 from ladder_sim.closed_loop.requests import Requests
 from ladder_sim.costs.estimate import CostModel
@@ -30,6 +30,8 @@ from ladder_sim.specs.scenario import Scenario
 
 # fields of a workload that change no graph
 SIZES = (*static.SIZES, "concurrency")
+# limits of a server that vary with its load, each 0: as the scenario has it
+LIMITS = ("step_tokens", "step_requests")
 
 
 def simulate_request(
@@ -73,7 +75,7 @@ def simulate_requests(
     Parameters
     ----------
     scenario, figures, variants, profile
-        As in `ladder_sim.simulate.request.simulate_requests`; ``concurrency`` may be among the figures.
+        As in `ladder_sim.simulate.request.simulate_requests`; ``concurrency`` and `LIMITS` may be among the figures.
 
     Raises
     ------
@@ -103,6 +105,7 @@ def simulated_alike(
         for key in SIZES
         if key != "batch"
     }
+    sizes |= {key: columns.pop(key).astype(np.int64) for key in LIMITS if key in columns}
     check_context(scenario.stack, int(np.max(sizes["prompt"] + sizes["gen"])))
     hardware = Hardware.of(scenario, profile)
     for rows in _alike(scenario, sizes):
@@ -141,8 +144,7 @@ def _serve(
     for name, passes in simulated.items():
         if load.further_tokens:
             named = dict(zip(steps, passes, strict=True))
-            loop = Loop(load, costs.hardware.stack, named, scheduling=Scheduling.of(scenario))
-            requests[name] = loop.request(name, in_lockstep=scenario.workload.arrivals == "lockstep")
+            requests[name] = Loop(load, costs.hardware.stack, named, scenario=scenario).request(name)
         else:
             requests[name] = _of_one_token(name, load, costs.hardware.stack, *passes)
     return requests
@@ -163,6 +165,7 @@ def _of_one_token(variant: str, load: Requests, stack: Stack, prefill: ForwardPa
         front_end_s=ttft_s - engine_s,
         served=Served(
             ttft_s=ttft_s,
+            ttft_p50_s=ttft_s,
             prompt_s=engine_s / load.concurrency,
             running=minimum(load.concurrency, load.together),
             duty=engine_s / ttft_s,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ladder_sim.closed_loop.checks import ServingCheck, checks_of
 from ladder_sim.confidence.interval import NORMAL_90, Interval
-from ladder_sim.costs.hardware import Link
+from ladder_sim.costs.hardware import FRONT_END, Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
@@ -27,8 +27,12 @@ SAME_SIZE = 0.05
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
 # of a ratio of two runs: half-width of its 90 % interval, in the logarithm
 RUN_NOISE = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
-# of a stack: how much room its server gives requests changes no step, and servings had any
-_ROOM = ("memory_fraction", "serving_reserve_bytes", "step_requests", "max_context", "prefix_cache")
+# of a stack: how much room its server gives requests, when it looks for them, whether prompts share steps, and what its
+# front end adds; servings had all of these in several ways
+_SERVER = (
+    *("memory_fraction", "serving_reserve_bytes", "step_requests", "max_context", "prefix_cache"),
+    *("mixed_steps", "chunked_prompts", "poll_steps", *FRONT_END),
+)
 
 
 class Compared(NamedTuple):
@@ -166,7 +170,7 @@ def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:
 def own_figures(scenario: Scenario) -> bool:
     """Whether its stack has figures of its own: by hand, or in a file under a name of the catalog."""
     stack = scenario.stack
-    if set(scenario.set_by_hand("stack.")) - {f"stack.{name}" for name in _ROOM}:
+    if set(scenario.set_by_hand("stack.")) - {f"stack.{name}" for name in _SERVER}:
         return True
     if stack.name not in catalog.stack_names():
         return False
@@ -174,7 +178,7 @@ def own_figures(scenario: Scenario) -> bool:
     return stack != dataclasses.replace(
         catalog.stack(stack.name),
         allreduce=stack.allreduce,
-        **{name: getattr(stack, name) for name in _ROOM},
+        **{name: getattr(stack, name) for name in _SERVER},
         profile=stack.profile,
         note=stack.note,
         source=stack.source,

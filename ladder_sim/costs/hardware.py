@@ -101,9 +101,6 @@ NOTHING_ADDED = {**{name: 0.0 if name.endswith(("_s", "_steps")) else 1.0 for na
 # prefill of Llama-3.3-70B without all-reduces on H100 (TokenWeave artifact, figures 11a and 11b): 600 of 989 TFLOP/s.
 # Tables of GEMMs are cold runs, which the power limit does not slow; taken over to fp8 and to other GPUs
 SUSTAINED_SHARE = 0.61
-# most CPU time to launch one kernel of a model with experts, seconds, as from PyTorch: 211 measured servings of
-# Qwen3-235B and DeepSeek-R1 under TensorRT-LLM (serving_moe.csv) err by 13 % instead of 18 % with its own figure
-EXPERT_LAUNCH_S = 5e-6
 
 
 @cache
@@ -154,8 +151,6 @@ class Hardware:
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """Return the figures as the scenario's specs and the profile's measurements state them."""
         stack = {name: getattr(scenario.stack, name) for name in _STATED}
-        if scenario.model.experts and "stack.eager_launch_s" not in scenario.settings:
-            stack["eager_launch_s"] = min(stack["eager_launch_s"], EXPERT_LAUNCH_S)
         stack["sustained_share"] = SUSTAINED_SHARE
         measured = profile.overheads if profile else {}
         # measured with the tables; what was set by hand stays

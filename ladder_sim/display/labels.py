@@ -34,7 +34,6 @@ _TITLES = {
     "dtype": "Precision",
     "kv_dtype": "Type of the KV cache",
     "concurrency": "Requests in flight",
-    "arrivals": "Arrivals",
     "imbalance": "Imbalance of experts",
     "stack": "Engine",
     "allreduce": "All-reduce",
@@ -230,7 +229,7 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
     size = f"static batch of {workload.batch}" if batch else "static batches"
     if workload.concurrency is not None:
         number = f"{workload.concurrency} request{'s' if workload.concurrency > 1 else ''} in flight"
-        size = (number if batch else "requests in flight") + (" in lockstep" if workload.arrivals == "lockstep" else "")
+        size = (number if batch else "requests in flight") + (" of one length" if workload.spread == 0 else "")
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
     loads = workload.imbalance
     imbalance = f", experts {loads.name}" if scenario.model.experts and loads != USUAL else ""
@@ -450,14 +449,14 @@ def asked_text(scenario: Scenario, *, where: str = "", load: str = "", varied: C
     """
     workload = scenario.workload
     one = f"static batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
-    lockstep = " in lockstep" if workload.arrivals == "lockstep" else ""
+    alike = " of one length" if workload.spread == 0 else ""
     tokens = {"gen": f"prompt {workload.prompt}", "prompt": f"{workload.gen} new tokens"}
     some = [text for name, text in tokens.items() if name in varied] or [f"{workload.prompt} + {workload.gen}"]
     if {"batch", "concurrency"}.intersection(varied):
         # their numbers stand elsewhere, what they are here
         one = "static batches" if workload.concurrency is None else "in flight"
     asked = [
-        f"{load or one}{lockstep}",
+        f"{load or one}{alike}",
         *(some if len(some) == 1 else []),
     ]
     parts = (placed_text(scenario, where=where, varied=varied), ", ".join(filter(None, asked)))

@@ -21,7 +21,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import Arrivals, DType, Imbalance, KvDType
+from ladder_sim.specs.workload import DType, Imbalance, KvDType
 from ladder_sim.units import short_name
 
 # degrees that belong to the GPUs and the model of a question: another of these begins without them
@@ -263,7 +263,6 @@ def settings(allowlist: Allowlist) -> dict[str, list[Setting]]:
         "Plan": list(map(_argument, ("tp", "pp", "ep", "attention_dp", "dp", "sp"))),
         "Requests": [
             *map(_argument, ("concurrency", "batch", "prompt", "gen")),
-            _argument("arrivals", get_args(Arrivals)),
             _argument("imbalance", get_args(Imbalance)),
             _argument("dtype", get_args(DType)),
             _argument("kv_dtype", get_args(KvDType)),

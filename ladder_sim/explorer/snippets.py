@@ -16,7 +16,7 @@ REQUESTS, USUAL_RATE = 500, 10.0
 # how a command predicts what does not fit
 IGNORE_MEMORY = "ignore_memory=true"
 # arguments that arrivals, the SLO and the search for replicas replace, and the settings of the same
-_REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
+_REQUESTS = ("batch", "prompt", "gen", "concurrency", "dp")
 OF_REQUESTS = (*_REQUESTS, *(f"workload.{name}" for name in _REQUESTS))
 
 

@@ -147,7 +147,7 @@ class State:
     def under_load(self) -> Self:
         """Return the state without other views and without their number of requests in flight."""
         groups = self.arguments["dp"] * self.arguments["attention_dp"]
-        requests = {name: DEFAULTS[name] for name in ("batch", "arrivals")} | {"concurrency": groups}
+        requests = {"batch": DEFAULTS["batch"], "concurrency": groups}
         return self.part("profile", "variants", "price", "rate", "ttft_p95", "tpot_p95", **requests)
 
     def part(self, *names: str, **arguments: Any) -> Self:

@@ -359,8 +359,8 @@ def _load_text(prediction: Prediction) -> str:
         f"{load.requests_decoding:.1f} of {in_flight} requests, {format_seconds(load.decode_step_s)} (of it "
         f"{format_seconds(host_s)} on the CPU), and prompts of the others, {format_seconds(load.prompts_per_token_s)}",
         f"each prompt adds {format_seconds(load.prompt_s)} to steps; {load.prompt_steps:.1%} of the steps hold one",
-        f"TTFT {format_seconds(prediction.ttft_s)} is such a step, its own prompt, "
-        f"{format_seconds(load.front_end_s)} in the server's front end, and "
+        f"TTFT {format_seconds(prediction.ttft_s)} on average ({format_seconds(load.ttft_p50_s)} in the median) is "
+        f"such a step, its own prompt, {format_seconds(load.front_end_s)} in the server's front end, and "
         f"{format_seconds(max(waiting_s, 0.0))} of waiting for other prompts"
         + (f" and for one of {load.slots:.1f} slots" if scenario.plan.group_requests(in_flight) > load.slots else ""),
     ]

@@ -56,10 +56,10 @@ def arguments_asked(scenario: Scenario | None, fields: Mapping[str, Any]) -> dic
     """
     own = {name: value for name, value in fields.items() if name not in LoadFields.__annotations__}
     point = point_asked(scenario, own)
-    for name in REQUESTS:
-        said = point.pop(name, DEFAULTS[name])
+    for name in (*REQUESTS, "spread", "rounds"):
+        said = point.pop(name, DEFAULTS.get(name))
         by_hand = next((key for key in point if key.startswith(f"workload.{name}")), None)
-        if by_hand or (name in ("batch", "arrivals") and said != DEFAULTS[name]):
+        if by_hand or (name == "batch" and said != DEFAULTS[name]):
             raise UsageError(
                 f"{by_hand or f'{name} {said}'} changes nothing here: requests arrive one by one",
                 hint="leave it out, and say which requests arrive: prompt=, gen=, rate= or concurrency=",

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.answer import Answer
-from ladder_sim.closed_loop.engine import SPREAD
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile
@@ -33,6 +32,7 @@ from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import whole
+from ladder_sim.specs.workload import SPREAD
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_seconds
 

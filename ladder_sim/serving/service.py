@@ -64,7 +64,7 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
     spec = SchedulerSpec(
         **{
             "step_tokens": scenario.step_tokens,
-            "mixed_steps": stack.mixed_steps,
+            **{name: getattr(stack, name) for name in ("mixed_steps", "chunked_prompts", "poll_steps")},
             **{name: getattr(stack, name) for name in FRONT_END},
             "ahead": stack.schedules_ahead,
             "answer_share": stack.kv_answer_share,

@@ -17,7 +17,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
-from ladder_sim.specs.workload import USUAL, Arrivals, DType, ExpertLoads, Imbalance, KvDType
+from ladder_sim.specs.workload import USUAL, DType, ExpertLoads, Imbalance, KvDType
 
 ASKED, PLAN, LOAD = "Asked", "Plan", "Load"
 
@@ -133,9 +133,6 @@ _TABLE = (
         maximum=65_536,
     ),
     _rare(
-        "arrivals", Arrivals, "steady", "workload.arrivals", LOAD, "How requests in flight arrive: steady or lockstep."
-    ),
-    _rare(
         "imbalance",
         ExpertLoads.of,
         USUAL.name,
@@ -216,11 +213,10 @@ class ScenarioFields(PlacedFields, total=False):
     prompt: int
     gen: int
     concurrency: int | None
-    arrivals: str
 
 
 # the arguments for requests
-REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals")
+REQUESTS = ("batch", "prompt", "gen", "concurrency")
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
 DEFAULTS: Mapping[str, Any] = MappingProxyType({argument.name: argument.default for argument in _TABLE})
 

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, ScenarioFields, keywords_of
+from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, REQUESTS, ScenarioFields, keywords_of
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import (
@@ -59,8 +59,8 @@ class Scenario:
         Further degrees of the plan (`ladder_sim.specs.plan.Plan`).
     batch, prompt, gen
         Requests of a static batch, tokens of each prompt, new tokens of each request.
-    concurrency, arrivals
-        Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
+    concurrency
+        Requests kept in flight under continuous batching, instead of a static batch.
     imbalance
         How unevenly tokens choose experts: a name (`ladder_sim.specs.workload.Imbalance`), a file of tokens per
         expert, or a list of them.
@@ -334,7 +334,7 @@ def _parts(given: ScenarioFields, overrides: Overrides) -> Parts:
         stack=catalog.stack(stack) if isinstance(stack, str) else stack,
         # the spec checks the name
         workload=Workload(
-            **{name: asked[name] for name in ("batch", "prompt", "gen", "concurrency", "arrivals")},
+            **{name: asked[name] for name in REQUESTS},
             imbalance=ExpertLoads.of(asked["imbalance"]),
             dtype="bf16" if asked["dtype"] is None else asked["dtype"],
             kv_dtype="bf16" if asked["kv_dtype"] is None else asked["kv_dtype"],

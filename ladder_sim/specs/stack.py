@@ -217,10 +217,14 @@ class StackSpec:
     """Limits of a step on some GPUs: the first that apply, unless a limit is set by hand."""
     max_context: Tokens = 0
     """Tokens of the longest request that the server takes, prompt and answer; 0: the model's context."""
+    poll_steps: Annotated[int, Limits(1, 1_000)] = 1
+    """Decode steps from one look for new requests to the next; after a step with prompts the engine looks at once."""
     prefix_cache: bool = True
     """Requests use what others that begin alike left in the KV cache."""
     mixed_steps: bool = False
     """Prompts share a step with decode; else they go first, in steps of their own."""
+    chunked_prompts: bool = True
+    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
     memory_fraction: Share = 1.0
     """Share of the memory that an engine takes to serve; 0: what it leaves by default, of a static share."""
     memory_fraction_of: MemoryFractionOf = "total"

@@ -93,7 +93,6 @@ USUAL = ExpertLoads()
 
 DType = Literal["bf16", "fp16", "fp8", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 KvDType = Literal["bf16", "fp8"]
-Arrivals = Literal["steady", "lockstep"]
 TensorCores = Literal["bf16", "fp8", "fp4"]
 
 
@@ -155,6 +154,13 @@ def batching_of(concurrency: object) -> Batching:
 
 # beyond any published context
 MAX_TOKENS = 100_000_000
+# of lengths around their mean, either way, as a share of it: it stands for all that keeps clients apart. Chosen where
+# nothing is known of a server and its load: servings (serving_dense.csv) then err by 24 % in TTFT with 0.2, by 22 %
+# with 0.4, and by 110 to 180 % with none, as clients in step magnify what is wrong about the size of a server's steps
+SPREAD = 0.4
+# requests of each client in a measured run: ten under InferenceX and under aiconfigurator 0.4.0 (eval/benchmarks,
+# genai_perf_runner.py: --request-count)
+ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +182,12 @@ class Workload:
     """Requests kept in flight under continuous batching; None: a static batch."""
     imbalance: ExpertLoads = USUAL
     """How often tokens choose each expert, in models that have any."""
-    arrivals: Arrivals = "steady"
-    """Requests in flight arrive spread over time, or in lockstep: all prompts first, then all answers together."""
+    spread: Annotated[float, Limits(0, 1, hint="a share of the mean length, e.g. --set workload.spread=0.1")] = SPREAD
+    """Spread of the lengths of prompts and answers of requests in flight around their mean, either way, as a share of
+    the mean; 0: all requests are of one length, as benchmark clients send them unless told otherwise, and those that
+    begin together stay together."""
+    rounds: Annotated[int, Limits(2, 1_000_000, hint="e.g. --set workload.rounds=10")] = ROUNDS
+    """Requests of each client in flight; the first ones of all clients come at once and count as every other."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -186,11 +196,13 @@ class Workload:
                 f"batch {self.batch} and concurrency {self.concurrency}: requests start together or are kept in flight",
                 hint="give one of them: --batch for a static batch, --concurrency for continuous batching",
             )
-        if self.concurrency is None and self.arrivals != "steady":
-            raise SpecError(
-                f"arrivals {self.arrivals} without concurrency: requests of a static batch start together",
-                hint="add --concurrency, the number of requests in flight, or leave out arrivals",
-            )
+        if self.concurrency is None:
+            for name, usual in (("spread", SPREAD), ("rounds", ROUNDS)):
+                if (value := getattr(self, name)) != usual:
+                    raise SpecError(
+                        f"workload.{name} {value:g} without concurrency: requests of a static batch start together",
+                        hint=f"add --concurrency, the number of requests in flight, or leave out workload.{name}",
+                    )
         if self.context > MAX_TOKENS:
             raise SpecError(
                 f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {MAX_TOKENS}",

@@ -29,12 +29,15 @@ class Facts:
     """Parts of each layer that the checkpoint keeps in 16 bits."""
     kv_dtype: KvDType | None = None
     """Precision of the server's KV cache."""
-    arrivals: str = "steady"
-    """How requests arrive, as `ladder_sim.Scenario` has it."""
-    server: Mapping[str, float] = field(default_factory=dict)
-    """Settings of the server, as `Scenario` has overrides, that are not the stack's."""
-    shortest: float = 1.0
-    """Shortest prompt or answer, as a share of the longest, which is in the table; all between are as likely."""
+    server: Mapping[str, float | str] = field(default_factory=dict)
+    """Settings of the server, as `Scenario` has overrides, that are not the stack's; entries add up."""
+    shortest: float | None = None
+    """Shortest prompt or answer, as a share of the longest, which is in the table; all between are as likely. 1: all
+    are of one length; None: it is not known."""
+    spare_step_tokens: int = 0
+    """Tokens that a step has room for beyond a prompt and one of each request in flight; 0: as the stack has it."""
+    idle_requests: int = 0
+    """Requests in flight that the server does not run at a time, whatever fits."""
     product_of_gpus: bool = False
     """Where moe_tp is moe_ep and not 1, the degree of attention is their product: GPUs are counted twice."""
     attention_dp_in_tp: bool = False
@@ -78,7 +81,8 @@ def facts(cell: Mapping[str, str]) -> Facts:
     said: dict[str, Any] = {}
     for entry in _data()["facts"]:
         if _matches(cell, entry["where"]) and not any(_matches(cell, each) for each in entry.get("but", ())):
-            said = {**{name: entry[name] for name in _NAMES & entry.keys()}, **said}
+            server = {**entry.get("server", {}), **said.get("server", {})}
+            said = {**{name: entry[name] for name in _NAMES & entry.keys()}, **said, "server": server}
     if "unquantized" in said:
         said["unquantized"] = tuple(said["unquantized"])
     return Facts(**said)

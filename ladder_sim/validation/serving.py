@@ -122,11 +122,12 @@ def _compare_group(rows: Sequence[Serving], profile: str | CalibrationProfile | 
     except InfeasibleError as error:
         note = f"not predicted: {error.message}"
         return [ServingComparison(serving=row, ttft=None, tpot=None, note=note) for row in rows]
-    loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
     # it has been measured, so it did fit, whatever the memory model says
     standard = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"]
     widths = standard.confidence.widths["standard"]
-    request = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, profile))["standard"]
+    request = simulate_requests(scenario, Serving.loads(rows), ["standard"], resolve_profile(scenario, profile))[
+        "standard"
+    ]
     note = "" if standard.memory.fits else "the memory model says that this does not fit"
     ttft_s, decode_s = (np.atleast_1d(seconds).tolist() for seconds in (request.ttft_s, request.decode_s))
     return [

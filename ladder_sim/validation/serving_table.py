@@ -5,11 +5,11 @@
 
 This is the form of the servings in aiconfigurator-core. ``isl`` and ``osl`` are tokens of each prompt and answer,
 ``silicon_ttft_ms`` and ``silicon_tpot_ms`` mean times in milliseconds. dtype may be called precision. Columns that may
-be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype and arrivals
-(as `ladder_sim.Scenario` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
-moe_ep_size. concurrency counts the requests of one of attention_dp_size groups. What the columns do not say of known
-campaigns is in `ladder_sim.validation.campaigns`; a row with a source is read as it stands. Lines that start with ``#``
-are comments.
+be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype (as
+`ladder_sim.Scenario` has it), spread (of lengths around their mean, either way, as a share of it), source, and those of
+a plan: pp_size, attention_dp_size, moe_tp_size and moe_ep_size. concurrency counts the requests of one of
+attention_dp_size groups. What the columns do not say of known campaigns is in `ladder_sim.validation.campaigns`; a row
+with a source is read as it stands. Lines that start with ``#`` are comments.
 """
 
 import dataclasses
@@ -17,8 +17,9 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
+from ladder_sim.closed_loop.step import LIMITS
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
@@ -27,7 +28,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import real
-from ladder_sim.specs.workload import DType
+from ladder_sim.specs.workload import SPREAD, DType
 from ladder_sim.units import quoted
 from ladder_sim.validation.campaigns import Facts, facts
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
@@ -37,7 +38,7 @@ from ladder_sim.validation.serving_names import cluster_name, format_name, model
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 REQUIRED = ("model_path", "system", "backend", "dtype", "tp_size", "concurrency", "isl", "osl", *TIMES)
 _PLAN = ("pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-_OPTIONAL = ("backend_version", "gemm_quant_mode", "moe_quant_mode", *_PLAN, "kv_dtype", "arrivals", "source")
+_OPTIONAL = ("backend_version", "gemm_quant_mode", "moe_quant_mode", *_PLAN, "kv_dtype", "spread", "source")
 # another name of the column
 _ALIAS = {"precision": "dtype"}
 COLUMNS = (*REQUIRED, *_ALIAS, *_OPTIONAL)
@@ -60,11 +61,12 @@ class Setup:
     """With the engine's version, as in "vllm@0.12.0"."""
     dtype: str
     kv_dtype: str | None
-    arrivals: str
     plan: Plan
+    spread: float = SPREAD
+    """As `ladder_sim.specs.workload.Workload` has it."""
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of the layers that the checkpoint keeps in 16 bits, if that is not the model's."""
-    server: tuple[tuple[str, float], ...] = ()
+    server: tuple[tuple[str, float | str], ...] = ()
     """Settings of the server that are not the stack's."""
 
     @property
@@ -87,11 +89,10 @@ class Setup:
             stack=self.stack,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            arrivals=self.arrivals,
             concurrency=plan.groups if concurrency is None else concurrency,
             prompt=prompt,
             gen=gen,
-            overrides=dict(self.server),
+            overrides={**dict(self.server), **({} if self.spread == SPREAD else {"workload.spread": self.spread})},
         )
 
 
@@ -113,14 +114,22 @@ class Serving:
     """Measured."""
     source: str = ""
     """Who measured it."""
-    shortest: float = 1.0
-    """Shortest length, as a share of the longest."""
+    step_tokens: int = 0
+    """Most tokens of one of the server's steps; 0: as the stack has it."""
+    step_requests: int = 0
+    """Most requests that the server runs at a time; 0: as the stack has it."""
     left_out: str = ""
     """Why it is not predicted, as far as its campaign is known."""
 
     def scenario(self) -> Scenario:
         """Return the scenario of a serving, with its load."""
         return self.setup.scenario(self.concurrency, self.prompt, self.gen)
+
+    @classmethod
+    def loads(cls, rows: Sequence[Self]) -> dict[str, list[int]]:
+        """Return the loads of several servings of one setup, by the names of figures that vary with a load."""
+        names = ("concurrency", "prompt", "gen", *LIMITS)
+        return {name: [getattr(row, name) for row in rows] for name in names}
 
     def __str__(self) -> str:
         setup = self.setup
@@ -225,22 +234,24 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
         stack=stack_name(cell["backend"], known.version or cell["backend_version"]),
         dtype=dtype,
         kv_dtype=cell["kv_dtype"] or known.kv_dtype,
-        arrivals=cell["arrivals"] or known.arrivals,
         plan=plan,
+        spread=_spread(cell, known.shortest),
         unquantized=known.unquantized,
         server=tuple(known.server.items()),
     )
+    in_flight = _whole(cell, "concurrency")
     serving = Serving(
         line=line,
         setup=setup,
-        concurrency=groups * _whole(cell, "concurrency"),
+        concurrency=groups * in_flight,
         prompt=_tokens(cell, "isl", known),
         gen=_tokens(cell, "osl", known),
         ttft_s=_seconds(cell, "silicon_ttft_ms"),
         # one token has no time per further token
         tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
         source=cell["source"],
-        shortest=known.shortest,
+        step_tokens=known.spare_step_tokens and in_flight + _tokens(cell, "isl", known) + known.spare_step_tokens,
+        step_requests=known.idle_requests and max(1, in_flight - known.idle_requests),
         left_out=known.left_out,
     )
     _check_times(serving, cell)
@@ -257,7 +268,6 @@ def _of_unknown(line: int, cell: Mapping[str, str], reason: str) -> _Row:
         stack=cell["backend"],
         dtype=cell["dtype"],
         kv_dtype=None,
-        arrivals="",
         plan=Plan(tp=_whole(cell, "tp_size")),
     )
     serving = Serving(
@@ -334,7 +344,15 @@ def _degree(cell: Mapping[str, str], column: str, empty: int) -> int:
 
 
 def _tokens(cell: Mapping[str, str], column: str, known: Facts) -> int:
-    return max(1, round((1.0 + known.shortest) / 2.0 * _whole(cell, column)))
+    shortest = 1.0 if known.shortest is None else known.shortest
+    return max(1, round((1.0 + shortest) / 2.0 * _whole(cell, column)))
+
+
+def _spread(cell: Mapping[str, str], shortest: float | None) -> float:
+    """Return the spread of lengths around their mean: as the row says, or as its campaign drew them."""
+    if cell["spread"]:
+        return real(_number(cell, "spread"), "spread", 1.0, zero=True, hint="a share of the mean length, e.g. 0.1")
+    return SPREAD if shortest is None else (1.0 - shortest) / (1.0 + shortest)
 
 
 def _whole(cell: Mapping[str, str], column: str) -> int:

@@ -32,7 +32,6 @@ SCENARIO = {
     "prompt": 1024,
     "gen": 512,
     "concurrency": None,
-    "arrivals": "steady",
     "imbalance": "power-law-1.01",
     "dtype": "bf16",
     "kv_dtype": "bf16",

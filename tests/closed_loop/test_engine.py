@@ -87,6 +87,47 @@ def test_more_requests_than_slots_wait_and_nothing_else_changes() -> None:
     assert 64 / cycle_s(more, 200) == pytest.approx(24 / cycle_s(fewer, 200), rel=0.02)
 
 
+@pytest.mark.parametrize("concurrency", [8, 32, 96])
+def test_a_first_token_waits_for_two_prompts_where_lengths_are_equal(concurrency: int) -> None:
+    """Each client comes back while its neighbour's prompt runs, in a step of its own; the first ones come at once."""
+    prompt_s, decode_s = 0.1, 0.01
+    times = Steps(decode_s=[decode_s] * 128, tokens=[16, 4096], added_s=[prompt_s * 16 / 4096, prompt_s])
+    one_a_step = Scheduling(step_tokens=4096 + 128, mixed_steps=True, ahead=False, chunked_prompts=False)
+    load = {"concurrency": concurrency, "prompt": 4096, "steps": 1000, "slots": 1e9, "spread": 0.0}
+    load["front_end"] = FrontEnd(0.4 * decode_s)
+    always, measured = (simulate(times, one_a_step, rounds=rounds, **load) for rounds in (100_000, 10))
+    assert always.ttft_p50_s == pytest.approx(2.0 * (prompt_s + decode_s))
+    assert always.ttft_s == pytest.approx(always.ttft_p50_s, rel=0.1)
+    # all prompts of the first round are ahead of half of them on average
+    first_s = 0.5 * (concurrency + 1) * (prompt_s + decode_s)
+    assert measured.ttft_p50_s == pytest.approx(always.ttft_p50_s)
+    assert measured.ttft_s == pytest.approx(0.9 * always.ttft_s + 0.1 * first_s, rel=0.05)
+
+
+def test_an_engine_that_looks_seldom_lets_requests_wait_for_half_of_the_steps_between() -> None:
+    times = Steps(decode_s=[0.01] * 64, tokens=[16, BUDGET], added_s=[1e-6, 1e-5])
+    load = {"concurrency": 16, "prompt": 100, "steps": 400, "slots": 1e9, "rounds": 1000}
+    often, seldom = (
+        simulate(times, Scheduling(step_tokens=BUDGET, mixed_steps=True, ahead=False, poll_steps=steps), **load)
+        for steps in (1, 30)
+    )
+    assert seldom.ttft_s - often.ttft_s == pytest.approx(0.5 * 29 * 0.01, rel=0.1)
+    assert seldom.tpot_s == pytest.approx(often.tpot_s, rel=1e-3)
+
+
+def test_prompts_that_stay_whole_leave_room_in_steps() -> None:
+    """Two prompts of three quarters of a step come at once, then one by one: split ones wait for a full step first."""
+    times = Steps(decode_s=[0.01] * 8, tokens=[1, BUDGET], added_s=[0.1 / BUDGET, 0.1])
+    load = {"concurrency": 2, "prompt": 6144, "steps": 5000, "slots": 1e9, "spread": 0.0, "rounds": 2}
+    whole, split = (
+        simulate(times, Scheduling(step_tokens=BUDGET, mixed_steps=True, ahead=False, chunked_prompts=chunked), **load)
+        for chunked in (False, True)
+    )
+    own_s, full_s, both_s = 0.01 + 0.075, 0.01 + 0.1, 2.0 * 0.01 + 2.0 * 0.075
+    assert whole.ttft_s == pytest.approx((own_s + both_s + 2.0 * own_s) / 4.0)
+    assert split.ttft_s == pytest.approx((full_s + both_s + 2.0 * own_s) / 4.0)
+
+
 @dataclass(eq=False)
 class _Request:
     tokens: int

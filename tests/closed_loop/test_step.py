@@ -22,7 +22,7 @@ from tests.support.scenarios import with_overheads
 
 SERVING = tuple(name for name in stack_names() if stack_of(name).serves)
 STACKS = st.sampled_from(SERVING)
-ARRIVALS = st.sampled_from(["steady", "lockstep"])
+SPREADS = st.sampled_from([0.0, 0.1, 0.4])
 
 
 def scenario(**given: Any) -> Scenario:
@@ -45,11 +45,12 @@ def test_one_request_in_flight_is_a_static_batch_of_one(stack: str, variant: str
     assert alone.ttft_s - alone.load.front_end_s == pytest.approx(static.ttft_s, rel=2e-3)
 
 
-@given(STACKS, st.sampled_from([1, 2, 7, 32, 300, 4000]), st.integers(1, 3000), st.integers(1, 1500), ARRIVALS)
+@given(STACKS, st.sampled_from([1, 2, 7, 32, 300, 4000]), st.integers(1, 3000), st.integers(1, 1500), SPREADS)
 def test_what_the_gpus_run_takes_as_long_as_the_request(
-    stack: str, concurrency: int, prompt: int, gen: int, arrivals: str
+    stack: str, concurrency: int, prompt: int, gen: int, spread: float
 ) -> None:
-    given = scenario(stack=stack, concurrency=concurrency, prompt=prompt, gen=gen, arrivals=arrivals)
+    load = {"concurrency": concurrency, "prompt": prompt, "gen": gen}
+    given = scenario(stack=stack, overrides={"workload.spread": spread}, **load)
     for prediction in predict(given, ["standard", "ladder"]).values():
         assert sum(prediction.breakdown.limits_s.values()) == pytest.approx(prediction.request_s, rel=1e-9)
         load = prediction.load
@@ -62,15 +63,16 @@ def test_what_the_gpus_run_takes_as_long_as_the_request(
             assert load.decode_step_s + load.prompts_per_token_s == pytest.approx(prediction.tpot_s)
 
 
-@pytest.mark.parametrize("arrivals", ["steady", "lockstep"])
-def test_arrays_hold_what_single_predictions_give(arrivals: str) -> None:
+@pytest.mark.parametrize("spread", [0.0, 0.4])
+def test_arrays_hold_what_single_predictions_give(spread: float) -> None:
     loads = list(itertools.product([1, 16, 700], [1, 900, 9000], [1, 2, 400]))
     columns = dict(zip(("concurrency", "prompt", "gen"), np.array(loads).T, strict=True))
-    given = scenario(arrivals=arrivals, stack="trtllm", dtype="fp8")
+    how = {"stack": "trtllm", "dtype": "fp8", "overrides": {"workload.spread": spread}}
+    given = scenario(**how)
     variants = ["standard", "ladder"]
     together = simulate_requests(given, columns, variants, resolve_profile(given, None))
     for number, (concurrency, prompt, gen) in enumerate(loads):
-        one = scenario(arrivals=arrivals, stack="trtllm", dtype="fp8", concurrency=concurrency, prompt=prompt, gen=gen)
+        one = scenario(concurrency=concurrency, prompt=prompt, gen=gen, **how)
         for name, prediction in predict(one, variants).items():
             assert np.asarray(together[name].ttft_s)[number] == pytest.approx(prediction.ttft_s, rel=1e-6)
             assert np.asarray(together[name].request_s)[number] == pytest.approx(prediction.request_s, rel=1e-6)

@@ -47,7 +47,6 @@ states = st.builds(
             "stack": st.sampled_from(sorted(ALLOWLIST.stacks)),
             "dtype": st.sampled_from([None, "bf16", "fp8"]),
             "kv_dtype": st.sampled_from([None, "bf16", "fp8"]),
-            "arrivals": st.sampled_from(["steady", "lockstep"]),
             "imbalance": st.sampled_from(["balanced", "power-law-1.01"]),
             "allreduce": st.sampled_from([None, "nccl", "auto"]),
             "technique": st.sampled_from(["none", "fused-norm"]),

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, advise, condition, predict
@@ -31,7 +31,11 @@ def tpot_s(scenario: Scenario, **measured: float) -> float:
 @law(examples=25)
 @given(scenarios(models=(*DENSE, *EXPERTS), in_flight=None), st.floats(-0.3, 0.4))
 def test_what_was_measured_is_predicted(scenario: Scenario, apart: float) -> None:
-    """A measured time per token of the load that is asked about is the prediction, within 3 %, and in its interval."""
+    """A measured time per token of the load that is asked about is the prediction, within 3 %, and in its interval.
+
+    Not with answers below 8 tokens in flight, whose clients fall into step by jumps.
+    """
+    assume(scenario.workload.concurrency is None or scenario.workload.gen >= 8)
     measured_s = math.exp(apart) * tpot_s(scenario)
     profile = condition(scenario, tpot_s=measured_s)
     standard = predict(scenario, ["standard"], profile=profile, ignore_memory=True)["standard"]

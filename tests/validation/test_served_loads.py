@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim.closed_loop.engine import ROUNDS, SPREAD
-from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.closed_loop.step import LIMITS, simulate_requests
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving import Lengths, Service, Traffic
+from ladder_sim.specs.workload import ROUNDS
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
 from tests.conftest import SHIPPED
 
@@ -41,13 +41,14 @@ def serve(rows: Sequence[Serving], changed: Mapping[str, Any] | None = None) -> 
 
 def _serve(rows: Sequence[Serving], setup: Setup, changed: Mapping[str, Any] | None) -> list[Served]:
     scenario = setup.scenario(rows[0].concurrency, rows[0].prompt, rows[0].gen)
-    loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
-    predicted = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, None))["standard"]
+    profile = resolve_profile(scenario, None)
+    predicted = simulate_requests(scenario, Serving.loads(rows), ["standard"], profile)["standard"]
     # with room for the longest
-    context = max(round((1.0 + SPREAD) * (row.prompt + row.gen)) for row in rows) + 2
-    service = Service(scenario=scenario, context=context, changed=changed or {})
+    context = max(round((1.0 + setup.spread) * (row.prompt + row.gen)) for row in rows) + 2
     served = []
     for row, decode_s in zip(rows, np.atleast_1d(predicted.decode_s), strict=True):
+        limits = {name: limit for name in LIMITS if (limit := getattr(row, name))}
+        service = Service(scenario=scenario, context=context, changed={**limits, **(changed or {})})
         outcome = service.run("standard", traffic(row), concurrency=row.concurrency)
         times_s = {"ttft_s": outcome.seconds("ttft"), "tpot_s": outcome.seconds("tpot")}
         served.append(Served(measured=row, **times_s, predicted_tpot_s=float(decode_s) / (row.gen - 1)))
@@ -56,9 +57,7 @@ def _serve(rows: Sequence[Serving], setup: Setup, changed: Mapping[str, Any] | N
 
 def traffic(row: Serving) -> Traffic:
     """All clients begin at once; lengths are equal, or spread, as the campaign says."""
-    spread = (1.0 - row.shortest) / (1.0 + row.shortest) or SPREAD
-    if row.setup.arrivals == "lockstep":
-        spread = 0.0
+    spread = row.setup.spread
 
     def lengths(mean: int) -> Lengths:
         ends = f"uniform:{max(1, round(mean * (1 - spread)))}:{round(mean * (1 + spread))}"

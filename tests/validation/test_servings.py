@@ -12,6 +12,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.errors import servings_figure
 from ladder_sim.specs import catalog
+from ladder_sim.specs.workload import SPREAD
 from ladder_sim.validation.compare import Quantity, error_stats
 from ladder_sim.validation.serving import compare_servings, gate, summarize_servings, summary
 from ladder_sim.validation.serving_table import Serving, is_serving_table, read_servings
@@ -56,7 +57,7 @@ def read(**changed: str) -> Serving:
 def test_a_row_is_read_with_the_names_of_this_catalog() -> None:
     row = read()
     assert (row.setup.model, row.setup.cluster, row.setup.stack) == ("qwen3-32b", "h100-sxm", "vllm@0.12.0")
-    assert (row.setup.dtype, row.setup.plan.tp, row.setup.arrivals) == ("bf16", 4, "steady")
+    assert (row.setup.dtype, row.setup.plan.tp, row.setup.spread) == ("bf16", 4, 0.0)
     assert (row.line, row.concurrency, row.prompt, row.gen) == (2, 64, 1024, 512)
     assert row.ttft_s == pytest.approx(0.3461)
     assert row.tpot_s == pytest.approx(0.0196)
@@ -73,10 +74,30 @@ def test_precisions_and_systems_have_the_names_of_the_table() -> None:
     assert read(tp_size="16", model_path="405b", silicon_tpot_ms="40").setup.scenario().nodes == 2
 
 
-def test_campaigns_say_what_arrived_in_lockstep_unless_the_row_does() -> None:
-    assert read(backend="sglang", backend_version="0.5.1.post1").setup.arrivals == "lockstep"
-    assert read(backend="sglang", backend_version="0.5.6.post2").setup.arrivals == "steady"
-    assert read(backend="sglang", backend_version="0.5.1.post1", arrivals="steady").setup.arrivals == "steady"
+def test_campaigns_say_how_lengths_spread_unless_the_row_does() -> None:
+    assert read().setup.spread == 0.0
+    assert read(**R1).setup.spread == pytest.approx(1.0 / 9.0)
+    assert read(source="mine").setup.spread == SPREAD
+    assert read(spread="0.25").setup.spread == 0.25
+    assert read(source="mine", spread="0").setup.scenario(8).workload.spread == 0.0
+
+
+def test_campaigns_say_what_their_servers_run_at_a_time() -> None:
+    """A step of aiconfigurator's servers has room for a prompt, a token of each request, and 1,500 more."""
+    row, mine = read(concurrency="16"), read(concurrency="16", source="mine")
+    assert (row.step_tokens, row.step_requests) == (16 + 1024 + 1500, 0)
+    assert (mine.step_tokens, mine.step_requests) == (0, 0)
+    waits = read(
+        concurrency="16",
+        model_path="meta-llama/Llama-3.1-8B-Instruct",
+        backend="trtllm",
+        backend_version="1.0.0rc3",
+    )
+    assert waits.step_requests == 15
+    few, many = (
+        read(**{**R1, "backend": "sglang", "backend_version": "0.5.9", "concurrency": number}) for number in ("8", "16")
+    )
+    assert (few.setup.scenario(8).stack.poll_steps, many.setup.scenario(16).stack.poll_steps) == (10, 30)
 
 
 R1 = {
@@ -238,7 +259,7 @@ def test_a_step_reads_the_weights_of_the_experts_in_use() -> None:
         ({"concurrency": "0"}, "t.csv, line 2: concurrency is '0'", "concurrency 8"),
         ({"concurrency": "1e3"}, "t.csv, line 2: concurrency is '1e3': must be a whole number from 1", "concurrency 8"),
         ({"isl": "many"}, "t.csv, line 2: isl is 'many': must be a number without unit", "count"),
-        ({"arrivals": "random"}, "t.csv, line 2: unknown arrivals 'random'", "steady"),
+        ({"spread": "2"}, "t.csv, line 2: spread is 2.0", "0.1"),
         ({"precision": "bf16"}, "t.csv, line 1: columns dtype and precision are the same", "one of them"),
         ({"latency_s": "1"}, "t.csv, line 1: unknown column 'latency_s'", ""),
     ],

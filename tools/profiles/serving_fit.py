@@ -83,10 +83,7 @@ class Problem:
         for setup, numbers in groups.items():
             first = rows[numbers[0]]
             scenario = setup.scenario(first.concurrency, first.prompt, first.gen)
-            loads = {
-                name: np.array([getattr(rows[number], name) for number in numbers])
-                for name in ("concurrency", "prompt", "gen")
-            }
+            loads = {name: np.array(each) for name, each in Serving.loads([rows[number] for number in numbers]).items()}
             self._groups.append((setup.engine, scenario, resolve_profile(scenario, None), numbers, loads))
 
     def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
@@ -155,7 +152,7 @@ def _fit(rows: Sequence[Serving]) -> Floats:
     scales = np.ones(len(free))
     # requests are served step by step, so that times change in small jumps: wide differences pass over them, and narrow
     # ones find the figures from there
-    for difference in (0.03, 0.01, 0.003):
+    for difference in (0.1, 0.03, 0.01, 0.003):
         steps = [difference] * len(free)
         scales = least_squares(residuals, scales, loss="soft_l1", bounds=(0.0, 20.0), diff_step=steps, max_nfev=20).x
     return values(scales)

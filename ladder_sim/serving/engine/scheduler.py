@@ -38,6 +38,10 @@ class SchedulerSpec:
     """Tokens of each."""
     mixed_steps: bool = True
     """Prompts share a step with requests that decode; else they go first, in steps of their own."""
+    chunked_prompts: bool = True
+    """A prompt that does not fit what is left of a step is split; else it waits, unless no step holds it whole."""
+    poll_steps: int = 1
+    """Decode steps from one look for new requests to the next; after a step with prompts the engine looks at once."""
     prefix_cache: bool = True
     """Requests use what others that began alike left in the KV cache."""
     ahead: bool = True
@@ -108,6 +112,9 @@ class Scheduler:
         self.blocks = KvBlocks(spec.kv_blocks, spec.block_tokens, reuse=spec.prefix_cache)
         # in order of arrival; who had to start again goes first
         self.waiting: deque[Answer] = deque()
+        # those that came since the engine looked for new requests, and the steps since then; 0: it looks next
+        self._unseen: list[Answer] = []
+        self._unpolled = 0
         self._rows = spec.rows
         self._lookahead = spec.speculation.lookahead if spec.speculation else 0
         # all that run may decode in one step
@@ -140,7 +147,7 @@ class Scheduler:
         self._left: list[Answer] = []
 
     def add(self, answer: Answer) -> None:
-        self.waiting.append(answer)
+        (self._unseen if self._unpolled else self.waiting).append(answer)
 
     def schedule(self) -> Step | None:
         """Decide what the next step runs; None if nothing can run."""
@@ -151,6 +158,9 @@ class Scheduler:
                 return step
 
     def _schedule(self) -> Step | None:
+        if not self._unpolled or not self.running:
+            self.waiting.extend(self._unseen)
+            self._unseen, self._unpolled = [], 0
         if not self.spec.mixed_steps:
             chunks = self._run_prompts(self.spec.step_tokens, self.preemptions)
             if chunks:
@@ -202,16 +212,21 @@ class Scheduler:
                 chunks.append(self._run(prompt, tokens))
                 room -= tokens
         goes_on = bool(chunks)
-        while self.preemptions == preemptions and room > 0 and (chunk := self._admit(room, goes_on=goes_on)):
+        while (
+            self.preemptions == preemptions
+            and room > 0
+            and (chunk := self._admit(room, goes_on=goes_on, whole=bool(chunks) and not self.spec.chunked_prompts))
+        ):
             chunks.append(chunk)
             room -= chunk.tokens + chunk.padding
         return chunks
 
-    def _admit(self, room: int, *, goes_on: bool) -> "_Chunk | None":
+    def _admit(self, room: int, *, goes_on: bool, whole: bool) -> "_Chunk | None":
         """Admit the next request if the KV cache holds its prompt, and run as much of it as the step has room for.
 
         A single token has the rows of a request that decodes, so that a CUDA graph holds the step, unless a prompt that
-        was admitted before `goes_on` in it. Without room for all of these rows the request waits.
+        was admitted before `goes_on` in it. Without room for all of these rows the request waits, as it does without
+        room for its `whole` prompt.
         """
         if not self.waiting or len(self.running) >= self._most:
             return None
@@ -219,6 +234,8 @@ class Scheduler:
         cached = blocks.cached(answer)
         # of a KV cache that has come, one token is left to run
         computed = max(len(cached) * self.spec.block_tokens, answer.received - 1)
+        if whole and answer.prompt - computed > room:
+            return None
         tokens, padding = min(answer.prompt - computed, room), 0
         if self.spec.pads_prompts and answer.prompt - computed == 1 and not goes_on and (self._decoding or computed):
             padding = self._rows - 1
@@ -393,6 +410,7 @@ class Scheduler:
         last += [chunk.answer for chunk in done if not self._decode(chunk.answer, chunk.padding)]
         if not mix.decoding and not mix.prompts:
             return None
+        self._unpolled = 0 if chunks else (self._unpolled + 1) % self.spec.poll_steps
         left, self._left = self._left, []
         return Step(mix, first, last, decoding, joined, left)
 

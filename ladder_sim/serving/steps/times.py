@@ -38,6 +38,7 @@ from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import ROUNDS, SPREAD
 from ladder_sim.system.files import cache_folder, replacing
 
 _LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
@@ -178,7 +179,13 @@ class StepTimes:
         moe = measured.moe if measured and (scenario.model.experts or scenario.model.kv_lora_rank) else None
         # requests do not count
         workload = replace(
-            scenario.workload, batch=scenario.plan.attention_dp, concurrency=None, prompt=1, gen=1, arrivals="steady"
+            scenario.workload,
+            batch=scenario.plan.attention_dp,
+            concurrency=None,
+            prompt=1,
+            gen=1,
+            spread=SPREAD,
+            rounds=ROUNDS,
         )
         one_replica = scenario.having(workload=workload, plan=replace(scenario.plan, dp=1))
         made_from = [one_replica, name, measured, moe, *limits]
