@@ -7,7 +7,7 @@ from benchmarks.pages import bullets
 from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
 from ladder_sim.costs.profile import StackFit
 from ladder_sim.costs.profile_file import shipped_fits
-from ladder_sim.graph.variants import FAMILIES
+from ladder_sim.wirings.names import FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.techniques import TECHNIQUES

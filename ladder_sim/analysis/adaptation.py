@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import parse
+from ladder_sim.wirings.names import parse
 from ladder_sim.prediction import Prediction, Predictions
 from ladder_sim.quality.published import published, quality_of
 from ladder_sim.specs.layers import Dense

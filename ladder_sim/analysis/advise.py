@@ -24,7 +24,7 @@ from ladder_sim.errors import (
     UsageError,
     reason,
 )
-from ladder_sim.graph.variants import parse
+from ladder_sim.wirings.names import parse
 from ladder_sim.prediction import own_variant, resolve_profile
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog

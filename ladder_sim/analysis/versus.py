@@ -19,8 +19,8 @@ from ladder_sim.confidence.runs import is_faster
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.document import Notes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names, parse
-from ladder_sim.graph.wiring import Wiring, wiring
+from ladder_sim.wirings.names import canonical_names, parse
+from ladder_sim.wirings.layout import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec

@@ -249,7 +249,7 @@ def _stacks() -> Rows:
 
 
 def _variants() -> Rows:
-    from ladder_sim.graph.variants import FAMILIES
+    from ladder_sim.wirings.names import FAMILIES
     from ladder_sim.specs.techniques import with_sources
 
     rows = [

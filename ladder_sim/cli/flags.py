@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from ladder_sim.cli.output import PANEL
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import FAMILIES
+from ladder_sim.wirings.names import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario

@@ -281,7 +281,7 @@ def export(
     import numpy as np
 
     from ladder_sim.graph.ops import Phase
-    from ladder_sim.graph.variants import canonical
+    from ladder_sim.wirings.names import canonical
     from ladder_sim.report.traces import trace_figure
     from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto

@@ -15,7 +15,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Setup
 from ladder_sim.explorer.markup import Markup, tag
 from ladder_sim.explorer.state import SLO_BOUNDS, State
-from ladder_sim.graph.variants import DEFAULT_VARIANTS
+from ladder_sim.wirings.names import DEFAULT_VARIANTS
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec

@@ -13,7 +13,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.graph.variants import canonical, canonical_names
+from ladder_sim.wirings.names import canonical, canonical_names
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument

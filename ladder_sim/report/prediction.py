@@ -23,7 +23,7 @@ from ladder_sim.display.labels import (
 )
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
-from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.wirings.names import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table

@@ -8,7 +8,7 @@ from typing import Any
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import evidence_text, interval_text
-from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.wirings.names import NO_COMMUNICATION
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import ROUGH
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic

@@ -24,7 +24,7 @@ from ladder_sim.display.labels import (
     with_unit,
 )
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.wirings.names import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, number_text, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import (

@@ -20,7 +20,7 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.graph.variants import is_variant, parse
+from ladder_sim.wirings.names import is_variant, parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.columns import Column, fields_of, table_of, times_text
 from ladder_sim.report.console import WholeTable, table

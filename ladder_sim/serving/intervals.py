@@ -20,7 +20,7 @@ from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names
+from ladder_sim.wirings.names import canonical_names
 from ladder_sim.prediction import predict
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.replicas.outcome import Outcome

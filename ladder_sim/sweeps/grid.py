@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import SIZES
 from ladder_sim.errors import LadderSimError, UsageError, reason
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, is_variant
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical_names, is_variant
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS

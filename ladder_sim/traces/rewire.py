@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import parse
-from ladder_sim.graph.wiring import wiring
+from ladder_sim.wirings.names import parse
+from ladder_sim.wirings.layout import wiring
 from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.graph import ALONE, Lane, TraceGraph, TraceOp
 from ladder_sim.units import format_seconds

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder_sim.graph.variants import canonical
+from ladder_sim.wirings.names import canonical
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import ALONE, HOST_KINDS, Collective, TraceGraph, TraceOp

@@ -12,7 +12,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import NO_COMMUNICATION
+from ladder_sim.wirings.names import NO_COMMUNICATION
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import typed

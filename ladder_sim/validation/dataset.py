@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import canonical, parse
+from ladder_sim.wirings.names import canonical, parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, FAMILIES, canonical, parse
-from ladder_sim.graph.wiring import Wiring, wiring
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, FAMILIES, canonical, parse
+from ladder_sim.wirings.layout import Wiring, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario

@@ -30,7 +30,7 @@ RUNTIME_LAZY = {"safetensors", "tokenizers"}
 SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
 # the shape of a model in a config.json, and the wirings, which predictions have as well
-RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.graph.variants")
+RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.wirings")
 
 # calibration: what fits and shows profiles and reads nccl-tests runs without torch and sees only the cost side of
 # ladder_sim.

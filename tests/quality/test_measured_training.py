@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from scipy.stats import t
 
-from ladder_sim.graph.variants import parse
+from ladder_sim.wirings.names import parse
 from ladder_sim.quality.published import published
 from tests.conftest import REPO
 

@@ -9,7 +9,7 @@ from ladder_sim.cli.catalog import LISTS
 from ladder_sim.closed_loop.load import Load
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.display.document import SCHEMA
-from ladder_sim.graph.variants import FAMILIES
+from ladder_sim.wirings.names import FAMILIES
 from ladder_sim.quality.published import Measured
 from ladder_sim.report import (
     advise,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from ladder_sim.graph.variants import canonical_names
+from ladder_sim.wirings.names import canonical_names
 from ladder_sim.serving import SLO, Outcome, Service, Traffic
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps

@@ -14,7 +14,7 @@ import numpy as np
 
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
-from ladder_sim.graph.variants import canonical_names
+from ladder_sim.wirings.names import canonical_names
 from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, interval_of, of_mean, widths_of
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic

@@ -32,7 +32,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
-from ladder_sim.graph.variants import canonical_names, parse
+from ladder_sim.wirings.names import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Mix, StepLimits

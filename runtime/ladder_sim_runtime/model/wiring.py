@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import FAMILIES, Carried, Part, Place, Rule, parse
+from ladder_sim.wirings.names import FAMILIES, Carried, Part, Place, Rule, parse
 from ladder_sim_runtime.config import ModelConfig
 
 # of an output, what is read before its sum: what the shared experts in it put out, or all that this rank has of it

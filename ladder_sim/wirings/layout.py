@@ -1,0 +1,509 @@
+"""A wiring laid out over a model's layers: what every block adds to the residual stream before it reads it.
+
+A block first *joins* outputs that earlier blocks put out, in whole where they were summed, else as the rank's own part;
+then it may read own parts ahead of their sums. Rules say how late each block reads; what joins where, and what a sum
+carries, follow from that.
+"""
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+from ladder_sim.errors import UsageError
+from ladder_sim.wirings.names import Variant, canonical, parse
+from ladder_sim.wirings.rules import Head, Part, Placed, Rule, Weight, WiringError, period_of
+
+# how a sum becomes part of the residual stream: it is added; or added without the parts that were read ahead of it; or
+# added to the stream as it was before these; or it replaces the stream, because it has it
+Entry = Literal["added", "others", "kept", "stream"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of a layer, as the residual stream sees it; outputs are counted backwards: 1 is the block just before.
+
+    An output joins in whole where it was summed over the ranks, else as the rank's own part.
+    """
+
+    part: Part
+    """What it computes; "both": attention and MLP side by side."""
+    joins: tuple[int, ...]
+    """Outputs added to the residual before the block reads it."""
+    reads_ahead: tuple[int, ...] = ()
+    """Outputs of which the rank's own part is added before, ahead of the sum that has it."""
+    reads_shared: bool = False
+    """What shared experts put out just before is added too, where it needs no exchange."""
+    keeps: bool = False
+    """The stream before these is kept, because a sum will be added to it instead."""
+    reduces: bool = True
+    """Whether the block's output is summed over the ranks."""
+    percent: int = 100
+    """Channels that are summed; of the others each rank keeps its own part."""
+    carries: tuple[int, ...] = ()
+    """Open outputs that the sum has too; none if it has the whole stream."""
+    averages: bool = False
+    """What the sum has of others, or of the stream, is divided by the number of ranks."""
+    lane: str = "x"
+    """Copy of the stream that it reads."""
+    weights: tuple[Weight, ...] = ()
+    """Factor of its output in each lane; one for all of them; none: 1."""
+    entry: Entry = field(default="added", compare=False)
+    """How its sum enters the stream. Follows from what later blocks read."""
+    read: tuple[int, ...] = field(default=(), compare=False)
+    """Outputs in its sum whose own parts were read ahead, counted from the block: 0 is its own output."""
+
+    @property
+    def scale(self) -> Weight:
+        """Factor of its output in all lanes."""
+        return self.weights[0] if len(self.weights) == 1 else 1
+
+
+class Step(NamedTuple):
+    """A block in a pass, with what becomes of its output."""
+
+    number: int
+    """Blocks before it."""
+    layer: int
+    block: Block
+    overlaps: bool
+    """The next block is computed before its sum is waited for."""
+    next_ahead: bool
+    """The next block reads of its output what is there, the rank's own part or that of shared experts."""
+    kept: bool
+    """The rank's own part is read ahead of the sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A decoder layer and how many identical ones in a row it stands for."""
+
+    index: int
+    """Position in the model."""
+    blocks: tuple[Block, ...]
+    """In issue order."""
+    kind: int = 0
+    """What its blocks are made of: equal numbers are equal layers."""
+    starts_stage: bool = False
+    """Whether the layer's inputs come from another pipeline stage."""
+    repeats: int = 1
+    """Layers that it stands for in a condensed wiring."""
+
+
+# no slots: what is computed of all layers is kept
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """A variant laid out over a model's layers."""
+
+    name: str
+    """Canonical variant name."""
+    layers: tuple[Layer, ...]
+    """From the embedding to the LM head."""
+    final_joins: tuple[int, ...]
+    """Outputs joined after the last block, counted backwards from the end."""
+    period: int
+    """A multiple of the layers after which the pattern repeats; no layer joins outputs from further back than that."""
+    lanes: tuple[str, ...] = ("x",)
+    """Copies of the residual stream, of which the LM head reads the mean."""
+    percent: int = 100
+    """Channels of the residual that are the same on all ranks after the last block."""
+    head: Head = ""
+    """What the LM head reads of open outputs."""
+    is_own: bool = False
+    """It is a file of one's own."""
+
+    @cached_property
+    def repeats(self) -> Mapping[int, int]:
+        """Layers that each layer stands for, by its index in the model."""
+        return {layer.index: layer.repeats for layer in self.layers}
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[Layer, Block], ...]:
+        """Every block with its layer, in issue order."""
+        return tuple((layer, block) for layer in self.layers for block in layer.blocks)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every block of a pass over all layers."""
+        ahead = {number - back for number, (_, block) in enumerate(self.blocks) for back in block.reads_ahead}
+        steps = []
+        for number, (layer, block) in enumerate(self.blocks):
+            after = self.blocks[number + 1][1] if number + 1 < len(self.blocks) else None
+            steps.append(
+                Step(
+                    number,
+                    layer.index,
+                    block,
+                    overlaps=after is not None and 1 not in after.joins,
+                    next_ahead=after is not None and (after.reads_shared or 1 in after.reads_ahead),
+                    kept=number in ahead,
+                )
+            )
+        return tuple(steps)
+
+    @cached_property
+    def distinct_blocks(self) -> tuple[tuple[int, Part, bool], ...]:
+        """Kind of the layer, what it computes and whether it reduces, of blocks that differ in these."""
+        return tuple(dict.fromkeys((layer.kind, block.part, block.reduces) for layer, block in self.blocks))
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """All ranks have the same residual: the model is the same at any tensor-parallel degree."""
+        return all(block.percent == 100 and block.reduces and not block.reads_ahead for _, block in self.blocks)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether any block is all-reduced; without, ranks disagree about the next token."""
+        return any(block.reduces for _, block in self.blocks)
+
+    def check_shares(self) -> None:
+        """Raise UsageError if the ranks' residuals differ, so that none can have a share of the tokens alone."""
+        if self._differs:
+            raise UsageError(
+                f"variant '{self.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
+                hint="choose another variant, or leave out sp, sequence-parallel and gemm-overlap",
+            )
+
+    def check_norms(self, *, behind: bool, joint: bool = False) -> None:
+        """Raise UsageError if ranks would normalise parts: outputs of blocks (`behind`), or all heads together."""
+        if (behind or joint) and self._differs:
+            raise UsageError(
+                f"variant '{self.name}': its blocks read parts of sums, which the model normalises as a whole",
+                hint='instead = "nothing"'
+                if self.is_own
+                else "standard, ladder and hybrids of it have the whole sums",
+            )
+
+    def check_stages(self, starts: Sequence[int]) -> None:
+        """Raise UsageError if a stage that starts at one of these layers would need more than stages send."""
+        firsts = {layer.index: number for number, (layer, _) in reversed(list(enumerate(self.blocks)))}
+        joins = [*(block.joins for _, block in self.blocks), self.final_joins]
+        joined = {number - back: number for number, backs in enumerate(joins) for back in backs}
+        for number, (layer, block) in enumerate(self.blocks):
+            open_since = number - max(block.carries, default=0)
+            crosses = block.carries and any(open_since < firsts[start] <= joined[number] for start in starts)
+            if starts and (crosses or len(self.lanes) > 1):
+                raise UsageError(
+                    f"variant '{self.name}' in pipeline stages: what layer {layer.index} reads of other layers is not sent",
+                    hint="leave out pp",
+                )
+
+    @property
+    def _differs(self) -> bool:
+        """The ranks' residuals differ, but not for good."""
+        return self.reduces and not self.is_shared
+
+    def condense(self, keep: int) -> "Wiring":
+        """Return the wiring with every run of identical layers cut down to `keep` periods.
+
+        The second last kept period carries ``repeats`` for all that were cut; the period before it is its twin. Joins
+        count backwards over blocks, so they stay right across a cut.
+        """
+        kept: list[Layer] = []
+        for start, width, periods in self._runs():
+            chosen = range(periods) if periods <= keep else [*range(keep - 1), periods - 1]
+            for position, period_index in enumerate(chosen):
+                stands_for = periods - keep + 1 if periods > keep and position == keep - 2 else 1
+                kept += [
+                    replace(layer, repeats=stands_for) for layer in self.layers[start + period_index * width :][:width]
+                ]
+        return replace(self, layers=tuple(kept))
+
+    def _runs(self) -> list[tuple[int, int, int]]:
+        """Return the maximal runs of a repeating pattern: first layer, layers of the pattern, times it repeats."""
+        # what layers have in common that are simulated once
+        alike = [(layer.blocks, layer.kind, layer.starts_stage) for layer in self.layers]
+        runs: list[tuple[int, int, int]] = []
+        start = 0
+        while start < len(alike):
+            width = min(self.period, len(alike) - start)
+            pattern, periods = alike[start : start + width], 1
+            while alike[start + periods * width : start + (periods + 1) * width] == pattern:
+                periods += 1
+            if periods == 1:
+                # a layer that starts no run stands alone, so that the next one may start a longer run
+                width = 1
+            runs.append((start, width, periods))
+            start += periods * width
+        return runs
+
+
+def _kind_period(kinds: Sequence[int]) -> int:
+    """Return the layers after which the kinds repeat, whatever the first few are; 1 if they do not repeat."""
+    layers = len(kinds)
+    first = next((i for i in range(layers) if kinds[i] != kinds[0]), layers)
+    periods = range(1, layers // 2 + 1)
+    return next((p for p in periods if all(kinds[i] == kinds[i + p] for i in range(first, layers - p))), 1)
+
+
+def wiring(
+    variant: str,
+    layers: int,
+    ladder_layers: tuple[int, ...] = (),
+    *,
+    kinds: tuple[int, ...] = (),
+    stages: tuple[int, ...] = (),
+) -> Wiring:
+    """Lay `variant` out over `layers` decoder layers.
+
+    Parameters
+    ----------
+    variant
+        Its name, see `FAMILIES`.
+    layers
+        Decoder layers of the model.
+    ladder_layers
+        Layers that the model's config lists as ladder; ``hybrid-ladder:K`` with K of them means these, not the last K.
+    kinds
+        A number for each layer, equal where layers are made of the same blocks; by default all are.
+    stages
+        Layers of each pipeline stage; by default there is one stage.
+
+    Raises
+    ------
+    UsageError
+        The parameter does not fit the model.
+
+    Examples
+    --------
+    >>> [block.joins for block in wiring("ladder", 2).layers[1].blocks]
+    [(2,), (2,)]
+    >>> [(block.joins, block.reads_ahead) for block in wiring("delayed:1", 2).layers[1].blocks]
+    [((2,), (1,)), ((2,), (1,))]
+    """
+    return _laid_out(canonical(variant), layers, ladder_layers, kinds, stages)
+
+
+@lru_cache(maxsize=256)
+def _laid_out(
+    variant: str, layers: int, ladder_layers: tuple[int, ...], kinds: tuple[int, ...], stages: tuple[int, ...]
+) -> Wiring:
+    chosen = parse(variant)
+    placed = chosen.place(layers, ladder_layers)
+    lanes = tuple(dict.fromkeys(rule.lane for _, _, rule in placed))
+    walk = _Walk(placed, lanes)
+    of_layer = kinds or (0,) * layers
+    starts = set(itertools.accumulate(stages[:-1]))
+    repeats = math.lcm(period_of(chosen.family.tables and chosen.tables), _kind_period(of_layer))
+    blocks: list[list[Block]] = [[] for _ in range(layers)]
+    for each, block in zip(placed, walk.blocks, strict=True):
+        blocks[each.layer].append(block)
+    laid_out = Wiring(
+        name=variant,
+        layers=tuple(
+            Layer(index=layer, blocks=tuple(blocks[layer]), kind=of_layer[layer], starts_stage=layer in starts)
+            for layer in range(layers)
+        ),
+        final_joins=walk.final_joins,
+        period=repeats * math.ceil(walk.reach / repeats),
+        lanes=lanes,
+        percent=walk.percent,
+        head=chosen.family.head,
+        is_own=chosen.family.is_own,
+    )
+    if laid_out.is_own:
+        _check(laid_out, walk)
+    return laid_out
+
+
+class _Added(NamedTuple):
+    """An addition to the residual stream."""
+
+    block: int
+    """The block that reads it first; the number of blocks stands for the LM head."""
+    output: int
+    is_sum: bool
+    """The output was summed over the ranks, else it is the rank's own part."""
+
+
+class _Walk:
+    """The blocks of a model, in order, with what is on its way, open or read ahead at each."""
+
+    def __init__(self, placed: Sequence[Placed], lanes: Sequence[str]) -> None:
+        self.placed = placed
+        self.rules = [rule for _, _, rule in placed]
+        self.weights = [_weights(rule.weight, lanes) for rule in self.rules]
+        self.has_one_lane = len(lanes) == 1
+
+        # by number of a block: outputs that join before it reads, and those that it reads ahead
+        self.joins: list[list[int]] = []
+        self.ahead: list[list[int]] = []
+
+        # by number of a block that reduces: open outputs that its sum has
+        self.carried: dict[int, list[int]] = {}
+        self.added: list[_Added] = []
+        self.first_awaited = 0
+        self.percent = 100
+
+        # blocks whose average has something to average, and blocks that sum channels that are open already
+        self.averages: set[int] = set()
+        self.rises: list[int] = []
+        self._settle()
+        self._read()
+        entries = {number: self._entry(number) for number in self.carried}
+        keeping = {self._first_read(number) for number, entry in entries.items() if entry == "kept"}
+
+        # equal blocks are the same object
+        known: dict[tuple[Block, Entry, tuple[int, ...]], Block] = {}
+        self.blocks = []
+        self.reach = 1
+        for number in range(len(placed)):
+            block = self._block(number, entries.get(number, "added"), keeps=number in keeping)
+            back = max(*block.joins, *block.carries, *block.read, 0, 0)
+            self.reach = max(self.reach, placed[number].layer - placed[number - back].layer)
+            self.blocks.append(known.setdefault((block, block.entry, block.read), block))
+        self.final_joins = tuple(len(placed) - output for output in self.joins[-1])
+
+    def _settle(self) -> None:
+        """Find which outputs each sum has."""
+        self.open: list[int] = []
+        was_open = False
+        for number, rule in enumerate(self.rules):
+            if rule.reduce == "none":
+                self.open += [] if self.weights[number] == (0,) else [number]
+                was_open = was_open or bool(self.open)
+                continue
+            self.carried[number], self.open = self.open, []
+            if rule.reduce == "mean" and was_open:
+                self.averages.add(number)
+                self.percent = rule.percent
+            elif rule.percent > self.percent:
+                self.rises.append(number)
+            self.percent = min(self.percent, rule.percent)
+            was_open = was_open or rule.percent < 100
+        self.collector = {output: number for number, carried in self.carried.items() for output in (*carried, number)}
+        if self.open:
+            self.percent = 0
+
+    def _read(self) -> None:
+        """Find when each output joins the residual stream, and when the rank's own part of it does."""
+        waiting: list[int] = []
+        read: set[int] = set()
+        for number in range(len(self.rules) + 1):
+            rule = self.rules[number] if number < len(self.rules) else Rule()
+            self.first_awaited = max(self.first_awaited, number - rule.delay)
+            due = bisect_left(waiting, self.first_awaited)
+            joins = []
+            for output in waiting[:due]:
+                collector = self.collector.get(output, number)
+                if output == collector or (collector >= self.first_awaited and output not in read):
+                    joins.append(output)
+                    read.add(output)
+                    self.added.append(_Added(number, output, output == collector))
+            waiting = waiting[due:]
+            own = [output for output in waiting if output not in read] if rule.instead == "own" else []
+            read.update(own)
+            self.added += [_Added(number, output, False) for output in own]
+            self.joins.append(joins)
+            self.ahead.append(own)
+            if number < len(self.rules) and (rule.reduce != "none" or self.weights[number] != (0,)):
+                waiting.append(number)
+
+    def _reads(self, number: int) -> list[_Added]:
+        """Return the additions of own parts that the sum of a block has."""
+        return [each for each in self.added if not each.is_sum and self.collector.get(each.output) == number]
+
+    def _first_read(self, number: int) -> int:
+        return self._reads(number)[0].block
+
+    def _entry(self, number: int) -> Entry:
+        """Return how the sum of a block enters the stream."""
+        reads = self._reads(number)
+        joined = next(at for at, each in enumerate(self.added) if each.is_sum and each.output == number)
+        if number in self.averages and self.has_one_lane:
+            # the stream at the end of the block has all of it, nothing on its way, and stays until the sum arrives
+            before = [at for at, each in enumerate(self.added) if each.block <= number]
+            unsettled = {
+                each.output for each in self.added[: len(before)] if not each.is_sum and self._joined(each.output) >= joined
+            }
+            if len(before) == joined and unsettled == set(self.carried[number]):
+                return "stream"
+        if not reads:
+            return "added"
+        first = self.added.index(reads[0])
+        is_first = first == 0 or self.added[first - 1].is_sum or self.added[first - 1].block < reads[0].block
+        if self.carried[number] and number not in self.averages and is_first and self.added[first:joined] == reads:
+            return "kept"
+        return "others"
+
+    def _joined(self, output: int) -> int:
+        """Return the position in `added` of the sum that an output is in."""
+        collector = self.collector.get(output)
+        sums = (at for at, each in enumerate(self.added) if each.is_sum and each.output == collector)
+        return next(sums, len(self.added))
+
+    def _block(self, number: int, entry: Entry, *, keeps: bool) -> Block:
+        rule = self.rules[number]
+        carried = [] if entry == "stream" else self.carried.get(number, [])
+        read = [] if entry == "stream" else [each.output for each in self._reads(number)]
+        return Block(
+            part=self.placed[number].part,
+            joins=tuple([number - output for output in self.joins[number]]),
+            reads_ahead=tuple([number - output for output in self.ahead[number]]),
+            reads_shared=rule.instead == "shared" and rule.delay > 0,
+            keeps=keeps,
+            reduces=rule.reduce != "none",
+            percent=rule.percent,
+            carries=tuple([number - output for output in carried]),
+            averages=number in self.averages,
+            entry=entry,
+            read=tuple([number - output for output in read]),
+            lane=rule.lane,
+            weights=self.weights[number],
+        )
+
+
+def _weights(given: Weight | Mapping[str, Weight], lanes: Sequence[str]) -> tuple[Weight, ...]:
+    """Return the factors of an output in the lanes; one if they are the same, none if that is 1."""
+    if isinstance(given, Mapping):
+        weights = tuple(given.get(lane, 0) for lane in lanes)
+    else:
+        weights = (given,) * len(lanes)
+    if len(set(weights)) == 1 and (weights[0] != "learned" or len(lanes) == 1):
+        weights = weights[:1]
+    return () if weights == (1,) else weights
+
+
+def _check(wiring: Wiring, walk: _Walk) -> None:
+    """Raise WiringError if a file's rules do not make a model of these layers."""
+    placed, blocks = walk.placed, walk.blocks
+    late = max(rule.delay for rule in walk.rules)
+    if late and not any(walk.joins[:-1]):
+        raise WiringError(
+            f"delay {late} in {len(placed)} blocks: only the LM head would read a sum", hint=f"at most {len(placed) - 2}"
+        )
+    for number, (layer, part, rule) in enumerate(placed):
+        block, name = blocks[number], _NAMES[part]
+        if rule.instead == "shared" and rule.delay > 1:
+            raise WiringError(
+                f"{name} of layer {layer}: shared experts of the newest output alone can be read", hint=f"{name}.delay = 1"
+            )
+        if isinstance(rule.weight, Mapping) and (others := set(rule.weight) - set(wiring.lanes)):
+            raise WiringError(
+                f"{name} of layer {layer}: no block reads lane '{min(others)}'", hint=f'lanes: {", ".join(wiring.lanes)}'
+            )
+        if block.weights == (0,) and block.reduces and not walk.carried[number]:
+            raise WiringError(
+                f"{name} of layer {layer}: nobody awaits its sum (weight 0)", hint=f'{name}.reduce = "none"'
+            )
+        collector = walk.collector.get(number)
+        if len(block.weights) > 1 and (collector != number or walk.carried[number] or block.percent < 100):
+            raise WiringError(
+                f"layer {layer}: an open output has {len(block.weights)} lane weights, one sum", hint=f'{name}.reduce = "sum"'
+            )
+        if number in walk.rises or (number in walk.averages and block.entry != "stream" and wiring.percent < 100):
+            raise WiringError(
+                f"{name} of layer {layer}: other channels than its sum's are open", hint=f'{name}.percent = {wiring.percent}'
+            )
+    if wiring.percent < 100 and not wiring.head:
+        first, last = placed[walk.open[0] if walk.open else 0].layer, placed[-1].layer
+        where = f"layer {last} is" if first == last else f"layers {first}-{last} are"
+        raise WiringError(
+            f"ranks differ before the LM head: {where} open", hint='head = "mean", or mlp.reduce = "sum" in the last layer'
+        )
+
+
+_NAMES: Mapping[Part, str] = {"attention": "attention", "mlp": "mlp", "both": "fused"}
