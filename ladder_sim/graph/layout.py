@@ -13,7 +13,8 @@ from typing import NamedTuple
 from ladder_sim.graph.kernels import NORM, BlockStructure
 from ladder_sim.graph.ops import BlockKey, InChunks, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.specs.layers import BlockNorms
-from ladder_sim.wirings.layout import Block, Layer, Wiring, wiring
+from ladder_sim.wirings import layout as wirings
+from ladder_sim.wirings.layout import Block, Layer, Wiring
 from ladder_sim.wirings.rules import Part, Weight
 
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
@@ -76,7 +77,7 @@ class Structure(NamedTuple):
     def wiring(self) -> Wiring:
         """The variant, laid out over all layers."""
         kinds = self.layer_kinds if len(self.kinds) > 1 else ()
-        return wiring(self.variant, self.layers, self.ladder_layers, kinds=kinds, stages=self.stages)
+        return wirings.lay_out(self.variant, self.layers, self.ladder_layers, kinds=kinds, stages=self.stages)
 
     @property
     def block_keys(self) -> list[BlockKey]:
@@ -157,8 +158,8 @@ class _Builder:
         return self.streams[self.lane]
 
     def build(self, wiring: Wiring) -> Layout:
-        if wiring.is_own and self.structure.tensor_parallel:
-            wiring.check_norms(behind=self.structure.norms != "before")
+        if wiring.is_own:
+            wiring.check_norms(1 + self.structure.tensor_parallel, behind=self.structure.norms != "before")
         if self.split:
             wiring.check_shares()
         if self.structure.stages:

@@ -73,8 +73,10 @@ class Step(NamedTuple):
     """The next block is computed before its sum is waited for."""
     next_ahead: bool
     """The next block reads of its output what is there, the rank's own part or that of shared experts."""
-    kept: bool
-    """The rank's own part is read ahead of the sum."""
+    read_by: int
+    """Number of the block that reads the rank's own part ahead of the sum; -1 if there is none."""
+    is_carried: bool
+    """The sum of a later block has its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,8 @@ class Wiring:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Every block of a pass over all layers."""
-        ahead = {number - back for number, (_, block) in enumerate(self.blocks) for back in block.reads_ahead}
+        read_by = {number - back: number for number, (_, block) in enumerate(self.blocks) for back in block.reads_ahead}
+        carried = {number - back for number, (_, block) in enumerate(self.blocks) for back in block.carries}
         steps = []
         for number, (layer, block) in enumerate(self.blocks):
             after = self.blocks[number + 1][1] if number + 1 < len(self.blocks) else None
@@ -139,10 +142,22 @@ class Wiring:
                     block,
                     overlaps=after is not None and 1 not in after.joins,
                     next_ahead=after is not None and (after.reads_shared or 1 in after.reads_ahead),
-                    kept=number in ahead,
+                    read_by=read_by.get(number, -1),
+                    is_carried=number in carried,
                 )
             )
         return tuple(steps)
+
+    def waiting(self, layer: int) -> list[Step]:
+        """Return the blocks whose outputs are not in the residual when a layer begins, the newest last."""
+        before = [step for step in self.steps if step.layer < layer]
+        joined = {step.number - back for step in before for back in step.block.joins}
+        return [step for step in before if step.number not in joined]
+
+    @property
+    def longest_wait(self) -> int:
+        """Outputs that are held at most, because their sum is on its way or to come."""
+        return max(max([0, *(back - 1 for back in block.joins), *block.carries]) for _, block in self.blocks)
 
     @cached_property
     def distinct_blocks(self) -> tuple[tuple[int, Part, bool], ...]:
@@ -167,14 +182,17 @@ class Wiring:
                 hint="choose another variant, or leave out sp, sequence-parallel and gemm-overlap",
             )
 
-    def check_norms(self, *, behind: bool, joint: bool = False) -> None:
+    def check_norms(self, ranks: int, *, behind: bool, joint: bool = False) -> None:
         """Raise UsageError if ranks would normalise parts: outputs of blocks (`behind`), or all heads together."""
-        if (behind or joint) and self._differs:
+        if behind and any(block.part == "both" for _, block in self.blocks):
+            raise UsageError(
+                f"variant '{self.name}': the model normalises the outputs of attention and MLP, each by itself",
+                hint="choose a variant whose blocks are not parallel",
+            )
+        if (behind or joint) and ranks > 1 and self._differs:
             raise UsageError(
                 f"variant '{self.name}': its blocks read parts of sums, which the model normalises as a whole",
-                hint='instead = "nothing"'
-                if self.is_own
-                else "standard, ladder and hybrids of it have the whole sums",
+                hint='instead = "nothing"' if self.is_own else "standard, ladder and hybrids of it have the whole sums",
             )
 
     def check_stages(self, starts: Sequence[int]) -> None:
@@ -239,7 +257,7 @@ def _kind_period(kinds: Sequence[int]) -> int:
     return next((p for p in periods if all(kinds[i] == kinds[i + p] for i in range(first, layers - p))), 1)
 
 
-def wiring(
+def lay_out(
     variant: str,
     layers: int,
     ladder_layers: tuple[int, ...] = (),
@@ -269,9 +287,9 @@ def wiring(
 
     Examples
     --------
-    >>> [block.joins for block in wiring("ladder", 2).layers[1].blocks]
+    >>> [block.joins for block in lay_out("ladder", 2).layers[1].blocks]
     [(2,), (2,)]
-    >>> [(block.joins, block.reads_ahead) for block in wiring("delayed:1", 2).layers[1].blocks]
+    >>> [(block.joins, block.reads_ahead) for block in lay_out("delayed:1", 2).layers[1].blocks]
     [((2,), (1,)), ((2,), (1,))]
     """
     return _laid_out(canonical(variant), layers, ladder_layers, kinds, stages)

@@ -12,7 +12,7 @@ from ladder_sim_runtime.execution import Execution
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload, check_fits, default_dtype, enough_memory, free_bytes
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring
+from ladder_sim.wirings.layout import Wiring
 
 # by the names of `config.DType`
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

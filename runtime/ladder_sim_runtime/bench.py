@@ -32,7 +32,7 @@ from ladder_sim_runtime.environment import environment, gpu_links, gpu_states, v
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload, enough_memory, needs
 from ladder_sim_runtime.model import kernels
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA = Schema()

@@ -17,7 +17,7 @@ from ladder_sim_runtime.generate import Generator, Pick
 from ladder_sim_runtime.memory import Workload, enough_memory
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring
+from ladder_sim.wirings.layout import Wiring
 
 
 def complete(config: CompletionConfig, links: CommConfig) -> list[list[int]]:

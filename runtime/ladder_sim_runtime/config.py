@@ -16,6 +16,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
 
 Attention = Literal["flash", "math"]
@@ -182,6 +183,10 @@ class ModelConfig:
     def window_of(self, layer: int) -> int:
         """Return the number of tokens that a layer attends to; 0 means all."""
         return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
+
+    def check_wiring(self, wiring: Wiring, ranks: int) -> None:
+        """Raise UsageError if the model has norms of sums over the ranks that a wiring does not have."""
+        wiring.check_norms(ranks, behind=self.norms_behind, joint=self.joint_qk_norm)
 
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""

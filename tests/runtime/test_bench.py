@@ -21,7 +21,7 @@ from ladder_sim_runtime.comm.emulate import EmulatedLink, LatencyTable
 from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 from tests.support.commands import run
 from tests.support.schemas import check
 from tests.support.terminal import progress_of

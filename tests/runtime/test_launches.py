@@ -23,7 +23,7 @@ from ladder_sim_runtime.execution import Execution
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 from tests.support.launches import install
 from tests.support.watched import engine_of
 

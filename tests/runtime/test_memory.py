@@ -21,7 +21,7 @@ from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from ladder_sim_runtime.kinds import Experts
 from ladder_sim_runtime.memory import Workload, check_fits, enough_memory, needs
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 
 pytestmark = pytest.mark.torch
 

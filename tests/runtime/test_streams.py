@@ -25,7 +25,7 @@ from ladder_sim_runtime.config import AllReduce, EngineConfig, ExecutionConfig, 
 from ladder_sim_runtime.environment import gpu_links, gpu_states, variables
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 from tests.support.fake_cuda import FakeCuda
 from tests.support.launches import install
 

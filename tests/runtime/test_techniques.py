@@ -18,7 +18,7 @@ from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 from tests.support.ranks import on_ranks
 from tests.support.world import BEHIND, EXPERTS, GROUPED, LATENT
 

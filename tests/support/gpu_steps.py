@@ -15,7 +15,7 @@ from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import Place, connect
 from ladder_sim_runtime.config import AllReduce, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
 from ladder_sim_runtime.device import DEVICES
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 
 BATCH = 2
 # a second, at 2 GHz

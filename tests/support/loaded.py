@@ -15,7 +15,7 @@ from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
+from ladder_sim.wirings.layout import Wiring, lay_out
 from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])

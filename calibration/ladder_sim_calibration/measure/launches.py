@@ -13,7 +13,7 @@ from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.model.kernels import observed
-from ladder_sim_runtime.model.wiring import lay_out
+from ladder_sim.wirings.layout import lay_out
 
 # of a tensor whose kernels take as long as any kernel does at least
 TINY_ELEMENTS = 1

@@ -45,7 +45,7 @@ from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import connect
 from ladder_sim_runtime.config import CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.environment import environment
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.runs import Times, facts, require_ranks
 
 # what CPUs compute in

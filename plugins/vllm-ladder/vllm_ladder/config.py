@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 from ladder_sim.errors import UsageError
 from ladder_sim_runtime.checkpoint.files import beyond_llama
 from ladder_sim_runtime.config import ModelConfig, wiring_in
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
+from ladder_sim.wirings.layout import Wiring, lay_out
 
 
 class LlamaLadderConfig(LlamaConfig):

@@ -32,7 +32,7 @@ from ladder_sim_runtime.comm.streams import SideStream
 from ladder_sim_runtime.config import EngineConfig
 from ladder_sim_runtime.model.dispatch import arrived
 from ladder_sim_runtime.model.residual import ResidualStream
-from ladder_sim_runtime.model.wiring import BlockPlan, Wiring
+from ladder_sim.wirings.layout import Step, Wiring
 from vllm_ladder.config import wiring_of
 
 _collectives = torch.ops._c10d_functional

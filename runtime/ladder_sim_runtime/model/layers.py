@@ -17,7 +17,7 @@ from ladder_sim_runtime.model.feed_forward import MLP, RoutedExperts
 from ladder_sim_runtime.model.latent import LatentAttention
 from ladder_sim_runtime.model.linear import Linear, RMSNorm
 from ladder_sim_runtime.model.shard import Shard
-from ladder_sim_runtime.model.wiring import BlockPlan
+from ladder_sim.wirings.layout import Block
 
 
 class Layer(nn.Module):
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         return (None, norm) if self.config.norms_behind else (norm, None)
 
     def forward(
-        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Communicator
+        self, block: Block, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Communicator
     ) -> Tensor | Arriving:
         if block.part == "mlp":
             return self._transform(n_BTD, exchange, reduces=block.reduces)
