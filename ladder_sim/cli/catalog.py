@@ -249,8 +249,8 @@ def _stacks() -> Rows:
 
 
 def _variants() -> Rows:
-    from ladder_sim.wirings.names import FAMILIES
     from ladder_sim.specs.techniques import with_sources
+    from ladder_sim.wirings.names import FAMILIES
 
     rows = [
         (

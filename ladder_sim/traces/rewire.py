@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.wirings.names import parse
-from ladder_sim.wirings.layout import lay_out
 from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.graph import ALONE, Lane, TraceGraph, TraceOp
 from ladder_sim.units import format_seconds
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import parse
 
 REWIRED = ("standard", "parallel", "ladder", "hybrid-ladder:K", "upper-bound")
 # stream for all-reduces that ran on the compute stream

@@ -7,7 +7,8 @@
 Blocks i = 0, 1, ... (attention, MLP, attention, ...; "fused": one a layer) put out p_i^r on rank r of R, a partial sum;
 s_i is the sum of p_i^r over the ranks, x the embedding. Block i waits for collectives of blocks before
 F_i = max(F_{i-1}, i - delay_i). An output that is not reduced stays open: the next collective settles all open outputs
-with its own. c(j) is the block whose collective settles output j. Block i on rank r reads x + sum over j < i of w_j t_j:
+with its own. c(j) is the block whose collective settles output j.
+Block i on rank r reads x + sum over j < i of w_j t_j:
 
     t_j = s_j      if c(j) < F_i          (s_j / R if c(j) > j and it is a "mean")
           p_j^r    else if j < F_i, or if an earlier block read it so

@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from ladder_sim.errors import UsageError
-from ladder_sim.wirings.names import Variant, canonical, parse
-from ladder_sim.wirings.rules import Head, Part, Placed, Rule, Weight, WiringError, period_of
+from ladder_sim.wirings.names import canonical, parse
+from ladder_sim.wirings.rules import PARTS, Head, Part, Placed, Rule, Weight, WiringError, period_of
 
 # how a sum becomes part of the residual stream: it is added; or added without the parts that were read ahead of it; or
 # added to the stream as it was before these; or it replaces the stream, because it has it
@@ -205,7 +205,7 @@ class Wiring:
             crosses = block.carries and any(open_since < firsts[start] <= joined[number] for start in starts)
             if starts and (crosses or len(self.lanes) > 1):
                 raise UsageError(
-                    f"variant '{self.name}' in pipeline stages: what layer {layer.index} reads of other layers is not sent",
+                    f"variant '{self.name}' in pipeline stages: what layer {layer.index} sums is not sent",
                     hint="leave out pp",
                 )
 
@@ -322,8 +322,8 @@ def _laid_out(
         head=chosen.family.head,
         is_own=chosen.family.is_own,
     )
-    if laid_out.is_own:
-        _check(laid_out, walk)
+    for fault, hint in _faults(laid_out, walk) if laid_out.is_own else ():
+        raise WiringError(f"{variant}: {fault}", hint=hint)
     return laid_out
 
 
@@ -356,12 +356,19 @@ class _Walk:
         self.first_awaited = 0
         self.percent = 100
 
-        # blocks whose average has something to average, and blocks that sum channels that are open already
+        # blocks whose average has something to average
         self.averages: set[int] = set()
-        self.rises: list[int] = []
+
+        # channels of earlier sums, or of its own, of blocks that cannot sum what is open
+        self.partial: dict[int, int] = {}
         self._settle()
         self._read()
         entries = {number: self._entry(number) for number in self.carried}
+        self.partial = {
+            number: channels
+            for number, channels in self.partial.items()
+            if entries[number] != "stream" or self.rules[number].percent < 100
+        }
         keeping = {self._first_read(number) for number, entry in entries.items() if entry == "kept"}
 
         # equal blocks are the same object
@@ -385,12 +392,12 @@ class _Walk:
                 was_open = was_open or bool(self.open)
                 continue
             self.carried[number], self.open = self.open, []
-            if rule.reduce == "mean" and was_open:
+            averages = rule.reduce == "mean" and was_open
+            if averages:
                 self.averages.add(number)
-                self.percent = rule.percent
-            elif rule.percent > self.percent:
-                self.rises.append(number)
-            self.percent = min(self.percent, rule.percent)
+            if rule.percent > self.percent or (averages and rule.percent < 100):
+                self.partial[number] = min(self.percent, rule.percent) if not averages else 100
+            self.percent = rule.percent if averages else min(self.percent, rule.percent)
             was_open = was_open or rule.percent < 100
         self.collector = {output: number for number, carried in self.carried.items() for output in (*carried, number)}
         if self.open:
@@ -433,10 +440,8 @@ class _Walk:
         joined = next(at for at, each in enumerate(self.added) if each.is_sum and each.output == number)
         if number in self.averages and self.has_one_lane:
             # the stream at the end of the block has all of it, nothing on its way, and stays until the sum arrives
-            before = [at for at, each in enumerate(self.added) if each.block <= number]
-            unsettled = {
-                each.output for each in self.added[: len(before)] if not each.is_sum and self._joined(each.output) >= joined
-            }
+            before = [each for each in self.added if each.block <= number]
+            unsettled = {each.output for each in before if not each.is_sum and self._joined(each.output) >= joined}
             if len(before) == joined and unsettled == set(self.carried[number]):
                 return "stream"
         if not reads:
@@ -476,52 +481,38 @@ class _Walk:
 
 def _weights(given: Weight | Mapping[str, Weight], lanes: Sequence[str]) -> tuple[Weight, ...]:
     """Return the factors of an output in the lanes; one if they are the same, none if that is 1."""
-    if isinstance(given, Mapping):
-        weights = tuple(given.get(lane, 0) for lane in lanes)
-    else:
-        weights = (given,) * len(lanes)
+    weights = tuple([given.get(lane, 0) if isinstance(given, Mapping) else given for lane in lanes])
     if len(set(weights)) == 1 and (weights[0] != "learned" or len(lanes) == 1):
         weights = weights[:1]
     return () if weights == (1,) else weights
 
 
-def _check(wiring: Wiring, walk: _Walk) -> None:
-    """Raise WiringError if a file's rules do not make a model of these layers."""
-    placed, blocks = walk.placed, walk.blocks
-    late = max(rule.delay for rule in walk.rules)
+def _faults(wiring: Wiring, walk: _Walk) -> Iterator[tuple[str, str]]:
+    """Yield why a file's rules make no model of these layers, and the line to write."""
+    placed, rules = walk.placed, walk.rules
+    late = max(rule.delay for rule in rules)
     if late and not any(walk.joins[:-1]):
-        raise WiringError(
-            f"delay {late} in {len(placed)} blocks: only the LM head would read a sum", hint=f"at most {len(placed) - 2}"
-        )
+        yield f"delay {late} in {len(placed)} blocks: only the LM head would read a sum", f"at most {len(placed) - 2}"
     for number, (layer, part, rule) in enumerate(placed):
-        block, name = blocks[number], _NAMES[part]
+        block, name = walk.blocks[number], NAMES[part]
+        where, carries = f"{name} of layer {layer}", bool(walk.carried.get(number))
         if rule.instead == "shared" and rule.delay > 1:
-            raise WiringError(
-                f"{name} of layer {layer}: shared experts of the newest output alone can be read", hint=f"{name}.delay = 1"
+            yield f"{where}: only the newest output's shared experts can be read", f"{name}.delay = 1"
+        if unread := set(rule.weight if isinstance(rule.weight, Mapping) else ()) - set(wiring.lanes):
+            yield f"{where}: no block reads lane '{min(unread)}'", f'mlp.lane = "{min(unread)}"'
+        if block.weights == (0,) and block.reduces and not carries:
+            yield f"{where}: nobody awaits its sum (weight 0)", f'{name}.reduce = "none"'
+        if len(block.weights) > 1 and (carries or walk.collector.get(number) != number or block.percent < 100):
+            yield (
+                f"layer {layer}: an open output has {len(block.weights)} lane weights, one sum",
+                f'{name}.reduce = "sum"',
             )
-        if isinstance(rule.weight, Mapping) and (others := set(rule.weight) - set(wiring.lanes)):
-            raise WiringError(
-                f"{name} of layer {layer}: no block reads lane '{min(others)}'", hint=f'lanes: {", ".join(wiring.lanes)}'
-            )
-        if block.weights == (0,) and block.reduces and not walk.carried[number]:
-            raise WiringError(
-                f"{name} of layer {layer}: nobody awaits its sum (weight 0)", hint=f'{name}.reduce = "none"'
-            )
-        collector = walk.collector.get(number)
-        if len(block.weights) > 1 and (collector != number or walk.carried[number] or block.percent < 100):
-            raise WiringError(
-                f"layer {layer}: an open output has {len(block.weights)} lane weights, one sum", hint=f'{name}.reduce = "sum"'
-            )
-        if number in walk.rises or (number in walk.averages and block.entry != "stream" and wiring.percent < 100):
-            raise WiringError(
-                f"{name} of layer {layer}: other channels than its sum's are open", hint=f'{name}.percent = {wiring.percent}'
-            )
+        if number in walk.partial:
+            yield f"{where}: its sum and open outputs have other channels", f"{name}.percent = {walk.partial[number]}"
     if wiring.percent < 100 and not wiring.head:
         first, last = placed[walk.open[0] if walk.open else 0].layer, placed[-1].layer
         where = f"layer {last} is" if first == last else f"layers {first}-{last} are"
-        raise WiringError(
-            f"ranks differ before the LM head: {where} open", hint='head = "mean", or mlp.reduce = "sum" in the last layer'
-        )
+        yield f"ranks differ before the LM head: {where} open", 'head = "mean", or reduce the last MLP'
 
 
-_NAMES: Mapping[Part, str] = {"attention": "attention", "mlp": "mlp", "both": "fused"}
+NAMES: Mapping[Part, str] = {part: name for name, part in PARTS.items()}

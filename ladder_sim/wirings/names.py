@@ -16,7 +16,18 @@ from typing import Any, Literal, Self, get_args
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.techniques import Support
 from ladder_sim.system.files import read_text
-from ladder_sim.wirings.rules import PARTS, Head, Placed, Table, WiringError, check_keys, check_tables, narrowed, place
+from ladder_sim.wirings.rules import (
+    PARTS,
+    Head,
+    Placed,
+    Table,
+    WiringError,
+    check_keys,
+    check_tables,
+    in_file,
+    narrowed,
+    place,
+)
 
 # of another form of files there is another number
 FORM = 1
@@ -180,14 +191,16 @@ class Variant:
         within: Sequence[int] = range(layers - (self.last or layers), layers)
         if self.name == f"hybrid-ladder:{len(ladder_layers)}":
             within = sorted(ladder_layers)
-        return place(self.tables, layers, within, strict=self.family.is_own)
+        with in_file(self.name):
+            return place(self.tables, layers, within, strict=self.family.is_own)
 
     @property
     def table(self) -> dict[str, Any]:
         """The wiring as a file has it, and a config.json in `ladder_sim_wiring`."""
         tables = narrowed(self.tables, self.last) if self.last else self.tables
-        given = {"wiring": FORM, "name": self.family.title or self.name, "summary": self.family.summary, "paper": self.family.paper}
-        given |= {"head": self.family.head, "layers": tables}
+        family = self.family
+        given = {"wiring": FORM, "name": family.title or self.name, "summary": family.summary, "paper": family.paper}
+        given |= {"head": family.head, "layers": tables}
         return {key: value for key, value in given.items() if value}
 
     @property
@@ -294,7 +307,7 @@ def own_wiring(table: Mapping[str, Any], path: str) -> OwnWiring:
     """
     if table.get("wiring") != FORM:
         raise WiringError(f"{path}: wiring is {table.get('wiring')!r}: must be {FORM}", hint=f"wiring = {FORM}")
-    check_keys(path, table, _KEYS)
+    check_keys(f"{path}: the file", table, _KEYS)
     for key in ("name", "summary", "paper"):
         if not isinstance(table.get(key, ""), str):
             raise WiringError(f"{path}: {key} is {table[key]!r}: must be text", hint=f'{key} = "..."')
@@ -303,7 +316,8 @@ def own_wiring(table: Mapping[str, Any], path: str) -> OwnWiring:
     tables = table.get("layers", [])
     if not isinstance(tables, list):
         raise WiringError(f"{path}: layers must be tables", hint="[[layers]]")
-    check_tables(tables)
+    with in_file(path):
+        check_tables(tables)
     name = table.get("name") or Path(path).stem
     family = Family(
         name=path,

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -64,6 +65,15 @@ class _Layer:
     """Tables that name a block of the layer."""
 
 
+@contextmanager
+def in_file(path: str) -> Iterator[None]:
+    """Name the file in what is wrong in it."""
+    try:
+        yield
+    except WiringError as error:
+        raise WiringError(f"{path}: {error.message}", hint=error.hint) from None
+
+
 def check_tables(tables: Sequence[Table]) -> None:
     """Raise WiringError unless every table `[[layers]]` has known keys with possible values."""
     for number, table in enumerate(tables):
@@ -74,7 +84,7 @@ def check_tables(tables: Sequence[Table]) -> None:
         parts = [part for part in PARTS if part in table]
         if "blocks" in table and ("at" in table or parts):
             raise WiringError(
-                f"{where}.blocks already chooses blocks of layers", hint="blocks = \"3::4\"\nreduce = \"sum\""
+                f"{where}.blocks already chooses blocks of layers", hint='blocks = "3::4"\nreduce = "sum"'
             )
         for name in ("at", "blocks"):
             if name in table:
@@ -88,6 +98,7 @@ def check_tables(tables: Sequence[Table]) -> None:
 
 
 def check_keys(where: str, table: Table, known: Iterable[str]) -> None:
+    """Raise WiringError if a table has a key that is not known."""
     for key in table:
         if key not in known:
             near = nearest(key, known)
@@ -238,7 +249,7 @@ def period_of(tables: Sequence[Table]) -> int:
 
 def narrowed(tables: Sequence[Table], last: int) -> list[Table]:
     """Return tables that choose among the last layers as the given ones do among all; no slice may have a stop."""
-    result = []
+    result: list[Table] = []
     for table in tables:
         name, count = ("blocks", 2 * last) if "blocks" in table else ("at", last)
         first, colon, _, step = _SLICE.fullmatch(table.get(name, ":")).groups()  # type: ignore[union-attr]

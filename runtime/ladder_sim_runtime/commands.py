@@ -21,6 +21,7 @@ from ladder_sim.specs.quantization import FIELDS
 from ladder_sim.specs.values import field_kinds, meanings
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.files import convert
 from ladder_sim_runtime.checkpoint.prompts import Text, prepare_completion
 from ladder_sim_runtime.config import (
@@ -33,7 +34,6 @@ from ladder_sim_runtime.config import (
     Wish,
     read_time,
 )
-from ladder_sim.wirings.layout import lay_out
 
 # commands of earlier versions, and what to use instead
 _GONE = dict.fromkeys(

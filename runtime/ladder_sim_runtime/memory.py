@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ladder_sim.errors import InfeasibleError
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.comm.base import Communicator, Pipeline
 from ladder_sim_runtime.config import EngineConfig, ModelConfig, Phase
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim.wirings.layout import Wiring, lay_out
 
 # share of the free memory; the rest is for what allocators waste
 _USABLE = 0.95

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.wirings.names import DEFAULT_VARIANTS, FAMILIES, canonical, parse
-from ladder_sim.wirings.layout import Wiring, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.wirings.layout import Wiring, wiring
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, FAMILIES, canonical, parse
 from tests.conftest import REPO
 from tests.support.strategies import EMBEDDING, LAYERS, State, equation, laid_out
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.checkpoint.files import CONFIG, Checkpoint, read_object
 from ladder_sim_runtime.config import CompletionConfig, ModelConfig
-from ladder_sim.wirings.layout import Wiring, lay_out
 
 if TYPE_CHECKING:
     import tokenizers

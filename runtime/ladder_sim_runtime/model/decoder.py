@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.device import kind_of
@@ -21,7 +22,6 @@ from ladder_sim_runtime.model.rope import rope_table
 from ladder_sim_runtime.model.sequence_parallel import SharedStream
 from ladder_sim_runtime.model.shard import Shard
 from ladder_sim_runtime.model.token_split import cuts, in_turns
-from ladder_sim.wirings.layout import Wiring
 
 
 class Decoder(nn.Module):
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
             wiring.check_stages([self.config.layers_of(stage, stages).start for stage in range(1, stages)])
         x_BTD = self._embed(tokens_BT, wiring)
         has_techniques = cache is not None and wiring.reduces and self.comm.size > 1
-        new_stream = ResidualStream
+        new_stream: type[ResidualStream] = ResidualStream
         if has_techniques and self.engine.sequence_parallel:
             wiring.check_shares()
             new_stream = SharedStream

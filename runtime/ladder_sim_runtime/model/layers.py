@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from ladder_sim.wirings.layout import Block
 from ladder_sim.wirings.rules import Part
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
@@ -17,7 +18,6 @@ from ladder_sim_runtime.model.feed_forward import MLP, RoutedExperts
 from ladder_sim_runtime.model.latent import LatentAttention
 from ladder_sim_runtime.model.linear import Linear, RMSNorm
 from ladder_sim_runtime.model.shard import Shard
-from ladder_sim.wirings.layout import Block
 
 
 class Layer(nn.Module):

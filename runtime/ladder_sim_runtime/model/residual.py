@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import Step, Wiring
 from ladder_sim_runtime.comm.base import Communicator, Handle, Pipeline
 from ladder_sim_runtime.config import EngineConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.dispatch import Arriving, arrived
 from ladder_sim_runtime.model.linear import RMSNorm
-from ladder_sim.wirings.layout import Step, Wiring
 
 # a share of the channels is rounded up to as many: 16 bytes, which kernels read at once
 CHANNELS = 8
@@ -115,7 +115,7 @@ class ResidualStream:
         self._open: dict[int, Tensor] = {}
 
     @property
-    def x_BTD(self) -> Tensor:
+    def x_BTD(self) -> Tensor:  # noqa: N802
         """The lane that the block at hand reads."""
         return self._streams[self._lane]
 
@@ -202,8 +202,9 @@ class ResidualStream:
                 output.is_read = True
             else:
                 del self._pending[number]
-        newest = self._pending.get(step.number - 1)
-        return terms + [(shared_BTD, newest.factors) for shared_BTD in (newest.take_shared() if newest else ())]
+        if newest := self._pending.get(step.number - 1):
+            terms += [(shared_BTD, newest.factors) for shared_BTD in newest.take_shared()]
+        return terms
 
     def _add(self, terms: Iterable[_Term]) -> None:
         for y_BTD, factors in terms:
@@ -242,8 +243,10 @@ class ResidualStream:
         is of the sum, once that has arrived. `learned` has the factors of all lanes where they are weights.
         """
         block = step.block
-        weights = [learned[at] if weight == "learned" and learned else 1 if weight == "learned" else weight
-                   for at, weight in enumerate(block.weights)]
+        weights = [
+            learned[at] if weight == "learned" and learned else 1 if weight == "learned" else weight
+            for at, weight in enumerate(block.weights)
+        ]
         factors, scale = (weights, None) if len(weights) > 1 else ((), weights[0] if weights else None)
         if scale is not None and norm is None:
             output = kernels.scale(arrived(output), scale)
@@ -273,7 +276,9 @@ class ResidualStream:
         if block.entry == "stream":
             y_BTD = kernels.add_share(y_BTD, self.x_BTD, comm.size)
         for before_BTD in [self._open.pop(step.number - back) for back in block.carries]:
-            y_BTD = kernels.add_share(y_BTD, before_BTD, comm.size) if block.averages else kernels.add(before_BTD, y_BTD)
+            y_BTD = (
+                kernels.add_share(y_BTD, before_BTD, comm.size) if block.averages else kernels.add(before_BTD, y_BTD)
+            )
         channels = _channels(y_BTD, block.percent)
         if channels < y_BTD.shape[-1]:
             reduction, sum_BTC = self._sum(kernels.cut(y_BTD[..., :channels]), blocking=self._blocks(step))

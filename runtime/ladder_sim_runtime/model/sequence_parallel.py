@@ -12,12 +12,12 @@ Korthikanti et al., arXiv 2205.05198, section 4.2.
 
 from torch import Tensor, nn
 
+from ladder_sim.wirings.layout import Step
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig
 from ladder_sim_runtime.model.dispatch import Arriving, arrived
 from ladder_sim_runtime.model.linear import RMSNorm
 from ladder_sim_runtime.model.residual import ResidualStream
-from ladder_sim.wirings.layout import Step
 
 
 class SharedStream(ResidualStream):
