@@ -402,7 +402,7 @@ class _Builder:
                 shared=NORM if shared == NORM else start + shared,
             )
         )
-        if block.reduces or block.weights != (0,):
+        if block.reduces or block.adds:
             self.waiting.append(len(self.outputs) - 1)
 
     def _embedding(self, *, reduces: bool) -> None:

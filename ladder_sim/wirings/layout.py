@@ -57,9 +57,9 @@ class Block:
     """Outputs in its sum whose own parts were read ahead, counted from the block: 0 is its own output."""
 
     @property
-    def scale(self) -> Weight:
-        """Factor of its output in all lanes."""
-        return self.weights[0] if len(self.weights) == 1 else 1
+    def adds(self) -> bool:
+        """Whether its output enters any lane."""
+        return not self.weights or any(weight != 0 for weight in self.weights)
 
 
 class Step(NamedTuple):
@@ -388,7 +388,7 @@ class _Walk:
         was_open = False
         for number, rule in enumerate(self.rules):
             if rule.reduce == "none":
-                self.open += [] if self.weights[number] == (0,) else [number]
+                self.open += [number] if self._adds(number) else []
                 was_open = was_open or bool(self.open)
                 continue
             self.carried[number], self.open = self.open, []
@@ -424,8 +424,12 @@ class _Walk:
             self.added += [_Added(number, output, False) for output in own]
             self.joins.append(joins)
             self.ahead.append(own)
-            if number < len(self.rules) and (rule.reduce != "none" or self.weights[number] != (0,)):
+            if number < len(self.rules) and (rule.reduce != "none" or self._adds(number)):
                 waiting.append(number)
+
+    def _adds(self, number: int) -> bool:
+        weights = self.weights[number]
+        return not weights or any(weight != 0 for weight in weights)
 
     def _reads(self, number: int) -> list[_Added]:
         """Return the additions of own parts that the sum of a block has."""
@@ -500,7 +504,7 @@ def _faults(wiring: Wiring, walk: _Walk) -> Iterator[tuple[str, str]]:
             yield f"{where}: only the newest output's shared experts can be read", f"{name}.delay = 1"
         if unread := set(rule.weight if isinstance(rule.weight, Mapping) else ()) - set(wiring.lanes):
             yield f"{where}: no block reads lane '{min(unread)}'", f'mlp.lane = "{min(unread)}"'
-        if block.weights == (0,) and block.reduces and not carries:
+        if not block.adds and block.reduces and not carries:
             yield f"{where}: nobody awaits its sum (weight 0)", f'{name}.reduce = "none"'
         if len(block.weights) > 1 and (carries or walk.collector.get(number) != number or block.percent < 100):
             yield (

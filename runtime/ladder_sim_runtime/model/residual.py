@@ -263,7 +263,7 @@ class ResidualStream:
             output = norm(arrived(output))
         if scale is not None and norm is not None:
             output = kernels.scale(arrived(output), scale)
-        if block.reduces or weights != [0]:
+        if block.reduces or block.adds:
             self._pending[step.number] = _Output(step, output, isinstance(output, Arriving), factors, carried)
         return reduces
 
