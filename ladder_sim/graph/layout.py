@@ -360,6 +360,10 @@ class _Builder:
 
     def _send(self, layer: int) -> None:
         """Hand the residual stream, and outputs that are not joined yet, to the next pipeline stage."""
+        if any(
+            self.outputs[number].exchanged and self.outputs[number].block.entry == "kept" for number in self.waiting
+        ):
+            self.streams = dict(self.kept)
         needed, whole = [self.residual], 1
         for number in self.waiting:
             output = self.outputs[number]
@@ -376,7 +380,7 @@ class _Builder:
             output = self.outputs[number]
             shared = output.shared if output.shared == NORM else sent
             self.outputs[number] = output._replace(own=sent, sum=sent, shared=shared)
-        self.streams = dict.fromkeys(self.streams, sent)
+        self.streams = self.kept = dict.fromkeys(self.streams, sent)
 
     def _block(self, layer: Layer, block: Block) -> None:
         prefix, at = f"layer{layer.index}.{PART_NAMES[block.part]}", layer.index

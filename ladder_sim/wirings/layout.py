@@ -202,7 +202,9 @@ class Wiring:
         joined = {number - back: number for number, backs in enumerate(joins) for back in backs}
         for number, (layer, block) in enumerate(self.blocks):
             open_since = number - max(block.carries, default=0)
-            crosses = block.carries and any(open_since < firsts[start] <= joined[number] for start in starts)
+            inside = [firsts[start] for start in starts if open_since < firsts[start] <= joined[number]]
+            # the next stage may begin with the sum that is added to what was kept
+            crosses = block.carries and inside and (block.entry != "kept" or inside != [joined[number]])
             if starts and (crosses or len(self.lanes) > 1):
                 raise UsageError(
                     f"variant '{self.name}' in pipeline stages: what layer {layer.index} sums is not sent",

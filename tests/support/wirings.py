@@ -4,24 +4,17 @@ A read says of each output how much of it a block reads: of the sum over the ran
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypothesis import assume
 from hypothesis import strategies as st
 
 from ladder_sim.wirings.layout import lay_out
-from ladder_sim.wirings.names import OwnWiring, own_wiring
+from ladder_sim.wirings.names import OwnWiring, own_wiring, parse
 from ladder_sim.wirings.rules import Rule, WiringError
 
 _PARTS = ("attention", "mlp")
 _SLICES = st.sampled_from([":", "::2", "1::2", "::3", "2::3", "-1", "-2:", ":2", "50%:", "0"])
-
-
-class Share(NamedTuple):
-    """What a block reads of an output: one of three forms, in one channel."""
-
-    form: str
-    """sum, mean, own, or shared experts'."""
 
 
 def table(*rules: Mapping[str, Any], head: str = "") -> dict[str, Any]:
@@ -34,8 +27,13 @@ def own(*rules: Mapping[str, Any], head: str = "") -> OwnWiring:
     return own_wiring(table(*rules, head=head), "mine.toml")
 
 
+# weights of outputs in two lanes: those that ops show, which have no factors, and more
+SWITCHES = (1, {"x": 1}, {"m": 1})
+WEIGHTS = (*SWITCHES, "learned", {"x": 0.5, "m": 2}, {"m": "learned"})
+
+
 @st.composite
-def _keys(draw: st.DrawFn, lanes: bool) -> dict[str, Any]:
+def _keys(draw: st.DrawFn, lanes: Sequence[Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if draw(st.booleans()):
         keys["delay"] = draw(st.integers(0, 4))
@@ -48,13 +46,13 @@ def _keys(draw: st.DrawFn, lanes: bool) -> dict[str, Any]:
         keys["weight"] = draw(st.sampled_from([0, 0.5, -2, 1]))
     if lanes and draw(st.booleans()):
         keys["lane"] = draw(st.sampled_from(["x", "m"]))
-        keys["weight"] = draw(st.sampled_from([1, {"x": 1}, {"m": 1}, {"x": 0.5, "m": 2}]))
+        keys["weight"] = draw(st.sampled_from(lanes))
     return keys
 
 
 @st.composite
-def files(draw: st.DrawFn, *, lanes: bool = False) -> tuple[OwnWiring, int]:
-    """A wiring file, and layers that it fits."""
+def files(draw: st.DrawFn, lanes: Sequence[Any] = ()) -> tuple[OwnWiring, int]:
+    """A wiring file, and layers that it fits; with two lanes, if there are weights for these."""
     layers = draw(st.integers(1, 6))
     rules: list[dict[str, Any]] = []
     for _ in range(draw(st.integers(1, 4))):
@@ -75,13 +73,7 @@ def files(draw: st.DrawFn, *, lanes: bool = False) -> tuple[OwnWiring, int]:
 
 def rules_of(variant: str, layers: int) -> list[Rule]:
     """The rule of every block."""
-    return [each.rule for each in lay_out_rules(variant, layers)]
-
-
-def lay_out_rules(variant: str, layers: int) -> Sequence[Any]:
-    from ladder_sim.wirings.names import parse
-
-    return parse(variant).place(layers)
+    return [each.rule for each in parse(variant).place(layers)]
 
 
 def lanes_of(rules: Sequence[Rule]) -> list[str]:
@@ -125,6 +117,6 @@ def value(read: Mapping[int, str], parts: Sequence[Any], rank: int, weight: Call
     for output, form in read.items():
         every = parts[output]
         whole = sum(every[1:], every[0])
-        term = {"sum": lambda: whole, "mean": lambda: whole / len(every), "own": lambda: every[rank]}[form]()
+        term = every[rank] if form == "own" else whole / len(every) if form == "mean" else whole
         total = total + weight(output) * term
     return total

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.sizes import PassInputs
 from ladder_sim.wirings.layout import Wiring
 from tests.support.strategies import laid_out
-from tests.support.wirings import equation, files, lanes_of, rules_of, value, weight_of
+from tests.support.wirings import SWITCHES, equation, files, lanes_of, rules_of, value, weight_of
 
 RANKS = 3
 
@@ -65,14 +64,19 @@ def check(variant: str, layers: int, seed: int, channel: int) -> None:
     # a factor that all lanes share scales the output's projection
     lanes = lanes_of(rules)
     uniform = [len({weight_of(rule, lane) for lane in lanes}) == 1 for rule in rules]
-    made = [each * (weight_of(rule, lanes[0]) if same else 1) for each, rule, same in zip(own, rules, uniform, strict=True)]
+    made = [
+        each * (weight_of(rule, lanes[0]) if same else 1) for each, rule, same in zip(own, rules, uniform, strict=True)
+    ]
     reads = read_by_ops(layout, made, embedding, channel)
     head = layout.wiring.head
     for i, read in enumerate(equation(rules, channel)):
         wanted = np.zeros(RANKS)
         block_lanes = [rules[i].lane] if i < len(rules) else lanes
         for lane in block_lanes:
-            each = [embedding + value(read, own, rank, lambda j, lane=lane: weight_of(rules[j], lane)) for rank in range(RANKS)]
+            each = [
+                embedding + value(read, own, rank, lambda j, lane=lane: weight_of(rules[j], lane))
+                for rank in range(RANKS)
+            ]
             wanted += np.array(each) / len(block_lanes)
         if i == len(rules) and head == "mean":
             wanted[:] = wanted.mean()
@@ -82,6 +86,11 @@ def check(variant: str, layers: int, seed: int, channel: int) -> None:
 @given(files(), st.integers(0, 999), st.sampled_from([0, 75]))
 def test_ops_compute_the_equation(case: tuple[str, int], seed: int, channel: int) -> None:
     check(*case, seed, channel)
+
+
+@given(files(SWITCHES), st.integers(0, 999))
+def test_every_lane_has_an_add(case: tuple[str, int], seed: int) -> None:
+    check(*case, seed, 0)
 
 
 @given(laid_out(), st.integers(0, 999), st.sampled_from([0, 75]))

@@ -188,7 +188,8 @@ class ResidualStream:
                 self._add_to(self._alike(output.factors), sum_BTD, functools.reduce(kernels.add, own))
             else:
                 if entry == "kept":
-                    self._streams, self._kept = self._kept, {}
+                    # a stage gets them instead of its stream
+                    self._streams, self._kept = self._kept or self._streams, {}
                 last = [(sum_BTD, output.factors)]
         return last
 
@@ -315,6 +316,7 @@ class ResidualStream:
         newest = self._pending[max(self._pending)]
         if newest.step.block.entry == "stream" and self._comm.size > 1:
             self._join(list(self._pending))
+        self._streams = self._kept or self._streams
         pipeline.send(self.x_BTD, *(tensor for output in self._pending.values() for tensor in output.tensors()))
 
     def receive(self, pipeline: Pipeline, outputs: Iterable[Sent]) -> None:
