@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from ladder_sim.errors import UsageError
 from ladder_sim.wirings.names import canonical, parse
-from ladder_sim.wirings.rules import PARTS, Head, Part, Placed, Rule, Weight, WiringError, period_of
+from ladder_sim.wirings.rules import NAMES, Head, Part, Placed, Rule, Weight, WiringError, period_of
 
 # how a sum becomes part of the residual stream: it is added; or added without the parts that were read ahead of it; or
 # added to the stream as it was before these; or it replaces the stream, because it has it
@@ -180,6 +180,13 @@ class Wiring:
             raise UsageError(
                 f"variant '{self.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
                 hint="choose another variant, or leave out sp, sequence-parallel and gemm-overlap",
+            )
+
+    def check_training(self, ranks: int, trained: int) -> None:
+        """Raise WiringError if ranks read their own parts, and the weights were trained by another number of them."""
+        if trained and ranks != trained and not self.is_shared:
+            raise WiringError(
+                f"checkpoint was trained as {self.name} at TP {trained}, not {ranks}", hint=f"--tp {trained}"
             )
 
     def check_norms(self, ranks: int, *, behind: bool, joint: bool = False) -> None:
@@ -519,6 +526,3 @@ def _faults(wiring: Wiring, walk: _Walk) -> Iterator[tuple[str, str]]:
         first, last = placed[walk.open[0] if walk.open else 0].layer, placed[-1].layer
         where = f"layer {last} is" if first == last else f"layers {first}-{last} are"
         yield f"ranks differ before the LM head: {where} open", 'head = "mean", or reduce the last MLP'
-
-
-NAMES: Mapping[Part, str] = {part: name for name, part in PARTS.items()}

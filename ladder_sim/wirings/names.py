@@ -8,7 +8,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -17,9 +17,11 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.techniques import Support
 from ladder_sim.system.files import read_text
 from ladder_sim.wirings.rules import (
+    NAMES,
     PARTS,
     Head,
     Placed,
+    Rule,
     Table,
     WiringError,
     check_keys,
@@ -191,8 +193,14 @@ class Variant:
         within: Sequence[int] = range(layers - (self.last or layers), layers)
         if self.name == f"hybrid-ladder:{len(ladder_layers)}":
             within = sorted(ladder_layers)
+        family, title = self.family, self.family.title
         with in_file(self.name):
-            return place(self.tables, layers, within, strict=self.family.is_own)
+            placed = place(self.tables, layers, within, strict=family.is_own)
+            if family.is_own and is_variant(title) and not is_file(title):
+                named = _parse(title)
+                if (named.place(layers), named.family.head) != (placed, family.head):
+                    raise WiringError(f"name '{title}' is a named wiring with other rules", hint=f'name = "my-{title}"')
+        return placed
 
     @property
     def table(self) -> dict[str, Any]:
@@ -202,6 +210,18 @@ class Variant:
         given = {"wiring": FORM, "name": family.title or self.name, "summary": family.summary, "paper": family.paper}
         given |= {"head": family.head, "layers": tables}
         return {key: value for key, value in given.items() if value}
+
+    def expanded(self, layers: int) -> dict[str, Any]:
+        """Return `table` for a model of `layers` layers: its slices are lists of layers, its blocks have all keys."""
+        blocks: dict[int, dict[str, Any]] = {}
+        for layer, part, rule in self.place(layers):
+            given = {key: value for key, value in asdict(rule).items() if value != getattr(Rule(), key)}
+            if given or part == "both":
+                blocks.setdefault(layer, {})[NAMES[part]] = given
+        alike: dict[str, list[int]] = {}
+        for layer, keys in blocks.items():
+            alike.setdefault(json.dumps(keys), []).append(layer)
+        return {**self.table, "layers": [{"at": at, **json.loads(keys)} for keys, at in alike.items()]}
 
     @property
     def toml(self) -> str:
@@ -278,7 +298,8 @@ def parse(variant: str) -> Variant:
     """
     if isinstance(variant, OwnWiring):
         return variant.variant
-    return _read(variant.strip()).variant if is_file(variant) else _parse(variant)
+    own = _own(variant.strip())
+    return own.variant if own else _parse(variant)
 
 
 def is_file(variant: str) -> bool:
@@ -286,8 +307,14 @@ def is_file(variant: str) -> bool:
     return variant.strip().endswith(".toml")
 
 
-def _read(path: str) -> OwnWiring:
-    """Read a wiring file."""
+def _own(variant: str) -> OwnWiring | None:
+    """Return the wiring in a file, or in the text of one as a config.json has it; None: it has a name."""
+    if variant.startswith("{"):
+        table = json.loads(variant)
+        return own_wiring(table, str(table.get("name") or "own"))
+    if not is_file(variant):
+        return None
+    path = variant
     text = read_text(Path(path), what="wiring file", error=WiringError)
     try:
         table = tomllib.loads(text)
@@ -327,8 +354,6 @@ def own_wiring(table: Mapping[str, Any], path: str) -> OwnWiring:
         paper=table.get("paper", ""),
         title=name,
     )
-    if is_variant(name) and (parse(name).tables, parse(name).family.head) != (list(tables), head):
-        raise WiringError(f"{path}: name '{name}' is a named wiring with other rules", hint=f'name = "my-{name}"')
     return OwnWiring(path, Variant(family=family))
 
 
@@ -400,7 +425,7 @@ def canonical(variant: str) -> str:
     """Return the canonical name of a variant, or its path, with what is read there; raise what `parse` raises."""
     if isinstance(variant, OwnWiring):
         return variant
-    return _read(variant.strip()) if is_file(variant) else _parse(variant).name
+    return _own(variant.strip()) or _parse(variant).name
 
 
 def is_variant(text: str) -> bool:

@@ -27,6 +27,41 @@ def own(*rules: Mapping[str, Any], head: str = "") -> OwnWiring:
     return own_wiring(table(*rules, head=head), "mine.toml")
 
 
+# wirings that have no name: MLP outputs late and attention's at once, two late in the upper half, two lanes (modded-
+# nanogpt PR 230), ranks alone for four layers, every second attention without a sum
+NEW = {
+    "ladder-mlp": """wiring = 1
+[[layers]]
+attention.delay = 1
+""",
+    "upper-ladder-2": """wiring = 1
+[[layers]]
+at = "50%:"
+delay = 2
+""",
+    "two-lane": """wiring = 1
+[[layers]]
+at = "1:"
+attention.weight = "learned"
+mlp = { lane = "m", weight = "learned" }
+""",
+    "kraken-4": """wiring = 1
+[[layers]]
+reduce = "none"
+[[layers]]
+at = "::4"
+attention = { delay = 1, instead = "own" }
+[[layers]]
+at = "3::4"
+mlp.reduce = "sum"
+""",
+    "skip-second": """wiring = 1
+[[layers]]
+at = "1::2"
+attention.reduce = "none"
+""",
+}
+
 # weights of outputs in two lanes: those that ops show, which have no factors, and more
 SWITCHES = (1, {"x": 1}, {"m": 1})
 WEIGHTS = (*SWITCHES, "learned", {"x": 0.5, "m": 2}, {"m": "learned"})

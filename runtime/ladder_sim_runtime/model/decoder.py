@@ -151,7 +151,8 @@ class Decoder(nn.Module):
                 yield
             layer_cache = None if cache is None else cache[at]
             output = self.layers[at](each.block, arrived(n_BTD), step, layer_cache, self.comm.exchange)
-            if stream.write(output, each, behind):
+            learned = self.layers[at].learned.get(each.block.part, ())
+            if stream.write(output, each, behind, learned):
                 yield
         if held.stop < self.config.layers:
             stream.send(pipeline)

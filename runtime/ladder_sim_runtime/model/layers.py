@@ -5,6 +5,7 @@ Shapes: B batch, T new tokens, D hidden, N features.
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from ladder_sim.wirings.layout import Block
@@ -29,7 +30,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
-        self.config, self.shard = config, shard
+        self.config, self.index, self.shard = config, index, shard
         width, experts = config.mlp_of(index), config.experts_of(index)
         self.attn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
@@ -46,6 +47,10 @@ class Layer(nn.Module):
         attn, mlp = sum(self.attention.inputs), self.mlp.inputs if self.mlp else 0
         self.mlp_rows = slice(attn, attn + mlp)
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
+
+        # of the wiring in the config itself
+        learned = {part: nn.Parameter(torch.ones(lanes)) for part, lanes in config.learned_of(index).items()}
+        self.learned = nn.ParameterDict(learned) if learned else {}
 
     def norms(self, part: Part) -> tuple[RMSNorm | None, RMSNorm | None]:
         """Return the norms before and behind a block, of which there is one; "both" reads attention's norm."""

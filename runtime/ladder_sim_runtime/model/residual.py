@@ -236,7 +236,7 @@ class ResidualStream:
         output: Tensor | Arriving,
         step: Step,
         norm: RMSNorm | None = None,
-        learned: Sequence[Tensor] = (),
+        learned: Tensor | Sequence[Tensor] = (),
     ) -> bool:
         """Take a block's partial sums and start their all-reduce, if it has one; returns whether it has.
 
@@ -245,7 +245,7 @@ class ResidualStream:
         """
         block = step.block
         weights = [
-            learned[at] if weight == "learned" and learned else 1 if weight == "learned" else weight
+            learned[at] if weight == "learned" and len(learned) else 1 if weight == "learned" else weight
             for at, weight in enumerate(block.weights)
         ]
         factors, scale = (weights, None) if len(weights) > 1 else ((), weights[0] if weights else None)
