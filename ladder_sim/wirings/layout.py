@@ -148,6 +148,24 @@ class Wiring:
             )
         return tuple(steps)
 
+    def reads(self) -> list[dict[int, str]]:
+        """Return what each block reads, and the LM head, of which outputs: their sum, mean, a part of it, or own."""
+        stream: dict[int, str] = {}
+        reads: list[dict[int, str]] = []
+        blocks = [block for _, block in self.blocks]
+        for number, joins in enumerate([*(block.joins for block in blocks), self.final_joins]):
+            for output in [number - back for back in joins]:
+                block = blocks[output]
+                settled = [output - back for back in block.carries] if block.reduces else []
+                if block.entry == "stream":
+                    settled = [each for each, form in stream.items() if form == "own"]
+                stream |= dict.fromkeys(settled, "mean" if block.averages else "sum")
+                stream[output] = "own" if not block.reduces else "sum" if block.percent == 100 else "part"
+            ahead = blocks[number].reads_ahead if number < len(blocks) else ()
+            stream |= {number - back: "own" for back in ahead}
+            reads.append(dict(sorted(stream.items())))
+        return reads
+
     def waiting(self, layer: int) -> list[Step]:
         """Return the blocks whose outputs are not in the residual when a layer begins, the newest last."""
         before = [step for step in self.steps if step.layer < layer]
