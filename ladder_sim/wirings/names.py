@@ -273,6 +273,9 @@ class OwnWiring(str):
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) is True and (not isinstance(other, OwnWiring) or self.variant == other.variant)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = str.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
