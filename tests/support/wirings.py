@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim.wirings.names import OwnWiring, own_wiring, parse
 from ladder_sim.wirings.rules import Rule, WiringError
+from tests.conftest import REPO
 
 _PARTS = ("attention", "mlp")
 _SLICES = st.sampled_from([":", "::2", "1::2", "::3", "2::3", "-1", "-2:", ":2", "50%:", "0"])
@@ -27,40 +28,8 @@ def own(*rules: Mapping[str, Any], head: str = "") -> OwnWiring:
     return own_wiring(table(*rules, head=head), "mine.toml")
 
 
-# wirings that have no name: MLP outputs late and attention's at once, two late in the upper half, two lanes (modded-
-# nanogpt PR 230), ranks alone for four layers, every second attention without a sum
-NEW = {
-    "ladder-mlp": """wiring = 1
-[[layers]]
-attention.delay = 1
-""",
-    "upper-ladder-2": """wiring = 1
-[[layers]]
-at = "50%:"
-delay = 2
-""",
-    "two-lane": """wiring = 1
-[[layers]]
-at = "1:"
-attention.weight = "learned"
-mlp = { lane = "m", weight = "learned" }
-""",
-    "kraken-4": """wiring = 1
-[[layers]]
-reduce = "none"
-[[layers]]
-at = "::4"
-attention = { delay = 1, instead = "own" }
-[[layers]]
-at = "3::4"
-mlp.reduce = "sum"
-""",
-    "skip-second": """wiring = 1
-[[layers]]
-at = "1::2"
-attention.reduce = "none"
-""",
-}
+# wirings that have no name
+NEW = {file.stem: file.read_text("utf-8") for file in sorted((REPO / "examples" / "wirings").glob("*.toml"))}
 
 # weights of outputs in two lanes: those that ops show, which have no factors, and more
 SWITCHES = (1, {"x": 1}, {"m": 1})
