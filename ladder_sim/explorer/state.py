@@ -25,7 +25,8 @@ from ladder_sim.specs.workload import Imbalance, KvDType
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
-from ladder_sim.wirings.names import canonical, canonical_names
+from ladder_sim.wirings.names import all_named as canonical_names
+from ladder_sim.wirings.names import named as canonical
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -143,6 +143,7 @@ def _families() -> Iterator[Family]:
 
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _families()}
+
 # a bound that nobody can run: no block is all-reduced
 NO_COMMUNICATION = "upper-bound"
 DEFAULT_VARIANTS = ("standard", "parallel", "ladder", NO_COMMUNICATION)
@@ -262,13 +263,14 @@ class Variant:
 class OwnWiring(str):
     """Path of a wiring file, with what was read there: a file that was changed since is another wiring."""
 
+    variant: Variant
+    """The wiring."""
+
     def __new__(cls, path: str, variant: Variant) -> Self:
         """Return a path that knows its wiring."""
         own = super().__new__(cls, path)
         own.variant = variant
         return own
-
-    variant: Variant
 
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) is True and (not isinstance(other, OwnWiring) or self.variant == other.variant)
@@ -431,8 +433,13 @@ def canonical(variant: str) -> str:
     return _own(variant.strip()) or _parse(variant).name
 
 
+def named(variant: str) -> str:
+    """Return the canonical name of a variant, and read no file: what another process asks for may name any path."""
+    return _parse(variant).name
+
+
 def is_variant(text: str) -> bool:
-    """Whether it is a variant's name."""
+    """Whether it is a variant's name, or may be the path of a file."""
     try:
         _parse(text)
     except UsageError:
@@ -448,7 +455,16 @@ def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
     >>> canonical_names("ladder"), canonical_names(["Ladder", "desync:4", "ladder"])
     (('ladder',), ('ladder', 'desync:4'))
     """
-    names = tuple(dict.fromkeys(map(canonical, [given] if isinstance(given, str) else given)))
+    return _distinct(canonical, given)
+
+
+def all_named(given: Iterable[str]) -> tuple[str, ...]:
+    """Check several names as `canonical_names`, and read no file."""
+    return _distinct(named, given)
+
+
+def _distinct(check: Callable[[str], str], given: str | Iterable[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(map(check, [given] if isinstance(given, str) else given)))
     if not names:
         raise UsageError("no variants: must be at least one", hint="for example 'ladder'")
     return names

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 
 from ladder_sim.errors import UsageError
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.state import State
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.wirings.layout import Wiring, lay_out
@@ -230,3 +232,11 @@ def test_new_wirings_are_predicted(name: str, tmp_path: Path) -> None:
     ran = run("list", path)
     assert ran.code == 0
     assert "attention0 reads x" in ran.out
+
+
+def test_the_page_reads_no_files(tmp_path: Path) -> None:
+    path = saved(tmp_path, "mine", NEW["ladder-mlp"])
+    with pytest.raises(UsageError, match="unknown variant"):
+        State.parse(f"variants={path}", Allowlist.of())
+    with pytest.raises(UsageError, match="unknown variant"):
+        State.parse(f"over={path}", Allowlist.of())

@@ -49,8 +49,8 @@ class Layer(nn.Module):
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
 
         # of the wiring in the config itself
-        learned = {part: nn.Parameter(torch.ones(lanes)) for part, lanes in config.learned_of(index).items()}
-        self.learned = nn.ParameterDict(learned) if learned else {}
+        lanes = config.learned_of(index).items()
+        self.learned = nn.ParameterDict({part: nn.Parameter(torch.ones(count)) for part, count in lanes})
 
     def norms(self, part: Part) -> tuple[RMSNorm | None, RMSNorm | None]:
         """Return the norms before and behind a block, of which there is one; "both" reads attention's norm."""
