@@ -19,6 +19,7 @@ _T = TypeVar("_T")
 # names of blocks in a file, in the order in which a layer has them
 PARTS: Mapping[str, Part] = {"attention": "attention", "mlp": "mlp", "fused": "both"}
 NAMES: Mapping[Part, str] = {part: name for name, part in PARTS.items()}
+
 # start, stop and step; a percentage is one of the layers
 _SLICE = re.compile(r"(-?\d+%?)?(?:(:)(-?\d+%?)?(?::([1-9]\d*))?)?")
 

@@ -49,7 +49,8 @@ def wiring_of(vllm_config: Any) -> Wiring:
             raise UsageError(
                 f"{option} {value}: only tensor parallelism is served in other wirings", hint=f"{option} 1"
             )
-    wiring.check_training(parallel.tensor_parallel_size, int(config.get("ladder_sim_tp") or 0))
+    if trained := config.get("ladder_sim_tp"):
+        wiring.check_training(parallel.tensor_parallel_size, int(trained))
     if any("learned" in block.weights for _, block in wiring.blocks):
         raise UsageError(f"{wiring.name}: vLLM's models hold no weights of lanes", hint="ladder-sim-runtime complete")
     if wiring.head == "own":
