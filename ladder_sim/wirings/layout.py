@@ -354,23 +354,14 @@ def _laid_out(
     return laid_out
 
 
-class _Added(NamedTuple):
-    """An addition to the residual stream."""
-
-    block: int
-    """The block that reads it first; the number of blocks stands for the LM head."""
-    output: int
-    is_sum: bool
-    """The output was summed over the ranks, else it is the rank's own part."""
-
-
 class _Walk:
     """The blocks of a model, in order, with what is on its way, open or read ahead at each."""
 
     def __init__(self, placed: Sequence[Placed], lanes: Sequence[str]) -> None:
         self.placed = placed
         self.rules = [rule for _, _, rule in placed]
-        self.weights = [_weights(rule.weight, lanes) for rule in self.rules]
+        by_rule = {id(rule): _weights(rule.weight, lanes) for rule in {id(rule): rule for rule in self.rules}.values()}
+        self.weights = [by_rule[id(rule)] for rule in self.rules]
         self.has_one_lane = len(lanes) == 1
 
         # by number of a block: outputs that join before it reads, and those that it reads ahead
@@ -379,8 +370,6 @@ class _Walk:
 
         # by number of a block that reduces: open outputs that its sum has
         self.carried: dict[int, list[int]] = {}
-        self.added: list[_Added] = []
-        self.first_awaited = 0
         self.percent = 100
 
         # blocks whose average has something to average
@@ -389,6 +378,18 @@ class _Walk:
         # channels of earlier sums, or of its own, of blocks that cannot sum what is open
         self.partial: dict[int, int] = {}
         self._settle()
+
+        # places in the order of all additions to the stream: of sums, and where those that each block reads end
+        self.sum_at: dict[int, int] = {}
+        self.ends: list[int] = []
+
+        # of outputs whose own part is added: the block that reads it first, and the place; and by the block whose sum
+        # has them, these outputs
+        self.own: dict[int, tuple[int, int]] = {}
+        self.owned: dict[int, list[int]] = {}
+
+        # by number of a block that averages: own parts in the stream that it reads
+        self.unsettled: dict[int, set[int]] = {}
         self._read()
         entries = {number: self._entry(number) for number in self.carried}
         self.partial = {
@@ -396,17 +397,26 @@ class _Walk:
             for number, channels in self.partial.items()
             if entries[number] != "stream" or self.rules[number].percent < 100
         }
-        keeping = {self._first_read(number) for number, entry in entries.items() if entry == "kept"}
+        keeping = {self._read_own(number)[0][1] for number, entry in entries.items() if entry == "kept"}
 
         # equal blocks are the same object
-        known: dict[tuple[Block, Entry, tuple[int, ...]], Block] = {}
-        self.blocks = []
+        known: dict[tuple[object, ...], Block] = {}
+        self.blocks: list[Block] = []
         self.reach = 1
-        for number in range(len(placed)):
-            block = self._block(number, entries.get(number, "added"), keeps=number in keeping)
-            back = max(*block.joins, *block.carries, *block.read, 0, 0)
-            self.reach = max(self.reach, placed[number].layer - placed[number - back].layer)
-            self.blocks.append(known.setdefault((block, block.entry, block.read), block))
+        for number, (layer, part, rule) in enumerate(placed):
+            entry = entries.get(number, "added")
+            carries = [] if entry == "stream" else self.carried.get(number, [])
+            read = [] if entry == "stream" else [output for output, _ in self._read_own(number)]
+            back = [
+                tuple([number - output for output in outputs])
+                for outputs in (self.joins[number], self.ahead[number], carries, read)
+            ]
+            form = (part, id(rule), *back, entry, number in keeping, number in self.averages)
+            if form not in known:
+                known[form] = self._block(number, *back, entry, keeps=number in keeping)
+            furthest = min([number, *self.joins[number], *carries])
+            self.reach = max(self.reach, layer - placed[furthest].layer)
+            self.blocks.append(known[form])
         self.final_joins = tuple(len(placed) - output for output in self.joins[-1])
 
     def _settle(self) -> None:
@@ -433,24 +443,35 @@ class _Walk:
     def _read(self) -> None:
         """Find when each output joins the residual stream, and when the rank's own part of it does."""
         waiting: list[int] = []
-        read: set[int] = set()
-        for number in range(len(self.rules) + 1):
-            rule = self.rules[number] if number < len(self.rules) else Rule()
-            self.first_awaited = max(self.first_awaited, number - rule.delay)
-            due = bisect_left(waiting, self.first_awaited)
-            joins = []
+        unsettled: set[int] = set()
+        first, count = 0, 0
+        for number, rule in enumerate([*self.rules, Rule()]):
+            first = max(first, number - rule.delay)
+            due = bisect_left(waiting, first)
+            joins, own = [], []
             for output in waiting[:due]:
                 collector = self.collector.get(output, number)
-                if output == collector or (collector >= self.first_awaited and output not in read):
+                if output == collector:
                     joins.append(output)
-                    read.add(output)
-                    self.added.append(_Added(number, output, output == collector))
+                    self.sum_at[output] = count + len(joins) - 1
+                    unsettled.difference_update(self.carried[output], (output,))
+                elif collector >= first and output not in self.own:
+                    joins.append(output)
+                    own.append((output, count + len(joins) - 1))
             waiting = waiting[due:]
-            own = [output for output in waiting if output not in read] if rule.instead == "own" else []
-            read.update(own)
-            self.added += [_Added(number, output, False) for output in own]
+            ahead = [output for output in waiting if output not in self.own] if rule.instead == "own" else []
+            own += [(output, count + len(joins) + at) for at, output in enumerate(ahead)]
+            for output, at in own:
+                self.own[output] = number, at
+                unsettled.add(output)
+                if output in self.collector:
+                    self.owned.setdefault(self.collector[output], []).append(output)
+            count += len(joins) + len(ahead)
             self.joins.append(joins)
-            self.ahead.append(own)
+            self.ahead.append(ahead)
+            self.ends.append(count)
+            if number in self.averages:
+                self.unsettled[number] = set(unsettled)
             if number < len(self.rules) and (rule.reduce != "none" or self._adds(number)):
                 waiting.append(number)
 
@@ -458,53 +479,51 @@ class _Walk:
         weights = self.weights[number]
         return not weights or any(weight != 0 for weight in weights)
 
-    def _reads(self, number: int) -> list[_Added]:
-        """Return the additions of own parts that the sum of a block has."""
-        return [each for each in self.added if not each.is_sum and self.collector.get(each.output) == number]
-
-    def _first_read(self, number: int) -> int:
-        return self._reads(number)[0].block
+    def _read_own(self, number: int) -> list[tuple[int, int]]:
+        """Return outputs in a block's sum whose own parts are read before it, each with the first block that reads it."""
+        return [(output, self.own[output][0]) for output in self.owned.get(number, [])]
 
     def _entry(self, number: int) -> Entry:
         """Return how the sum of a block enters the stream."""
-        reads = self._reads(number)
-        joined = next(at for at, each in enumerate(self.added) if each.is_sum and each.output == number)
-        if number in self.averages and self.has_one_lane:
+        joined, carried = self.sum_at[number], self.carried[number]
+        if number in self.averages:
             # the stream at the end of the block has all of it, nothing on its way, and stays until the sum arrives
-            before = [each for each in self.added if each.block <= number]
-            unsettled = {each.output for each in before if not each.is_sum and self._joined(each.output) >= joined}
-            if len(before) == joined and unsettled == set(self.carried[number]):
+            if self.has_one_lane and self.ends[number] == joined and self.unsettled[number] == set(carried):
                 return "stream"
-        if not reads:
+            return "others" if number in self.owned else "added"
+        if number not in self.owned:
             return "added"
-        first = self.added.index(reads[0])
-        is_first = first == 0 or self.added[first - 1].is_sum or self.added[first - 1].block < reads[0].block
-        if self.carried[number] and number not in self.averages and is_first and self.added[first:joined] == reads:
-            return "kept"
-        return "others"
+        # nothing else is added from the first own part on, before which its reader adds only sums
+        read = [self.own[output] for output in self.owned[number]]
+        block, first = read[0]
+        sums = sum(self.collector.get(output) == output for output in self.joins[block])
+        before = (self.ends[block - 1] if block else 0) + sums
+        return "kept" if carried and first == before and first + len(read) == joined else "others"
 
-    def _joined(self, output: int) -> int:
-        """Return the position in `added` of the sum that an output is in."""
-        collector = self.collector.get(output)
-        sums = (at for at, each in enumerate(self.added) if each.is_sum and each.output == collector)
-        return next(sums, len(self.added))
-
-    def _block(self, number: int, entry: Entry, *, keeps: bool) -> Block:
+    def _block(
+        self,
+        number: int,
+        joins: tuple[int, ...],
+        ahead: tuple[int, ...],
+        carries: tuple[int, ...],
+        read: tuple[int, ...],
+        entry: Entry,
+        *,
+        keeps: bool,
+    ) -> Block:
         rule = self.rules[number]
-        carried = [] if entry == "stream" else self.carried.get(number, [])
-        read = [] if entry == "stream" else [each.output for each in self._reads(number)]
         return Block(
             part=self.placed[number].part,
-            joins=tuple([number - output for output in self.joins[number]]),
-            reads_ahead=tuple([number - output for output in self.ahead[number]]),
+            joins=joins,
+            reads_ahead=ahead,
             reads_shared=rule.instead == "shared" and rule.delay > 0,
             keeps=keeps,
             reduces=rule.reduce != "none",
             percent=rule.percent,
-            carries=tuple([number - output for output in carried]),
+            carries=carries,
             averages=number in self.averages,
             entry=entry,
-            read=tuple([number - output for output in read]),
+            read=read,
             lane=rule.lane,
             weights=self.weights[number],
         )

@@ -183,12 +183,20 @@ def place(
                     those[layer].named[part] = number
     effective: set[int] = set()
     placed: list[Placed] = []
+    standard, rules = Rule(), {}
     for layer in range(layers):
-        here = those.get(layer, _Layer())
+        here = those.get(layer)
+        if here is None:
+            placed += [Placed(layer, "attention", standard), Placed(layer, "mlp", standard)]
+            continue
         _check_parts(layer, here.named)
         for part in ("fused",) if "fused" in here.named else ("attention", "mlp"):
             keys = here.keys[part]
-            rule = Rule(**{key: value for key, (value, _) in keys.items()})
+            # tables that set the same keys make the same rule
+            set_by = str(keys)
+            if set_by not in rules:
+                rules[set_by] = Rule(**{key: value for key, (value, _) in keys.items()})
+            rule = rules[set_by]
             placed.append(Placed(layer, PARTS[part], rule))
             if "instead" in keys and (rule.delay or rule.instead == "nothing"):
                 effective.add(keys["instead"][1])
