@@ -397,7 +397,7 @@ class _Walk:
             for number, channels in self.partial.items()
             if entries[number] != "stream" or self.rules[number].percent < 100
         }
-        keeping = {self._read_own(number)[0][1] for number, entry in entries.items() if entry == "kept"}
+        keeping = {self.own[self.owned[number][0]][0] for number, entry in entries.items() if entry == "kept"}
 
         # equal blocks are the same object
         known: dict[tuple[object, ...], Block] = {}
@@ -405,17 +405,17 @@ class _Walk:
         self.reach = 1
         for number, (layer, part, rule) in enumerate(placed):
             entry = entries.get(number, "added")
-            carries = [] if entry == "stream" else self.carried.get(number, [])
-            read = [] if entry == "stream" else [output for output, _ in self._read_own(number)]
+            carries = () if entry == "stream" else self.carried.get(number, ())
+            read = () if entry == "stream" else self.owned.get(number, ())
             back = [
-                tuple([number - output for output in outputs])
+                tuple([number - output for output in outputs]) if outputs else ()
                 for outputs in (self.joins[number], self.ahead[number], carries, read)
             ]
             form = (part, id(rule), *back, entry, number in keeping, number in self.averages)
             if form not in known:
                 known[form] = self._block(number, *back, entry, keeps=number in keeping)
-            furthest = min([number, *self.joins[number], *carries])
-            self.reach = max(self.reach, layer - placed[furthest].layer)
+                furthest = max(*back[0], *back[2], 0, 0)
+                self.reach = max(self.reach, layer - placed[number - furthest].layer)
             self.blocks.append(known[form])
         self.final_joins = tuple(len(placed) - output for output in self.joins[-1])
 
@@ -478,10 +478,6 @@ class _Walk:
     def _adds(self, number: int) -> bool:
         weights = self.weights[number]
         return not weights or any(weight != 0 for weight in weights)
-
-    def _read_own(self, number: int) -> list[tuple[int, int]]:
-        """Return outputs in a block's sum whose own parts are read before it, each with the first block that reads it."""
-        return [(output, self.own[output][0]) for output in self.owned.get(number, [])]
 
     def _entry(self, number: int) -> Entry:
         """Return how the sum of a block enters the stream."""

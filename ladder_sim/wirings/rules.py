@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from ladder_sim.errors import UsageError, nearest
@@ -56,15 +56,6 @@ class Placed(NamedTuple):
     layer: int
     part: Part
     rule: Rule
-
-
-@dataclass(slots=True)
-class _Layer:
-    """Keys of a layer's blocks, each with the number of the table that set it last."""
-
-    keys: dict[str, dict[str, tuple[Any, int]]] = field(default_factory=lambda: {part: {} for part in PARTS})
-    named: dict[str, int] = field(default_factory=dict)
-    """Tables that name a block of the layer."""
 
 
 @contextmanager
@@ -166,46 +157,56 @@ def place(
         A table chooses no layer, has no effect, or contradicts another.
     """
     within = range(layers) if within is None else within
-    those = {layer: _Layer() for layer in within}
+
+    # by layer, the tables that choose it, or a block of it
+    choosing: dict[int, list[tuple[int, str]]] = {layer: [] for layer in within}
     for number, table in enumerate(tables):
-        common = {key: (table[key], number) for key in _KEYS if key in table}
         if "blocks" in table:
             blocks = [(layer, part) for layer in within for part in ("attention", "mlp")]
             for layer, part in _chosen(f"layers[{number}].blocks", table["blocks"], blocks, "blocks", strict=strict):
-                those[layer].keys[part].update(common)
-                those[layer].named[part] = number
-            continue
-        for layer in _chosen(f"layers[{number}].at", table.get("at", ":"), within, "layers", strict=strict):
-            for part, keys in those[layer].keys.items():
-                own = table.get(part)
-                keys.update(common if own is None else common | {key: (own[key], number) for key in own})
-                if own is not None:
-                    those[layer].named[part] = number
+                choosing[layer].append((number, part))
+        else:
+            for layer in _chosen(f"layers[{number}].at", table.get("at", ":"), within, "layers", strict=strict):
+                choosing[layer].append((number, ""))
     effective: set[int] = set()
     placed: list[Placed] = []
-    standard, rules = Rule(), {}
+    alike: dict[tuple[tuple[int, str], ...], list[tuple[Part, Rule]]] = {}
     for layer in range(layers):
-        here = those.get(layer)
-        if here is None:
-            placed += [Placed(layer, "attention", standard), Placed(layer, "mlp", standard)]
-            continue
-        _check_parts(layer, here.named)
-        for part in ("fused",) if "fused" in here.named else ("attention", "mlp"):
-            keys = here.keys[part]
-            # tables that set the same keys make the same rule
-            set_by = str(keys)
-            if set_by not in rules:
-                rules[set_by] = Rule(**{key: value for key, (value, _) in keys.items()})
-            rule = rules[set_by]
-            placed.append(Placed(layer, PARTS[part], rule))
-            if "instead" in keys and (rule.delay or rule.instead == "nothing"):
-                effective.add(keys["instead"][1])
+        chosen_by = tuple(choosing.get(layer, ()))
+        if chosen_by not in alike:
+            alike[chosen_by] = _blocks(tables, chosen_by, layer, effective)
+        placed += [Placed(layer, part, rule) for part, rule in alike[chosen_by]]
     for number, table in enumerate(tables) if strict else ():
         for line, keys in (("", table), *((f"{part}.", table[part]) for part in PARTS if part in table)):
             if "instead" in keys and number not in effective:
                 message = f"layers[{number}].{line}instead has no effect at delay 0"
                 raise WiringError(message, hint=f"{line}delay = 1, or remove it")
     return placed
+
+
+def _blocks(
+    tables: Sequence[Table], chosen_by: Iterable[tuple[int, str]], layer: int, effective: set[int]
+) -> list[tuple[Part, Rule]]:
+    """Return the blocks of a layer that these tables choose, and note tables whose `instead` has an effect."""
+    # each with the number of the table that set it last
+    keys: dict[str, dict[str, tuple[Any, int]]] = {part: {} for part in PARTS}
+    named: dict[str, int] = {}
+    for number, only in chosen_by:
+        table = tables[number]
+        common = {key: (table[key], number) for key in _KEYS if key in table}
+        for part in (only,) if only else PARTS:
+            own = table.get(part, {})
+            keys[part] |= common | {key: (own[key], number) for key in own}
+            if only or part in table:
+                named[part] = number
+    _check_parts(layer, named)
+    blocks: list[tuple[Part, Rule]] = []
+    for part in ("fused",) if "fused" in named else ("attention", "mlp"):
+        rule = Rule(**{key: value for key, (value, _) in keys[part].items()})
+        blocks.append((PARTS[part], rule))
+        if "instead" in keys[part] and (rule.delay or rule.instead == "nothing"):
+            effective.add(keys[part]["instead"][1])
+    return blocks
 
 
 def _check_parts(layer: int, named: Mapping[str, int]) -> None:
