@@ -10,6 +10,8 @@ References
 Korthikanti et al., arXiv 2205.05198, section 4.2.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from ladder_sim.wirings.layout import Step
@@ -23,10 +25,18 @@ from ladder_sim_runtime.model.residual import ResidualStream
 class SharedStream(ResidualStream):
     """The rank's share; the parameters are those of the whole stream."""
 
-    def __init__(self, x_BTD: Tensor, comm: Communicator, engine: EngineConfig, *, takes_turns: bool = False) -> None:
+    def __init__(
+        self,
+        x_BTD: Tensor,
+        comm: Communicator,
+        engine: EngineConfig,
+        lanes: Sequence[str] = ("x",),
+        *,
+        takes_turns: bool = False,
+    ) -> None:
         self._shape = x_BTD.shape
         x_MD = self._filled(x_BTD, comm.size)
-        super().__init__(x_MD.chunk(comm.size)[comm.rank], comm, engine, takes_turns=takes_turns)
+        super().__init__(x_MD.chunk(comm.size)[comm.rank], comm, engine, lanes, takes_turns=takes_turns)
 
     def read(self, norm: RMSNorm | None, step: Step | None = None) -> Arriving:
         """Return what a block reads of the whole stream; the shares are on their way."""
