@@ -228,20 +228,24 @@ class _Builder:
         last: list[Term] = []
         for number in numbers:
             self.waiting.remove(number)
-            block, *_ = output = self.outputs[number]
-            summed = output.exchanged and self.structure.tensor_parallel
-            if summed and block.entry == "stream":
+            output = self.outputs[number]
+            entry = self._enters(output)
+            if entry == "stream":
                 self.streams = dict.fromkeys(self.streams, output.sum)
                 continue
             self._add(last, prefix, layer)
             last = []
-            if summed and block.entry == "kept":
+            if entry == "kept":
                 self.streams = dict(self.kept)
-            if block.entry == "others" if summed else number in self.read_ahead:
+            if entry == "others" if entry else number in self.read_ahead:
                 self._add_others(number, prefix, layer)
             else:
-                last = [Term(self._normed(self._with_shared(number).sum, prefix, layer), _by_lane(block))]
+                last = [Term(self._normed(self._with_shared(number).sum, prefix, layer), _by_lane(output.block))]
         return last
+
+    def _enters(self, output: Output) -> str:
+        """Return how a sum over the ranks enters the stream; empty for an output without one."""
+        return output.block.entry if output.block.reduces and self.structure.tensor_parallel else ""
 
     def _add_others(self, number: int, prefix: str, layer: int) -> None:
         """Add a sum without the parts of it that the residual has."""
@@ -360,9 +364,7 @@ class _Builder:
 
     def _send(self, layer: int) -> None:
         """Hand the residual stream, and outputs that are not joined yet, to the next pipeline stage."""
-        if any(
-            self.outputs[number].exchanged and self.outputs[number].block.entry == "kept" for number in self.waiting
-        ):
+        if any(self._enters(self.outputs[number]) == "kept" for number in self.waiting):
             self.streams = dict(self.kept)
         needed, whole = [self.residual], 1
         for number in self.waiting:
@@ -373,7 +375,7 @@ class _Builder:
             needed += [output.own] if number in self.read_ahead and output.exchanged else []
             needed += [output.shared] if output.shared != NORM else []
             # that one is the residual
-            whole = 0 if output.exchanged and output.block.entry == "stream" else whole
+            whole = 0 if self._enters(output) == "stream" else whole
         role = ResidualOp("send", self.split, len(needed) - 1 + whole)
         sent = self._op(f"layer{layer}.send", "send", role, needed, layer)
         for number in self.waiting:
