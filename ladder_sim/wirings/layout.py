@@ -405,16 +405,31 @@ class _Walk:
         self.reach = 1
         for number, (layer, part, rule) in enumerate(placed):
             entry = entries.get(number, "added")
-            carries = () if entry == "stream" else self.carried.get(number, ())
-            read = () if entry == "stream" else self.owned.get(number, ())
-            back = [
+            carried = [] if entry == "stream" else self.carried.get(number, [])
+            own = [] if entry == "stream" else self.owned.get(number, [])
+            joins, ahead, carries, read = (
                 tuple([number - output for output in outputs]) if outputs else ()
-                for outputs in (self.joins[number], self.ahead[number], carries, read)
-            ]
-            form = (part, id(rule), *back, entry, number in keeping, number in self.averages)
+                for outputs in (self.joins[number], self.ahead[number], carried, own)
+            )
+            keeps, averages = number in keeping, number in self.averages
+            form = (part, id(rule), joins, ahead, carries, read, entry, keeps, averages)
             if form not in known:
-                known[form] = self._block(number, *back, entry, keeps=number in keeping)
-                furthest = max(*back[0], *back[2], 0, 0)
+                known[form] = Block(
+                    part=part,
+                    joins=joins,
+                    reads_ahead=ahead,
+                    reads_shared=rule.instead == "shared" and rule.delay > 0,
+                    keeps=keeps,
+                    reduces=rule.reduce != "none",
+                    percent=rule.percent,
+                    carries=carries,
+                    averages=averages,
+                    lane=rule.lane,
+                    weights=self.weights[number],
+                    entry=entry,
+                    read=read,
+                )
+                furthest = max(*joins, *carries, 0, 0)
                 self.reach = max(self.reach, layer - placed[number - furthest].layer)
             self.blocks.append(known[form])
         self.final_joins = tuple(len(placed) - output for output in self.joins[-1])
@@ -495,34 +510,6 @@ class _Walk:
         sums = sum(self.collector.get(output) == output for output in self.joins[block])
         before = (self.ends[block - 1] if block else 0) + sums
         return "kept" if carried and first == before and first + len(read) == joined else "others"
-
-    def _block(
-        self,
-        number: int,
-        joins: tuple[int, ...],
-        ahead: tuple[int, ...],
-        carries: tuple[int, ...],
-        read: tuple[int, ...],
-        entry: Entry,
-        *,
-        keeps: bool,
-    ) -> Block:
-        rule = self.rules[number]
-        return Block(
-            part=self.placed[number].part,
-            joins=joins,
-            reads_ahead=ahead,
-            reads_shared=rule.instead == "shared" and rule.delay > 0,
-            keeps=keeps,
-            reduces=rule.reduce != "none",
-            percent=rule.percent,
-            carries=carries,
-            averages=number in self.averages,
-            entry=entry,
-            read=read,
-            lane=rule.lane,
-            weights=self.weights[number],
-        )
 
 
 def _weights(given: Weight | Mapping[str, Weight], lanes: Sequence[str]) -> tuple[Weight, ...]:
