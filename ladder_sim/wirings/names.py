@@ -320,7 +320,7 @@ def _own(variant: str) -> OwnWiring | None:
     if not is_file(variant):
         return None
     path = variant
-    text = read_text(Path(path), what="wiring file", error=WiringError)
+    text = read_text(Path(path), what="a wiring file", error=WiringError)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as fault:
