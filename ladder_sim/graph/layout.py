@@ -324,7 +324,7 @@ class _Builder:
             # sums come first: they are older than what is open
             sums = [number for number in numbers if self.outputs[number].block.reduces]
             self._add(self._join(sums, prefix, layer), prefix, layer)
-            numbers = numbers[len(sums) :]
+            numbers = [number for number in numbers if number not in sums]
             self.kept = dict(self.streams)
         last = self._join(numbers, prefix, layer)
         for term in self._read_ahead(block, prefix, layer) if block else ():

@@ -14,7 +14,7 @@ from ladder_sim_runtime.comm.base import DONE, Communicator, Handle
 from ladder_sim_runtime.config import EngineConfig
 from ladder_sim_runtime.model.dispatch import arrived
 from ladder_sim_runtime.model.residual import ResidualStream
-from tests.support.wirings import WEIGHTS, equation, files, lanes_of, rules_of, value
+from tests.support.wirings import WEIGHTS, equation, files, lanes_of, own, rules_of, value
 
 pytestmark = pytest.mark.torch
 
@@ -134,3 +134,9 @@ def test_streams_compute_the_equation(case: tuple[str, int], ranks: int, engine:
 @given(files(WEIGHTS), st.sampled_from([1, 2, 4]), ENGINES)
 def test_streams_of_two_lanes_compute_the_equation(case: tuple[str, int], ranks: int, engine: EngineConfig) -> None:
     check(*case, ranks, engine)
+
+
+def test_one_rank_has_an_open_output_before_the_sum_that_carries_it() -> None:
+    rules = ({"blocks": "0", "reduce": "none"}, {"blocks": "1:3", "delay": 1}, {"blocks": "2", "reduce": "none"})
+    for ranks in (1, 2):
+        check(own(*rules), 2, ranks, FUSED)

@@ -132,7 +132,7 @@ class ResidualStream:
             # sums come first: they are older than what is open
             sums = [number for number in due if self._pending[number].step.block.reduces]
             self._add(self._join(sums))
-            due = due[len(sums) :]
+            due = [number for number in due if number not in sums]
             self._kept = dict(self._streams)
         last = self._join(due)
         for ahead in self._read_ahead(step) if step else ():
