@@ -137,6 +137,6 @@ def test_streams_of_two_lanes_compute_the_equation(case: tuple[str, int], ranks:
 
 
 def test_one_rank_has_an_open_output_before_the_sum_that_carries_it() -> None:
-    rules = ({"blocks": "0", "reduce": "none"}, {"blocks": "1:3", "delay": 1}, {"blocks": "2", "reduce": "none"})
+    rules = ({"blocks": "0", "reduce": "none"}, {"blocks": "1:3", "delay": 2}, {"blocks": "2", "reduce": "none"})
     for ranks in (1, 2):
         check(own(*rules), 2, ranks, FUSED)
