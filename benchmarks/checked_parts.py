@@ -7,12 +7,12 @@ from benchmarks.pages import bullets
 from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
 from ladder_sim.costs.profile import StackFit
 from ladder_sim.costs.profile_file import shipped_fits
-from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.wirings.names import FAMILIES
 
 # names of engines as their projects write them
 ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}

@@ -19,7 +19,6 @@ from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, NO_PROFILE, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, canonical_names, parse
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ENGINES, Engine
@@ -29,6 +28,7 @@ from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.values import typed
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical, canonical_names, parse
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0

@@ -26,7 +26,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,6 +53,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from ladder_sim.errors import UsageError
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import parse
 from ladder_sim_runtime.checkpoint.modeling_llama_ladder import LlamaLadderConfig, LlamaLadderForCausalLM
 
 # defaults that differ from the Trainer's; --max_steps and --learning_rate are yours to choose
@@ -86,7 +88,7 @@ class Experiment:
 
     model: str = field(metadata={"help": "Checkpoint to adapt, or with --scratch a config.json."})
     data: list[str] = field(metadata={"help": "Files (.txt, .jsonl, .parquet), or the name of a data set on the Hub."})
-    variant: str = field(default="ladder", metadata={"help": "standard, ladder or hybrid-ladder:K, the last K layers."})
+    variant: str = field(default="ladder", metadata={"help": "Wiring: a name, or a file of your own (mine.toml)."})
     scratch: bool = field(default=False, metadata={"help": "Begin with random weights."})
     teacher: str | None = field(default=None, metadata={"help": "Checkpoint whose distribution is learned."})
     tokenizer: str | None = field(default=None, metadata={"help": "Its folder or name; default: that of --model."})
@@ -243,11 +245,12 @@ def model_of(own: Experiment, tokens: int) -> tuple[PreTrainedModel, torch.dtype
             f"error: --model {own.model}: has a context of {before.max_position_embeddings} and {before.vocab_size} "
             f"tokens: must be at least --context {own.context}, and the tokenizer's {tokens}"
         )
-    layers = ladder_layers(own.variant, before.num_hidden_layers)
-    names = ("model_type", "architectures", "auto_map", "ladder_layers", "dtype", "transformers_version")
+    wired = wiring_of(own.variant, before.num_hidden_layers)
+    names = ("model_type", "architectures", "auto_map", "ladder_layers", "ladder_sim_wiring", "dtype")
+    names += ("transformers_version",)
     kept = {name: value for name, value in before.to_dict().items() if name not in names}
-    if layers:
-        config, kind = LlamaLadderConfig(ladder_layers=layers, **kept), LlamaLadderForCausalLM
+    if wired:
+        config, kind = LlamaLadderConfig(**wired, **kept), LlamaLadderForCausalLM
     else:
         config, kind = LlamaConfig(**kept), LlamaForCausalLM
     if own.scratch:
@@ -260,13 +263,19 @@ def model_of(own: Experiment, tokens: int) -> tuple[PreTrainedModel, torch.dtype
     return model, before.dtype or torch.float32
 
 
-def ladder_layers(variant: str, layers: int) -> int:
-    """Return how many layers next to the LM head a variant wires as ladder."""
-    hybrid = re.fullmatch(r"hybrid-ladder:(\d+)", variant)
-    count = {"standard": 0, "ladder": layers}.get(variant, int(hybrid[1]) if hybrid else -1)
-    if not 0 <= count <= layers:
-        sys.exit(f"error: --variant {variant}: must be standard, ladder or hybrid-ladder:K with K up to {layers}")
-    return count
+def wiring_of(variant: str, layers: int) -> dict[str, Any]:
+    """Return the fields of a config that say a wiring; none for standard."""
+    try:
+        wiring = parse(variant)
+        rules = wiring.expanded(layers)
+        lay_out(variant, layers)
+        fields = {"ladder_sim_wiring": rules} if rules["layers"] else {}
+        if wiring.family.name == "ladder" and wiring.number == 1:
+            fields = {"ladder_layers": wiring.last or layers}
+        LlamaLadderConfig(num_hidden_layers=layers, **fields).blocks()
+    except (UsageError, ValueError) as error:
+        sys.exit(f"error: --variant {variant}: {error}")
+    return fields
 
 
 def teacher_of(own: Experiment, model: PreTrainedModel, args: TrainingArguments) -> PreTrainedModel | None:
@@ -289,7 +298,9 @@ def identity(
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     said = {name: str(getattr(args, name)) for name in SCHEDULE} | {"batch": batch}
     weights = {"first weights": digest(model), "teacher": digest(teacher) if teacher else None}
-    chosen = {"variant": own.variant, "scratch": own.scratch, "held_out": own.held_out}
+    rules = getattr(model.config, "ladder_sim_wiring", None)
+    variant = json.dumps(rules) if rules else own.variant
+    chosen = {"variant": variant, "scratch": own.scratch, "held_out": own.held_out}
     return {**weights, **chosen, **said}
 
 

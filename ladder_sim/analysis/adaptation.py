@@ -10,10 +10,10 @@ from functools import cached_property
 
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import Prediction, Predictions
 from ladder_sim.quality.published import published, quality_of
 from ladder_sim.specs.layers import Dense
+from ladder_sim.wirings.names import parse
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 # share of the bf16 peak: 0.38 to 0.43 on 8,192 and 16,384 H100s (Llama 3, arXiv 2407.21783, table 4); the ends are of

@@ -24,7 +24,6 @@ from ladder_sim.errors import (
     UsageError,
     reason,
 )
-from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import own_variant, resolve_profile
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
@@ -40,6 +39,7 @@ from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 from ladder_sim.sweeps.run import MAX_WORKERS
 from ladder_sim.units import format_seconds
+from ladder_sim.wirings.names import parse
 
 # replicas for each worker below which a search ends before another process has started
 FEW_REPLICAS = 64

@@ -20,7 +20,6 @@ from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.document import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.scenario_warnings import unused
@@ -31,6 +30,7 @@ from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import confidences
+from ladder_sim.wirings.names import canonical
 
 # values of the coarse scan
 SCANNED = 65

@@ -14,11 +14,11 @@ from ladder_sim.confidence import Confidence
 from ladder_sim.costs.hardware import OVERALL, Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.values import typed
+from ladder_sim.wirings.names import canonical_names
 
 # a figure is multiplied and divided by one plus this
 STEP = 0.1

@@ -19,8 +19,6 @@ from ladder_sim.confidence.runs import is_faster
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.document import Notes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names, parse
-from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
@@ -28,6 +26,8 @@ from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.scenario_warnings import used_settings
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Support, Technique, Techniques, family_of
 from ladder_sim.specs.values import typed
+from ladder_sim.wirings.layout import Wiring, lay_out
+from ladder_sim.wirings.names import canonical_names, parse
 
 if TYPE_CHECKING:
     from ladder_sim.serving.requests.slo import SLO
@@ -409,7 +409,7 @@ def versus(
 
 
 def _wiring(variant: str, model: ModelSpec) -> Wiring:
-    return wiring(variant, model.layers, model.ladder_layers)
+    return lay_out(variant, model.layers, model.ladder_layers)
 
 
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:

@@ -17,10 +17,10 @@ from ladder_sim.confidence.runs import RUN_NOISE, is_faster
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import InfeasibleError
-from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import used_value
+from ladder_sim.wirings.names import parse
 
 # of the scenario's latency, and the numbers of requests
 _LATENCIES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)

@@ -1,7 +1,9 @@
 """`ladder-sim list`: what the catalogs hold, where it comes from, and the published quality of wirings."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,9 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import IN_CLUSTER, described
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_bandwidth, format_count, format_quantity, unit_of
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import is_file, is_variant, parse
+from ladder_sim.wirings.rules import NAMES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 _SECTIONS = {ModelSpec: "model", ClusterSpec: "cluster", StackSpec: "stack"}
+# of the model in which a wiring is shown
+_SHOWN_LAYERS = 32
 _Whose = Annotated[str | None, typer.Option(help="Whose defaults `settings` shows; as in predict.")]
 
 
@@ -32,7 +39,8 @@ def list_(
         str,
         typer.Argument(
             help="models, clusters, stacks, variants, techniques, profiles, settings or quality; or the name or file "
-            "of a model, cluster or stack, of which every figure is shown, with its source.",
+            "of a model, cluster or stack, of which every figure is shown, with its source; or of a wiring, of which "
+            "it says what blocks read.",
             metavar="[WHAT]",
         ),
     ] = "all",
@@ -41,7 +49,7 @@ def list_(
     cluster: _Whose = None,
     stack: _Whose = None,
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print the file of a cluster or stack, to start your own from.")
+        bool, typer.Option("--toml", help="Print the file of a cluster, stack or wiring, to start your own from.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -54,11 +62,14 @@ def list_(
     if what != "quality" and wiring is not None:
         raise UsageError(f"'{wiring}': only quality is listed of one wiring", hint="`ladder-sim list quality ladder`")
     if toml and not is_name:
-        raise UsageError("--toml is for one cluster or stack", hint="e.g. `ladder-sim list h100-sxm --toml`")
+        raise UsageError("--toml is for one cluster, stack or wiring", hint="e.g. `ladder-sim list h100-sxm --toml`")
     if is_name:
         if json:
             raise UsageError(f"--json lists several: '{what}' is shown as text", hint="leave out --json")
-        _show(what, toml)
+        if _is_wiring(what):
+            print(parse(what).toml if toml else "\n".join(_reads(what)) + "\n", end="")
+        else:
+            _show(what, toml)
     elif what == "all":
         _print_overview(json)
     else:
@@ -129,6 +140,44 @@ def _quality(wiring: str | None) -> "tuple[Document, RenderableType]":
             )
         rows, unknown = (*answer.rows, *answer.relatives), () if answer.rows else (answer.wiring,)
     return quality_document(rows, unknown), quality_report(rows, unknown)
+
+
+def _is_wiring(name: str) -> bool:
+    """Whether this is a variant's name, or a wiring file and not another TOML file."""
+    if not is_file(name):
+        return is_variant(name)
+    path = Path(name)
+    return path.is_file() and re.search(r"^\s*wiring\s*=", path.read_text("utf-8", "replace"), re.MULTILINE) is not None
+
+
+def _reads(variant: str) -> Iterator[str]:
+    """Yield what the blocks of a wiring read in the first layers of a model, in the last, and its LM head."""
+    wiring = lay_out(variant, _SHOWN_LAYERS)
+    steps, last = wiring.steps, _SHOWN_LAYERS - 1
+    sums = [step for step in steps if step.block.reduces]
+    hidden = sum(step.overlaps for step in sums)
+    whose = "the same model at any TP" if wiring.is_shared else "ranks read their own parts: a model of one TP degree"
+    yield f"{variant}: {len(sums)} all-reduces in {_SHOWN_LAYERS} layers, {hidden} next to a block; {whose}"
+    names = [f"{NAMES[step.block.part]}{step.layer}" for step in steps]
+    layers = [*(step.layer for step in steps), last]
+    for name, layer, read in zip([*names, "LM head"], layers, wiring.reads(), strict=True):
+        if layer in (0, 1, 2, last):
+            yield f"{name} reads {_sum_of(read, names)}"
+
+
+def _sum_of(read: Mapping[int, str], names: Sequence[str]) -> str:
+    """Return what is read as a sum; outputs in a row of which the same is read are one term."""
+    terms = ["x"]
+    rows: list[list[int]] = []
+    for output, form in read.items():
+        if rows and read[rows[-1][-1]] == form and rows[-1][-1] == output - 1:
+            rows[-1].append(output)
+        else:
+            rows.append([output])
+    for first, *others in rows:
+        form = "" if read[first] == "sum" else f"{read[first]} "
+        terms.append(form + names[first] + (f"..{names[others[-1]]}" if others else ""))
+    return " + ".join(terms)
 
 
 def _show(name: str, toml: bool) -> None:
@@ -249,8 +298,8 @@ def _stacks() -> Rows:
 
 
 def _variants() -> Rows:
-    from ladder_sim.graph.variants import FAMILIES
     from ladder_sim.specs.techniques import with_sources
+    from ladder_sim.wirings.names import FAMILIES
 
     rows = [
         (

@@ -11,12 +11,12 @@ from typer.core import TyperCommand
 
 from ladder_sim.cli.output import PANEL
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, ASKED, DEFAULTS, REQUESTS, Argument
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.server_command import read_server_command
 from ladder_sim.specs.settings import find_setting, settings, unknown_setting
+from ladder_sim.wirings.names import FAMILIES
 
 if TYPE_CHECKING:
     from ladder_sim.costs.profile import CalibrationProfile

@@ -12,12 +12,12 @@ from ladder_sim.costs.hardware import FRONT_END, Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, NO_COMMUNICATION, parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import FORMATS
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, NO_COMMUNICATION, parse
 
 # of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
 SAME_SIZE = 0.05

@@ -15,7 +15,6 @@ from ladder_sim.display.labels import field_title
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import TABS, State
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant, predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import used_settings
@@ -27,6 +26,7 @@ from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import step_for, unit_of
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # the technique of the first picture, which most engines have and which keeps answers: the others are a click away
 TECHNIQUE = "fused-norm"

@@ -15,7 +15,6 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Setup
 from ladder_sim.explorer.markup import Markup, tag
 from ladder_sim.explorer.state import SLO_BOUNDS, State
-from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
@@ -23,6 +22,7 @@ from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import DType, Imbalance, KvDType
 from ladder_sim.units import short_name
+from ladder_sim.wirings.names import DEFAULT_VARIANTS
 
 # degrees that belong to the GPUs and the model of a question: another of these begins without them
 _PLAN = dict.fromkeys(("tp", "pp", "ep", "attention_dp", "dp", "sp"), "")

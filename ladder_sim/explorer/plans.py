@@ -22,7 +22,6 @@ from ladder_sim.explorer.snippets import (
     written,
 )
 from ladder_sim.explorer.state import State
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.advise import PLANS_SHOWN, AdviceReport, Place, pareto_figure
 from ladder_sim.report.columns import times_text
@@ -30,6 +29,7 @@ from ladder_sim.report.quality import price_text
 from ladder_sim.report.versus import TIED, VersusReport, bound_text, cautions
 from ladder_sim.specs.arguments import DEFAULTS, keywords_of
 from ladder_sim.specs.legal_plans import DEGREES
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # of one page: a thousand plans take ten seconds
 MAX_GPUS = 64

@@ -13,7 +13,6 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.graph.variants import canonical, canonical_names
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
@@ -26,6 +25,8 @@ from ladder_sim.specs.workload import Imbalance, KvDType
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
+from ladder_sim.wirings.names import all_named as canonical_names
+from ladder_sim.wirings.names import named as canonical
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64

@@ -24,12 +24,12 @@ from ladder_sim.explorer.panels import Panel, chart, figures_of, file_link, head
 from ladder_sim.explorer.snippets import (
     written,
 )
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import times_text
 from ladder_sim.report.sensitivity import tornado_figure
 from ladder_sim.report.sweep import speedup_lines, speedup_map
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.units import short_name
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # values of a curve, and of each side of a map
 _CURVE, _MAP = 25, 40

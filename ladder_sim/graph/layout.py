@@ -5,17 +5,17 @@ Models, plans and precisions of one structure share one layout: it is built from
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from ladder_sim.errors import UsageError
 from ladder_sim.graph.kernels import NORM, BlockStructure
 from ladder_sim.graph.ops import BlockKey, InChunks, OpKind, PortionOf, ResidualOp, Role
-from ladder_sim.graph.variants import Part
-from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
 from ladder_sim.specs.layers import BlockNorms
+from ladder_sim.wirings import layout as wirings
+from ladder_sim.wirings.layout import Block, Layer, Wiring
+from ladder_sim.wirings.rules import Part, Weight
 
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
@@ -23,6 +23,8 @@ PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block
 class Output(NamedTuple):
     """What a block put out, by the ops that make it."""
 
+    block: Block
+    """Whose it is."""
     own: int
     """The rank's own part."""
     sum: int
@@ -31,6 +33,15 @@ class Output(NamedTuple):
     """Other ranks have parts of it."""
     shared: int = NORM
     """What shared experts put out next to it, to be added to it; `NORM`: nothing, or it was added."""
+
+
+class Term(NamedTuple):
+    """A tensor to be added to the residual stream."""
+
+    tensor: int
+    """The op that makes it."""
+    weights: tuple[Weight, ...] = ()
+    """Factor in each lane; one for all of them; none: 1."""
 
 
 class Structure(NamedTuple):
@@ -66,7 +77,7 @@ class Structure(NamedTuple):
     def wiring(self) -> Wiring:
         """The variant, laid out over all layers."""
         kinds = self.layer_kinds if len(self.kinds) > 1 else ()
-        return wiring(self.variant, self.layers, self.ladder_layers, kinds=kinds, stages=self.stages)
+        return wirings.lay_out(self.variant, self.layers, self.ladder_layers, kinds=kinds, stages=self.stages)
 
     @property
     def block_keys(self) -> list[BlockKey]:
@@ -106,7 +117,7 @@ def lay_out(structure: Structure, keep: int | None = None) -> Layout:
 
 
 class _Builder:
-    """A layout under construction; `residual` is the op whose completion makes the residual stream ready."""
+    """A layout under construction; `streams` are the ops whose completion makes the lanes of the residual ready."""
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
@@ -122,7 +133,13 @@ class _Builder:
         self.after: list[tuple[int, ...]] = []
         self.same_as: list[int] = []
         self.roles: dict[Role, int] = {}
-        self.residual = -1
+        self.streams: dict[str, int] = dict.fromkeys(structure.wiring.lanes, -1)
+
+        # the lane that the block at hand reads
+        self.lane = structure.wiring.lanes[0]
+
+        # the streams without the parts that a sum brings again
+        self.kept: dict[str, int] = {}
 
         # what every block so far put out, and the numbers of those that are not joined
         self.outputs: list[Output] = []
@@ -132,25 +149,28 @@ class _Builder:
         self.read_ahead: set[int] = set()
         self.read_shared: set[int] = set()
 
-        # sums that replace the residual instead of being added to it
-        self.folded: set[int] = set()
-
         # how often each name was wanted
         self.used: Counter[str] = Counter()
 
+    @property
+    def residual(self) -> int:
+        """The stream that the block at hand reads."""
+        return self.streams[self.lane]
+
     def build(self, wiring: Wiring) -> Layout:
-        blocks = [(layer, block) for layer in wiring.layers for block in layer.blocks]
-        if self.split and wiring.reduces and not wiring.is_shared:
-            raise UsageError(
-                f"variant '{wiring.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
-                hint="choose another variant, or leave out sp, sequence-parallel and gemm-overlap",
-            )
+        if wiring.is_own:
+            wiring.check_norms(1 + self.structure.tensor_parallel, behind=self.structure.norms != "before")
+        if self.split:
+            wiring.check_shares()
+        if self.structure.stages:
+            wiring.check_stages([layer.index for layer in wiring.layers if layer.starts_stage])
         self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)
-        for number, (_, block) in enumerate(blocks):
+        for number, (_, block) in enumerate(wiring.blocks):
             self.read_ahead.update(number - back for back in block.reads_ahead)
             self.read_shared.update([number - 1] if block.reads_shared or block.reads_ahead else [])
-        for layer, block in blocks:
+        for layer, block in wiring.blocks:
+            self.lane = block.lane
             if layer.starts_stage and block is layer.blocks[0]:
                 self._send(layer.index)
             self._block(layer, block)
@@ -192,47 +212,90 @@ class _Builder:
 
     def _due(self, joins: Sequence[int]) -> list[int]:
         """Return the numbers of the outputs that join, without those that joined when they were read ahead."""
-        return [number for back in joins if (number := len(self.outputs) - back) in self.waiting]
+        due: list[int] = []
+        for number in [len(self.outputs) - back for back in joins]:
+            carried = [number - back for back in self.outputs[number].block.carries]
+            if self.structure.tensor_parallel:
+                self.waiting = [each for each in self.waiting if each not in carried]
+            else:
+                # there is no sum that has them
+                due += carried
+            due.append(number)
+        return [number for number in due if number in self.waiting]
 
-    def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[int]:
+    def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[Term]:
         """Bring outputs into the residual, all but the last one: it is returned if a norm can still add it."""
-        last: list[int] = []
+        last: list[Term] = []
         for number in numbers:
             self.waiting.remove(number)
             output = self.outputs[number]
-            if output.sum in self.folded:
-                self.residual = output.sum
+            entry = self._enters(output)
+            if entry == "stream":
+                self.streams = dict.fromkeys(self.streams, output.sum)
                 continue
             self._add(last, prefix, layer)
             last = []
-            if number not in self.read_ahead:
-                last = [self._normed(self._with_shared(number).sum, prefix, layer)]
+            if entry == "kept":
+                self.streams = dict(self.kept)
+            if entry == "others" if entry else number in self.read_ahead:
+                self._add_others(number, prefix, layer)
             else:
-                needed = [self.residual, self._normed(output.sum, prefix, layer), output.own]
-                name = self._numbered(f"{prefix}.add_others")
-                self.residual = self._op(name, "add", ResidualOp("add_others"), needed, layer)
+                last = [Term(self._normed(self._with_shared(number).sum, prefix, layer), _by_lane(output.block))]
         return last
 
-    def _read_ahead(self, block: Block, prefix: str, layer: int) -> list[int]:
+    def _enters(self, output: Output) -> str:
+        """Return how a sum over the ranks enters the stream; empty for an output without one."""
+        return output.block.entry if output.block.reduces and self.structure.tensor_parallel else ""
+
+    def _add_others(self, number: int, prefix: str, layer: int) -> None:
+        """Add a sum without the parts of it that the residual has."""
+        output = self.outputs[number]
+        others = [self.outputs[number - back].own for back in output.block.read if back] if output.block.carries else []
+        arrived, own = self._normed(output.sum, prefix, layer), output.own
+        if output.block.carries and 0 not in output.block.read:
+            own, *others = others
+        for other in others:
+            own = self._op(self._numbered(f"{prefix}.sum_read"), "add", ResidualOp("fold"), [own, other], layer)
+        for stream, lanes in self._alike(_by_lane(output.block)):
+            name = self._numbered(f"{prefix}.add_others")
+            self._set(lanes, self._op(name, "add", ResidualOp("add_others"), [stream, arrived, own], layer))
+
+    def _read_ahead(self, block: Block, prefix: str, layer: int) -> list[Term]:
         """Return the tensors that a block reads ahead of the sums that have them."""
-        tensors = []
+        terms = []
         for number in [len(self.outputs) - back for back in block.reads_ahead]:
             output = self.outputs[number]
-            tensors.append(self._normed(output.own, prefix, layer))
-            if block.folds_ahead or not output.exchanged:
+            terms.append(Term(self._normed(output.own, prefix, layer), _by_lane(output.block)))
+            if not output.exchanged:
                 self.waiting.remove(number)
             else:
-                self.outputs[number] = output._replace(own=tensors[-1])
+                self.outputs[number] = output._replace(own=terms[-1].tensor)
         if self.outputs and (block.reads_ahead or block.reads_shared):
             shared = self.outputs[-1].shared
-            tensors += [shared] if shared != NORM else []
+            terms += [Term(shared, _by_lane(self.outputs[-1].block))] if shared != NORM else []
             self.outputs[-1] = self.outputs[-1]._replace(shared=NORM)
-        return tensors
+        return terms
 
-    def _add(self, tensors: Sequence[int], prefix: str, layer: int) -> None:
-        for tensor in tensors:
+    def _add(self, terms: Sequence[Term], prefix: str, layer: int) -> None:
+        for tensor, weights in terms:
+            self._add_to(self._alike(weights), tensor, prefix, layer)
+
+    def _add_to(self, alike: Iterable[tuple[int, Sequence[str]]], tensor: int, prefix: str, layer: int) -> None:
+        for stream, lanes in alike:
             name = self._numbered(f"{prefix}.add")
-            self.residual = self._op(name, "add", ResidualOp("add", self.split), [self.residual, tensor], layer)
+            self._set(lanes, self._op(name, "add", ResidualOp("add", self.split), [stream, tensor], layer))
+
+    def _alike(self, weights: Sequence[Weight | None]) -> list[tuple[int, list[str]]]:
+        """Return each stream with the lanes that have it and to which an output is added with the same factor."""
+        lanes: dict[tuple[int, Weight | str | None], list[str]] = {}
+        for number, (lane, stream) in enumerate(self.streams.items()):
+            weight = weights[number] if len(weights) > 1 else None
+            if weight != 0:
+                lanes.setdefault((stream, lane if weight == "learned" else weight), []).append(lane)
+        return [(stream, each) for (stream, _), each in lanes.items()]
+
+    def _set(self, lanes: Iterable[str], stream: int) -> None:
+        self.streams.update(dict.fromkeys(lanes, stream))
 
     def _normed(self, tensor: int, prefix: str, layer: int) -> int:
         """Return a block's output as it is added to the residual: models may normalise it first."""
@@ -257,23 +320,32 @@ class _Builder:
         """
         numbers = self._due(joins)
         deferred = any(number < len(self.outputs) - 1 for number in numbers)
-        last, kept = self._join(numbers, prefix, layer), -1
-        for tensor in self._read_ahead(block, prefix, layer) if block else ():
+        if block and block.keeps:
+            # sums come first: they are older than what is open
+            sums = [number for number in numbers if self.outputs[number].block.reduces]
+            self._add(self._join(sums, prefix, layer), prefix, layer)
+            numbers = [number for number in numbers if number not in sums]
+            self.kept = dict(self.streams)
+        last = self._join(numbers, prefix, layer)
+        for term in self._read_ahead(block, prefix, layer) if block else ():
             self._add(last, prefix, layer)
-            last, kept, deferred = [tensor], self.residual, False
+            last, deferred = [term], False
         normalises = block is None or self.structure.norms != "behind"
-        if not (normalises and (self.structure.fused_ladder_add if deferred else self.structure.fused_add)):
+        fuses = self.structure.fused_ladder_add if deferred else self.structure.fused_add
+        if not (normalises and fuses and last and len(last[0].weights) < 2):
             self._add(last, prefix, layer)
             last = []
-        read = self.residual
+        before = self.residual
+        if last:
+            # the kernel adds to one lane
+            others = [(stream, lanes) for stream, lanes in self._alike(()) if stream != before]
+            self._add_to(others, last[0].tensor, prefix, layer)
+        read = before
         if normalises:
             role = ResidualOp("add_norm" if last else "norm", self.split)
-            read = self._op(f"{prefix}.norm", "norm", role, [self.residual, *last], layer)
+            read = self._op(f"{prefix}.norm", "norm", role, [before, *(term.tensor for term in last)], layer)
         if last:
-            self.residual = read
-        if block and block.folds_ahead and self.structure.tensor_parallel:
-            # what it read ahead goes into its sum instead
-            self.residual = kept
+            self._set([lane for lane, stream in self.streams.items() if stream == before], read)
         if not self.split:
             return read
         return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [read], layer)
@@ -282,21 +354,18 @@ class _Builder:
         """Add the ops that reduce an output of several ranks; return the last one's number."""
         if self.split:
             return self._op(f"{prefix}.reduce_scatter", "reduce_scatter", ResidualOp("reduce_scatter"), [output], layer)
-        folded = [self.residual] if block.folds_residual else []
-        if block.folds_ahead:
-            folded = [self.outputs[len(self.outputs) - back].own for back in block.reads_ahead]
-        for tensor in folded:
-            output = self._op(f"{prefix}.fold", "add", ResidualOp("fold"), [tensor, output], layer)
+        folded = [self.outputs[len(self.outputs) - back].own for back in block.carries]
+        for tensor in [self.residual] if block.entry == "stream" else folded:
+            output = self._op(self._numbered(f"{prefix}.fold"), "add", ResidualOp("fold"), [tensor, output], layer)
         if block.percent < 100:
             output = self._op(f"{prefix}.slice", "copy", ResidualOp("slice", percent=block.percent), [output], layer)
         role = ResidualOp("all_reduce", percent=block.percent, kernel=self.structure.reduce_kernel)
-        reduced = self._op(f"{prefix}.all_reduce", "all_reduce", role, [output], layer)
-        if block.folds_residual:
-            self.folded.add(reduced)
-        return reduced
+        return self._op(f"{prefix}.all_reduce", "all_reduce", role, [output], layer)
 
     def _send(self, layer: int) -> None:
         """Hand the residual stream, and outputs that are not joined yet, to the next pipeline stage."""
+        if any(self._enters(self.outputs[number]) == "kept" for number in self.waiting):
+            self.streams = dict(self.kept)
         needed, whole = [self.residual], 1
         for number in self.waiting:
             output = self.outputs[number]
@@ -306,15 +375,14 @@ class _Builder:
             needed += [output.own] if number in self.read_ahead and output.exchanged else []
             needed += [output.shared] if output.shared != NORM else []
             # that one is the residual
-            whole = 0 if output.sum in self.folded else whole
+            whole = 0 if self._enters(output) == "stream" else whole
         role = ResidualOp("send", self.split, len(needed) - 1 + whole)
         sent = self._op(f"layer{layer}.send", "send", role, needed, layer)
         for number in self.waiting:
             output = self.outputs[number]
-            self.folded.update([sent] if output.sum in self.folded else [])
             shared = output.shared if output.shared == NORM else sent
             self.outputs[number] = output._replace(own=sent, sum=sent, shared=shared)
-        self.residual = sent
+        self.streams = self.kept = dict.fromkeys(self.streams, sent)
 
     def _block(self, layer: Layer, block: Block) -> None:
         prefix, at = f"layer{layer.index}.{PART_NAMES[block.part]}", layer.index
@@ -333,34 +401,48 @@ class _Builder:
         made, exchanged = start + output, block.reduces and self.structure.tensor_parallel
         self.outputs.append(
             Output(
+                block,
                 own=made if own == NORM else start + own,
                 sum=self._reduce(prefix, block, made, at) if exchanged else made,
                 exchanged=exchanged or own != NORM,
                 shared=NORM if shared == NORM else start + shared,
             )
         )
-        self.waiting.append(len(self.outputs) - 1)
+        if block.reduces or block.adds:
+            self.waiting.append(len(self.outputs) - 1)
 
     def _embedding(self, *, reduces: bool) -> None:
-        self.residual = self._op("embedding", "embedding", ResidualOp("embedding"), [])
+        embedded = self._op("embedding", "embedding", ResidualOp("embedding"), [])
         if self.structure.vocab_parallel and reduces:
-            self.residual = self._op("embedding.all_reduce", "all_reduce", ResidualOp("all_reduce"), [self.residual])
+            embedded = self._op("embedding.all_reduce", "all_reduce", ResidualOp("all_reduce"), [embedded])
+        self.streams = dict.fromkeys(self.streams, embedded)
 
     def _head(self, wiring: Wiring) -> None:
-        joins = wiring.final_joins
-        if wiring.percent < 100 and self.structure.tensor_parallel:
-            # shards of the vocabulary need one residual: the mean of the ranks' own channels, scaled as they are copied
+        joins, self.lane = wiring.final_joins, wiring.lanes[0]
+        averages = wiring.head == "mean" and wiring.percent < 100 and self.structure.tensor_parallel
+        if averages or len(set(self.streams.values())) > 1 or len(wiring.lanes) > 1:
             self._add(self._join(self._due(joins), "final", -1), "final", -1)
+            joins = ()
+            mean, *others = dict.fromkeys(self.streams.values())
+            for other in others:
+                mean = self._op(self._numbered("final.mean"), "add", ResidualOp("add", self.split), [mean, other])
+            self.streams = dict.fromkeys(self.streams, mean)
+        if averages:
+            # shards of the vocabulary need one residual: the mean of the ranks' own channels, scaled as they are copied
             role = ResidualOp("slice", percent=wiring.percent, others=True)
             own = self._op("final.slice", "copy", role, [self.residual])
             role = role._replace(op="all_reduce", kernel=self.structure.reduce_kernel)
-            self.residual = self._op("final.all_reduce", "all_reduce", role, [own])
-            joins = ()
+            self.streams = dict.fromkeys(self.streams, self._op("final.all_reduce", "all_reduce", role, [own]))
         norm = self._norm("final", joins, -1)
         logits = self._op("lm_head", "lm_head", ResidualOp("lm_head"), [norm])
         if self.structure.vocab_parallel:
             logits = self._op("lm_head.all_gather", "all_gather", ResidualOp("gather_logits"), [logits])
         token = self._op("sample", "sample", ResidualOp("sample"), [logits])
-        if not wiring.reduces and self.structure.tensor_parallel:
-            # ranks disagree without all-reduces: rank 0's token is the one that counts
+        if wiring.head == "own" and self.structure.tensor_parallel:
+            # ranks disagree: rank 0's token is the one that counts
             self._op("token.broadcast", "broadcast", ResidualOp("broadcast"), [token])
+
+
+def _by_lane(block: Block) -> tuple[Weight, ...]:
+    """Return the factors that differ between lanes; one that all share scales the output's projection."""
+    return block.weights if len(block.weights) > 1 else ()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from ladder_sim.graph.shapes import Shape
-from ladder_sim.graph.variants import Part
+from ladder_sim.wirings.rules import Part
 
 # mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
 Phase = Literal["prefill", "decode", "mixed"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from ladder_sim.graph.variants import FAMILIES, parse
+from ladder_sim.wirings.names import FAMILIES, parse
 
 # a model of fewer parameters says little of one that is served
 TINY = 100e6

@@ -23,7 +23,6 @@ from ladder_sim.display.labels import (
 )
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import Prediction, Predictions, own_variant
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table
@@ -34,6 +33,7 @@ from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # of a request's time: less rounds to 0.0 %
 _SHOWN_SHARE = 5e-4

@@ -8,7 +8,6 @@ from typing import Any
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.display.document import Notes
 from ladder_sim.display.labels import evidence_text, interval_text
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import own_variant
 from ladder_sim.report.columns import ROUGH
 from ladder_sim.serving import SLO, Capacity, Request, Served, Service, Trace, Traffic
@@ -17,6 +16,7 @@ from ladder_sim.serving.intervals import steps_note
 from ladder_sim.serving.sizing.search import ENDLESS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import step_for
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # arguments of a scenario that the load replaces
 _REPLACED = ("batch", "prompt", "gen", "concurrency")

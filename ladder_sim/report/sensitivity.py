@@ -18,12 +18,12 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, table_of
 from ladder_sim.report.console import WholeTable, table
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure
 from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.settings import find_setting
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

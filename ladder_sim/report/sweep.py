@@ -24,7 +24,6 @@ from ladder_sim.display.labels import (
     with_unit,
 )
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, number_text, table_of
 from ladder_sim.report.console import WholeTable
 from ladder_sim.report.figures.style import (
@@ -41,6 +40,7 @@ from ladder_sim.report.report import WIDTH, Brief, Remark, Report
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

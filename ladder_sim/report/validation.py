@@ -9,7 +9,6 @@ from rich.text import Text
 
 from ladder_sim.display.document import Document
 from ladder_sim.display.labels import wiring_label
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.errors import error_columns, error_figure, quantity_columns
 from ladder_sim.report.report import Brief, Remark, Report
@@ -28,6 +27,7 @@ from ladder_sim.validation.compare import (
     unseen,
 )
 from ladder_sim.validation.dataset import PROTOCOLS, Configuration
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 # rows of the table, by figure and links
 _SHOWN = 6

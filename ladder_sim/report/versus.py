@@ -20,7 +20,6 @@ from ladder_sim.display.labels import (
     scenario_label,
     wiring_label,
 )
-from ladder_sim.graph.variants import is_variant, parse
 from ladder_sim.quality.published import quality_of
 from ladder_sim.report.columns import Column, fields_of, table_of, times_text
 from ladder_sim.report.console import WholeTable, table
@@ -35,6 +34,7 @@ from ladder_sim.report.figures.style import (
 from ladder_sim.report.quality import adaptation_fields, adaptation_sentence, price_text
 from ladder_sim.report.report import Brief, Remark, Report
 from ladder_sim.specs.techniques import engines, with_sources
+from ladder_sim.wirings.names import is_variant, parse
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

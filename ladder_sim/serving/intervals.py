@@ -20,7 +20,6 @@ from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import predict
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.serving.replicas.outcome import Outcome
@@ -35,6 +34,7 @@ from ladder_sim.specs.values import whole
 from ladder_sim.specs.workload import SPREAD
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_seconds
+from ladder_sim.wirings.names import canonical_names
 
 # how far times of requests may be off, in the logarithm, by steps that were fitted to a server's log: what predictions
 # of it at moderate load kept in three series, TP 1 (docs/load.md)

@@ -128,8 +128,12 @@ def _listed_layers(reader: ConfigReader) -> dict[str, Any]:
 
 
 def read_wiring(reader: ConfigReader) -> str:
-    """Return the wiring that the config's field `ladder_sim_wiring` names; empty without it."""
-    value = reader.config.get("ladder_sim_wiring", "")
+    """Return the wiring in the config's field `ladder_sim_wiring`: its name, or its file as JSON; empty without it."""
+    value = reader.config.get("ladder_sim_wiring") or ""
+    if isinstance(value, dict):
+        if reader.config.get("ladder_layers"):
+            raise reader.error("ladder_sim_wiring", "says which layers are ladder", "drop ladder_layers")
+        return json.dumps(value)
     if not isinstance(value, str):
         raise reader.error("ladder_sim_wiring", "must be the name of a variant", "for example 'delayed:2'")
     if value and reader.model_type() == "llamaLadder":

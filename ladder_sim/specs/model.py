@@ -109,7 +109,8 @@ class ModelSpec:
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     wiring: str = ""
-    """Variant that the weights were trained as, if the config says so (`ladder_sim_wiring`), e.g. "delayed:2"."""
+    """Variant that the weights were trained as, if the config says so (`ladder_sim_wiring`), e.g. "delayed:2"; a wiring
+    of its own as JSON."""
     parallel_blocks: bool = False
     """Attention and MLP read the same input: the variant parallel is the model as it is, and a warning says so."""
     multimodal: bool = False

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import SIZES
 from ladder_sim.errors import LadderSimError, UsageError, reason
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, is_variant
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -24,6 +23,7 @@ from ladder_sim.specs.scenario_warnings import unused
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import Axis, axis, expand, figure_of
 from ladder_sim.units import short_name
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical_names, is_variant
 
 # of a sweep without --yes
 MAX_POINTS = 50_000_000

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import parse
-from ladder_sim.graph.wiring import wiring
 from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.graph import ALONE, Lane, TraceGraph, TraceOp
 from ladder_sim.units import format_seconds
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import parse
 
 REWIRED = ("standard", "parallel", "ladder", "hybrid-ladder:K", "upper-bound")
 # stream for all-reduces that ran on the compute stream
@@ -195,7 +195,7 @@ class _Rewiring:
 
     def _join(self, forward: Pass, variant: str) -> None:
         """Let each block wait for the outputs it joins, and move the adds that it does later."""
-        plan = wiring(variant, forward.layers)
+        plan = lay_out(variant, forward.layers)
         joins = [block.joins for layer in plan.layers for block in layer.blocks]
         spare: list[int] = []
         for number, joined in enumerate([*joins[1:], plan.final_joins]):

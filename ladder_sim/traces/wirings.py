@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder_sim.graph.variants import canonical
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import ALONE, HOST_KINDS, Collective, TraceGraph, TraceOp
@@ -12,6 +11,7 @@ from ladder_sim.traces.predicted import recorded_and_replayed, rewired_as_predic
 from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_times
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
 from ladder_sim.traces.summary import RankSummary, VariantTime, summarize_run
+from ladder_sim.wirings.names import canonical
 
 # after which times alone change by less than a percent
 _ROUNDS = 4

@@ -12,7 +12,6 @@ from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import NO_PROFILE, CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import typed
@@ -27,6 +26,7 @@ from ladder_sim.validation.dataset import (
     read_dataset,
 )
 from ladder_sim.validation.runs import MeasuredRuns, RunCheck, validate_runs
+from ladder_sim.wirings.names import NO_COMMUNICATION
 
 Level = Literal["roofline", "microbench", "protocol-a", "protocol-b", "profile"]
 

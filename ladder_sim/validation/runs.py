@@ -12,9 +12,9 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import BoundError, ProfileError, UsageError
-from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.wirings.names import canonical_names
 
 # resamples of the requests
 DRAWS = 2000

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim_runtime.checkpoint.weights import Source, fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig
@@ -12,7 +13,6 @@ from ladder_sim_runtime.execution import Execution
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload, check_fits, default_dtype, enough_memory, free_bytes
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring
 
 # by the names of `config.DType`
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -21,6 +21,7 @@ import torch
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import Schema, locked
 from ladder_sim.system.progress import Progress
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.assemble import TORCH_DTYPES, assemble, device_of
 from ladder_sim_runtime.comm.base import Times
 from ladder_sim_runtime.comm.emulate import EmulatedLink
@@ -32,7 +33,6 @@ from ladder_sim_runtime.environment import environment, gpu_links, gpu_states, v
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload, enough_memory, needs
 from ladder_sim_runtime.model import kernels
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 from ladder_sim_runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA = Schema()

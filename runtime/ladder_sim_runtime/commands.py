@@ -21,6 +21,7 @@ from ladder_sim.specs.quantization import FIELDS
 from ladder_sim.specs.values import field_kinds, meanings
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.files import convert
 from ladder_sim_runtime.checkpoint.prompts import Text, prepare_completion
 from ladder_sim_runtime.config import (
@@ -33,7 +34,6 @@ from ladder_sim_runtime.config import (
     Wish,
     read_time,
 )
-from ladder_sim_runtime.model.wiring import lay_out
 
 # commands of earlier versions, and what to use instead
 _GONE = dict.fromkeys(
@@ -217,7 +217,7 @@ def _check_bench(arguments: argparse.Namespace) -> None:
     shape.layers_of(0, config.pp)
     for variant in config.variants:
         wiring = lay_out(variant, shape.layers)
-        wiring.check_norms(shape, config.tp)
+        shape.check_wiring(wiring, config.tp)
         if engine.sequence_parallel and config.tp > 1:
             wiring.check_shares()
 

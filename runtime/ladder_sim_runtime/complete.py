@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim_runtime.assemble import TORCH_DTYPES, device_of, load
 from ladder_sim_runtime.checkpoint.prompts import prepare_completion
 from ladder_sim_runtime.comm.process_group import Degrees
@@ -17,7 +18,6 @@ from ladder_sim_runtime.generate import Generator, Pick
 from ladder_sim_runtime.memory import Workload, enough_memory
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring
 
 
 def complete(config: CompletionConfig, links: CommConfig) -> list[list[int]]:

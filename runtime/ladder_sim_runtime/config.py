@@ -16,6 +16,8 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity
+from ladder_sim.wirings.layout import Wiring, lay_out
+from ladder_sim.wirings.rules import Part
 from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
 
 Attention = Literal["flash", "math"]
@@ -91,6 +93,8 @@ class ModelConfig:
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     variant: str = "standard"
     """The wiring in the config itself."""
+    trained_tp: int = 0
+    """Tensor-parallel degree of the training (`ladder_sim_tp`), where ranks read their own parts; 0: unknown."""
     max_positions: int = MAXIMA["max_positions"]
     """Longest context of the training, tokens."""
     sliding_window: int = 0
@@ -167,6 +171,7 @@ class ModelConfig:
             "latent": latent,
             "experts": Experts.of(spec, reader),
             "variant": _own_variant(spec.wiring, spec.ladder_layers, spec.layers),
+            "trained_tp": reader.size("ladder_sim_tp", 10**6, default=0, minimum=0),
         }
         return cls(**same | own)
 
@@ -182,6 +187,17 @@ class ModelConfig:
     def window_of(self, layer: int) -> int:
         """Return the number of tokens that a layer attends to; 0 means all."""
         return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
+
+    def learned_of(self, layer: int) -> dict[Part, int]:
+        """Return blocks of a layer that have learned weights in the config's own wiring, and the number of lanes."""
+        wiring = lay_out(self.variant, self.layers, self.ladder_layers)
+        blocks = wiring.layers[layer].blocks
+        return {block.part: len(wiring.lanes) for block in blocks if "learned" in block.weights}
+
+    def check_wiring(self, wiring: Wiring, ranks: int) -> None:
+        """Raise UsageError if the model's norms, or the ranks of its training, do not fit a wiring."""
+        wiring.check_training(ranks, self.trained_tp)
+        wiring.check_norms(ranks, behind=self.norms_behind, joint=self.joint_qk_norm)
 
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""

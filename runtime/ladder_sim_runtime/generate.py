@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim_runtime.comm.base import Handle
 from ladder_sim_runtime.config import Phase
 from ladder_sim_runtime.device import kind_of
 from ladder_sim_runtime.execution import EAGER, Execution
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring
 
 # from logits and their wiring to each sequence's next token, the same on every rank
 Pick = Callable[[Tensor, Wiring], Tensor]

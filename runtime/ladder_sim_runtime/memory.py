@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ladder_sim.errors import InfeasibleError
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.comm.base import Communicator, Pipeline
 from ladder_sim_runtime.config import EngineConfig, ModelConfig, Phase
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 
 # share of the free memory; the rest is for what allocators waste
 _USABLE = 0.95
@@ -68,7 +68,7 @@ def needs(config: ModelConfig, engine: EngineConfig, work: Workload, comm: Commu
     alone = Communicator(comm.size, pipeline, Communicator(comm.exchange.size))
     # the most outputs that wait to be added; other differences between wirings are smaller than what is wasted
     wirings, context = work.wirings or [lay_out("ladder", config.layers)], work.prompt + work.gen
-    latest = max(wirings, key=lambda wiring: max(block.leaves for block in wiring.blocks))
+    latest = max(wirings, key=lambda wiring: wiring.longest_wait)
     with torch.device("meta"), default_dtype(work.dtype), torch.inference_mode():
         # who gets how many copies in an all-to-all depends on the tokens; they are as many in a gather or fewer
         model = Decoder(config, replace(engine, dispatch="allgather"), alone, positions=context)

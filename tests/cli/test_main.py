@@ -19,10 +19,10 @@ from ladder_sim.cli.flags import knobs_of
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_text
 from ladder_sim.errors import install_command
-from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settable
+from ladder_sim.wirings.names import FAMILIES
 from ladder_sim_calibration.__main__ import main as calibration_main
 from tests.conftest import REPO
 from tests.support.commands import SMALL, heed_interrupts, process, run

@@ -19,6 +19,7 @@ from examples.train import train as script
 from ladder_sim_runtime.checkpoint.files import Checkpoint
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, tokenizer
+from tests.support.commands import PACKAGES
 from tests.support.waiting import HANG_S
 
 pytestmark = [
@@ -94,7 +95,7 @@ def killed(arguments: list[str], folder: Path, *launcher: str) -> int:
     return subprocess.run(command, cwd=REPO, env=ENVIRONMENT, check=False, timeout=HANG_S).returncode
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PACKAGES, "OMP_NUM_THREADS": "1"}
 
 
 def test_a_killed_run_goes_on_bit_for_bit_and_refuses_another(
@@ -150,6 +151,25 @@ def test_a_result_says_which_model_it_is(files: Path, tmp_path: Path) -> None:
         trusts = {"trust_remote_code": True} if wired != "standard" else {}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(out / "model", **trusts)
         assert type(loaded).__name__ == architecture
+
+
+def test_a_wiring_file_is_trained(files: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("wiring = 1\n[[layers]]\nattention.delay = 1\n")
+    out = tmp_path / "out"
+    script.main(words(files, out, variant=file, max_steps=8, save_steps=8))
+    config = json.loads((out / "model" / "config.json").read_text())
+    assert config["ladder_sim_wiring"] == {
+        "wiring": 1,
+        "name": "mine",
+        "summary": "mine",
+        "layers": [{"at": [0, 1, 2, 3], "attention": {"delay": 1}}],
+    }
+    before, after = losses(out)
+    assert after < before
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out / "model", trust_remote_code=True)
+    assert type(loaded).__name__ == "LlamaLadderForCausalLM"
+    assert Checkpoint.open(out / "model").shape.variant == json.dumps(config["ladder_sim_wiring"])
 
 
 def test_distillation_brings_back_what_rewiring_costs(files: Path, tmp_path: Path) -> None:
@@ -287,8 +307,8 @@ def test_bad_input_is_refused_before_a_step(files: Path, tmp_path: Path) -> None
     kept = {name: weight for name, weight in weights(torn).items() if "layers.3.mlp.up_proj" not in name}
     save_file(kept, torn / "model.safetensors", metadata={"format": "pt"})
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("must be standard, ladder or hybrid-ladder:K with K up to 4", {"variant": "hybrid-ladder:5"}),
-        ("must be standard, ladder or hybrid-ladder:K", {"variant": "desync:2"}),
+        ("the model has 4 layers, so at most 4 can be ladder", {"variant": "hybrid-ladder:5"}),
+        ("its ranks read their own parts", {"variant": "desync:2"}),
         ("no such file", {"data": tmp_path / "none.txt"}),
         ("0 tokens: must be --context 32 or more", {"data": tmp_path / "empty.txt"}),
         ("tokens: must be --context 32 or more", {"data": tmp_path / "short.txt"}),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, GemmShape
-from ladder_sim.graph.variants import parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
+from ladder_sim.wirings.names import parse
 from tests.support.graphs import StepGraph, build
 from tests.support.scenarios import VARIANTS, shallow
 from tests.support.strategies import EMBEDDING, equation

@@ -22,7 +22,6 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, WHOLE, Op
-from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.prediction import Prediction, Predictions, default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate
@@ -30,6 +29,7 @@ from ladder_sim.simulate.request import decode_contexts, simulate_request
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.wirings.names import DEFAULT_VARIANTS
 from tests.support.predict_one import predict_one
 from tests.support.scenarios import VARIANTS, shallow
 

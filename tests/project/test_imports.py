@@ -30,7 +30,7 @@ RUNTIME_LAZY = {"safetensors", "tokenizers"}
 SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
 # the shape of a model in a config.json, and the wirings, which predictions have as well
-RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.graph.variants")
+RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.wirings")
 
 # calibration: what fits and shows profiles and reads nccl-tests runs without torch and sees only the cost side of
 # ladder_sim.
@@ -42,7 +42,7 @@ FITTING = {"numpy", "scipy", "pydantic", "rich"}
 TOOLS_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "ladder_sim_calibration",
-    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs")),
+    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "wirings")),
     # of the simulator only the name of an array's type
     "ladder_sim.des.shared",
     *SHARED,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from scipy.stats import t
 
-from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import published
+from ladder_sim.wirings.names import parse
 from tests.conftest import REPO
 
 RESULTS = REPO / "tests" / "data" / "training"

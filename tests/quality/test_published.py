@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from ladder_sim.graph.variants import FAMILIES, Family, canonical
 from ladder_sim.quality.published import TINY, Measured, published, quality_of, without_figures
 from ladder_sim.report.quality import quality_report
+from ladder_sim.wirings.names import FAMILIES, Family, canonical
 from tests.support.commands import run
 
 

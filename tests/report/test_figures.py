@@ -19,7 +19,6 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.analysis.versus import versus
 from ladder_sim.analysis.winners import Winners, winners
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
-from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.report.advise import pareto_figure
 from ladder_sim.report.breakeven import breakeven_figure
 from ladder_sim.report.compare import comparison_figure
@@ -31,6 +30,7 @@ from ladder_sim.report.sweep import speedup_lines, speedup_map, sweep_figure
 from ladder_sim.report.versus import versus_figure, winners_figure
 from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
+from ladder_sim.wirings.names import FAMILIES
 from tests.support.browser import browser_path
 
 SMALL = {"model": "8b", "tp": 4}

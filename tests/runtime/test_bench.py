@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ladder_sim.cli.run import _resolve
 from ladder_sim.errors import InfeasibleError, UsageError, install_command
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.bench import _Sample, bench
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator, Handle
@@ -21,7 +22,6 @@ from ladder_sim_runtime.comm.emulate import EmulatedLink, LatencyTable
 from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.commands import run
 from tests.support.schemas import check
 from tests.support.terminal import progress_of

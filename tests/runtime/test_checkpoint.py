@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.files import Checkpoint, convert, hybrid, read_object
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import ModelConfig
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
 from tests.support.loaded import CASES, GEN, PROMPTS, completed, expert_degrees, model_of, run_ranks

@@ -26,11 +26,11 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.graphs import build
 from tests.support.watched import (
     SeesAttention,

@@ -21,12 +21,12 @@ import torch.distributed as dist
 
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.comm.heartbeat import Heartbeat, RankProgress
 from ladder_sim_runtime.comm.launch import FOLDER
 from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import Place, agree, connect
 from ladder_sim_runtime.config import CommConfig, ModelConfig
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.configs import TINY
 from tests.support.waiting import HANG_S, until

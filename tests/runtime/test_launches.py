@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime import device
 from ladder_sim_runtime.assemble import TORCH_DTYPES, assemble
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
@@ -23,7 +24,6 @@ from ladder_sim_runtime.execution import Execution
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.launches import install
 from tests.support.watched import engine_of
 

@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ladder_sim.errors import InfeasibleError
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime import device
 from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.checkpoint.tensors import LM_HEAD
@@ -21,7 +22,6 @@ from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from ladder_sim_runtime.kinds import Experts
 from ladder_sim_runtime.memory import Workload, check_fits, enough_memory, needs
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 
 pytestmark = pytest.mark.torch
 

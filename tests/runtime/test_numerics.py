@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.kinds import Experts
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.reference import full_weights, reference_logits
 from tests.support.world import (
     ENGINES,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.__main__ import main
 from ladder_sim_runtime.bench import bench
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
@@ -18,7 +19,6 @@ from ladder_sim_runtime.config import BenchConfig, CommConfig, EngineConfig
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
 from tests.support.world import GROUPED, HYBRIDS, MODELS, OTHERS, VARIANTS, WHOLE, Case, decoder, logits
 

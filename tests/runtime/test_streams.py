@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.bench import _request
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
@@ -25,7 +26,6 @@ from ladder_sim_runtime.config import AllReduce, EngineConfig, ExecutionConfig, 
 from ladder_sim_runtime.environment import gpu_links, gpu_states, variables
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.fake_cuda import FakeCuda
 from tests.support.launches import install
 

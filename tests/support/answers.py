@@ -9,7 +9,6 @@ from ladder_sim.cli.catalog import LISTS
 from ladder_sim.closed_loop.load import Load
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.display.document import SCHEMA
-from ladder_sim.graph.variants import FAMILIES
 from ladder_sim.quality.published import Measured
 from ladder_sim.report import (
     advise,
@@ -46,6 +45,7 @@ from ladder_sim.validation.archive import Archive
 from ladder_sim.validation.compare import Level
 from ladder_sim.validation.runs import QUANTITIES, Compared
 from ladder_sim.validation.serving_table import Setup
+from ladder_sim.wirings.names import FAMILIES
 from tests.support.json_types import (
     COUNT,
     FLAG,

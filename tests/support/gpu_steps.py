@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_calibration.measure.launches import PROMPT, STEPS, TINY_MODEL
 from ladder_sim_runtime.assemble import assemble, device_of
 from ladder_sim_runtime.comm.base import Communicator
@@ -15,7 +16,6 @@ from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import Place, connect
 from ladder_sim_runtime.config import AllReduce, CommConfig, EngineConfig, ExecutionConfig, ModelConfig
 from ladder_sim_runtime.device import DEVICES
-from ladder_sim_runtime.model.wiring import lay_out
 
 BATCH = 2
 # a second, at 2 GHz

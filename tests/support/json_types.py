@@ -11,10 +11,10 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from ladder_sim.confidence import Interval
-from ladder_sim.graph.variants import FAMILIES, HYBRID
 from ladder_sim.report.columns import Column
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.values import meanings
+from ladder_sim.wirings.names import FAMILIES, HYBRID
 
 Schema = dict[str, Any]
 _ENDS = ("", "_low", "_high")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.assemble import load
 from ladder_sim_runtime.checkpoint.files import Checkpoint
 from ladder_sim_runtime.comm.base import Communicator
@@ -15,7 +16,6 @@ from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.generate import Generator
 from ladder_sim_runtime.memory import Workload
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])

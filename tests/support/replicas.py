@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serving import SLO, Outcome, Service, Traffic
 from ladder_sim.serving.engine.answer import Answer
 from ladder_sim.serving.engine.measured_steps import MeasuredSteps
@@ -18,6 +17,7 @@ from ladder_sim.serving.service import DEFAULT_VARIANTS
 from ladder_sim.serving.sizing.search import Need, Search
 from ladder_sim.serving.steps.mix import Mix, StepLimits
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.wirings.names import canonical_names
 
 SERVER = MeasuredSteps(
     engine="vllm 0.32.0, TP 2",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
 from ladder_sim.des.shared import NOTHING, Demand, Device
-from ladder_sim.graph.variants import FAMILIES, Variant
+from ladder_sim.wirings.names import FAMILIES, Variant
 
 # whole numbers make ties, fractions make sums that round
 SECONDS = st.one_of(st.integers(0, 3).map(float), st.floats(1e-3, 10.0))

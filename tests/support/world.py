@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn
 from ladder_sim_runtime.model.decoder import Decoder
-from ladder_sim_runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
 
 # at TP 4 each KV head is held by two ranks; no degree divides the vocabulary

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ladder_sim.wirings.layout import lay_out
 from ladder_sim_calibration.fit.samples import Sample
 from ladder_sim_calibration.measure.clock import clock_of, timed
 from ladder_sim_calibration.measure.plan import QUEUED_KERNELS
@@ -13,7 +14,6 @@ from ladder_sim_runtime.assemble import assemble
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.model.kernels import observed
-from ladder_sim_runtime.model.wiring import lay_out
 
 # of a tensor whose kernels take as long as any kernel does at least
 TINY_ELEMENTS = 1

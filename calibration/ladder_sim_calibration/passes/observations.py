@@ -12,9 +12,9 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.pass_kernels import pass_ops
 from ladder_sim.graph.shapes import CollectiveShape
-from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import Techniques
+from ladder_sim.wirings.names import canonical
 from ladder_sim_runtime.runs import Times
 
 # of the float32 activations that CPUs compute with

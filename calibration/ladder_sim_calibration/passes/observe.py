@@ -20,10 +20,11 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import pass_ops
-from ladder_sim.graph.variants import canonical_names
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd
 from ladder_sim.system.progress import Progress
+from ladder_sim.wirings.layout import Wiring, lay_out
+from ladder_sim.wirings.names import canonical_names
 from ladder_sim_calibration.passes.fit import profile_of, times_of
 from ladder_sim_calibration.passes.observations import (
     PHASES,
@@ -45,7 +46,6 @@ from ladder_sim_runtime.comm.process_group import Degrees
 from ladder_sim_runtime.comm.rendezvous import connect
 from ladder_sim_runtime.config import CommConfig, EngineConfig, ModelConfig
 from ladder_sim_runtime.environment import environment
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 from ladder_sim_runtime.runs import Times, facts, require_ranks
 
 # what CPUs compute in

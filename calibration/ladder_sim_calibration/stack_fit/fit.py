@@ -13,8 +13,8 @@ from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalS
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import NO_COMMUNICATION
 from ladder_sim.validation.dataset import Measurement
+from ladder_sim.wirings.names import NO_COMMUNICATION
 from ladder_sim_calibration.stack_fit.problem import PRIORS, Problem
 from ladder_sim_calibration.stack_fit.unseen import mean_errors, nominal_widths, scale, unseen_runs
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.confidence.errors import Widths
-from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serving.intervals import MOST_SEEDS, confidence_of, interval_of, of_mean, widths_of
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.requests.traffic import Traffic
@@ -25,6 +24,7 @@ from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 from ladder_sim.units import format_seconds
+from ladder_sim.wirings.names import canonical_names
 
 # by default: a bound is compared with the mean over them
 SEEDS = 3

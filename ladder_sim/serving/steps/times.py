@@ -32,7 +32,6 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
-from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.steps.grids import DUTIES, KINDS, PARTS, Grids
 from ladder_sim.serving.steps.mix import Mix, StepLimits
@@ -40,6 +39,7 @@ from ladder_sim.serving.steps.rest import Rest
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import ROUNDS, SPREAD
 from ladder_sim.system.files import cache_folder, replacing
+from ladder_sim.wirings.names import canonical_names, parse
 
 _LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
 # tokens of the longest request that times are made for by default; fewer where the model takes fewer

@@ -5,9 +5,9 @@ from typing import Any
 from transformers import LlamaConfig
 
 from ladder_sim.errors import UsageError
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.checkpoint.files import beyond_llama
 from ladder_sim_runtime.config import ModelConfig, wiring_in
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 
 
 class LlamaLadderConfig(LlamaConfig):
@@ -49,7 +49,11 @@ def wiring_of(vllm_config: Any) -> Wiring:
             raise UsageError(
                 f"{option} {value}: only tensor parallelism is served in other wirings", hint=f"{option} 1"
             )
-    if not wiring.reduces:
+    if trained := config.get("ladder_sim_tp"):
+        wiring.check_training(parallel.tensor_parallel_size, int(trained))
+    if any("learned" in block.weights for _, block in wiring.blocks):
+        raise UsageError(f"{wiring.name}: vLLM's models hold no weights of lanes", hint="ladder-sim-runtime complete")
+    if wiring.head == "own":
         raise UsageError(f"{wiring.name}: its ranks never agree on a token", hint="serve it as standard or ladder")
     return wiring
 

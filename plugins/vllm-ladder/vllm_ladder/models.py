@@ -26,13 +26,13 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from ladder_sim.errors import UsageError
+from ladder_sim.wirings.layout import Block, Wiring
 from ladder_sim_runtime.comm.base import DONE, Handle
 from ladder_sim_runtime.comm.process_group import ProcessGroup
 from ladder_sim_runtime.comm.streams import SideStream
 from ladder_sim_runtime.config import EngineConfig
 from ladder_sim_runtime.model.dispatch import arrived
 from ladder_sim_runtime.model.residual import ResidualStream
-from ladder_sim_runtime.model.wiring import BlockPlan, Wiring
 from vllm_ladder.config import wiring_of
 
 _collectives = torch.ops._c10d_functional
@@ -44,13 +44,14 @@ class _Stream(ResidualStream):
     """Residual stream whose norms and compiled all-reduces are vLLM's."""
 
     def _add_norm(self, norm: Any, y_TD: Tensor) -> tuple[Tensor, Tensor]:
-        # the kernel writes to both; parts of other ranks are still to be added to a stream that carries its own
-        n_TD, x_TD = norm(y_TD, self.x_BTD.clone() if self._carried else self.x_BTD)
+        # the kernel writes to both; a sum is still to be added to a stream that is kept
+        is_kept = any(kept_TD is self.x_BTD for kept_TD in self._kept.values())
+        n_TD, x_TD = norm(y_TD, self.x_BTD.clone() if is_kept else self.x_BTD)
         return x_TD, n_TD
 
-    def _add_others(self, sum_TD: Tensor, own_TD: Tensor) -> Tensor:
+    def _add_others(self, x_TD: Tensor, sum_TD: Tensor, own_TD: Tensor) -> Tensor:
         # the runtime's kernel is compiled for each number of tokens, and here there are too many of them
-        return self.x_BTD + (sum_TD - own_TD)
+        return x_TD + (sum_TD - own_TD)
 
     def _sum(self, x: Tensor, *, blocking: bool) -> tuple[Handle, Callable[[], Tensor]]:
         if not torch.compiler.is_compiling():
@@ -98,12 +99,12 @@ class _WiredBlocks(nn.Module):
         """Return the last layer's normalised hidden states, T x D."""
         model: Any = self
         x_TD = model.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        stream = _Stream(x_TD, self.comm, _ENGINE)
-        for block in self.wiring.blocks:
-            layer = model.layers[block.layer]
-            norm = layer.post_attention_layernorm if block.part == "mlp" else layer.input_layernorm
-            stream.write(_run(layer, block, positions, arrived(stream.read(norm, block))), block)
-        stream.average(self.wiring.percent)
+        stream = _Stream(x_TD, self.comm, _ENGINE, self.wiring.lanes)
+        for step in self.wiring.steps:
+            layer = model.layers[step.layer]
+            norm = layer.post_attention_layernorm if step.block.part == "mlp" else layer.input_layernorm
+            stream.write(_run(layer, step.block, positions, arrived(stream.read(norm, step))), step)
+        stream.merge(self.wiring)
         return arrived(stream.read(model.norm))
 
 
@@ -127,10 +128,10 @@ def _rewire(model: Any, wiring: Wiring, vllm_config: VllmConfig) -> None:
 
 def _apart(wiring: Wiring) -> bool:
     """Whether ranks read outputs that are not summed."""
-    return any(block.ahead == "own" or not block.reduces or block.percent < 100 for block in wiring.blocks)
+    return not wiring.is_shared
 
 
-def _run(layer: Any, block: BlockPlan, positions: Tensor, n_TD: Tensor) -> Tensor:
+def _run(layer: Any, block: Block, positions: Tensor, n_TD: Tensor) -> Tensor:
     """Return this rank's part of a block's output, T x D."""
     outputs = []
     if block.part != "mlp":

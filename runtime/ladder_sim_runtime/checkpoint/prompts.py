@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
+from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.checkpoint.files import CONFIG, Checkpoint, read_object
 from ladder_sim_runtime.config import CompletionConfig, ModelConfig
-from ladder_sim_runtime.model.wiring import Wiring, lay_out
 
 if TYPE_CHECKING:
     import tokenizers
@@ -124,7 +124,7 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
     shape.check_ranks(config.tp, config.ep)
     shape.layers_of(0, config.pp)
     wiring = lay_out(shape.variant if config.variant == "auto" else config.variant, shape.layers, shape.ladder_layers)
-    wiring.check_norms(shape, config.tp)
+    shape.check_wiring(wiring, config.tp)
     text = Text.open(config.model, shape) if config.prompts else None
     prompts = [text.encode(prompt) for prompt in config.prompts] if text else []
     prompts += map(list, config.ids)

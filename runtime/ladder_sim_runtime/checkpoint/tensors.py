@@ -3,6 +3,7 @@
 Mixtral's have other names for the same parts; here they are called as everybody else's.
 """
 
+from ladder_sim.wirings.rules import NAMES, Part
 from ladder_sim_runtime.config import ModelConfig
 
 EMBEDDING, LM_HEAD, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -46,6 +47,7 @@ def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
             features |= _mlp(config, f"mlp.experts.{number}", experts.intermediate, biased=False)
     if width:
         features |= _mlp(config, mlp_name(shared=experts is not None), width, biased=config.mlp_bias)
+    shapes |= {learned_name(part): (lanes,) for part, lanes in config.learned_of(index).items()}
     shapes |= {f"{name}.weight": (outputs, inputs) for name, (outputs, inputs, _) in features.items()}
     shapes |= {f"{name}.bias": (outputs,) for name, (outputs, _, biased) in features.items() if biased}
     return shapes
@@ -56,6 +58,11 @@ def block_norms(config: ModelConfig) -> tuple[str, str]:
     if config.norms_behind:
         return "post_attention_layernorm", "post_feedforward_layernorm"
     return "input_layernorm", "post_attention_layernorm"
+
+
+def learned_name(part: Part) -> str:
+    """Return the name of a block's learned weights in the lanes of the residual stream."""
+    return f"{NAMES[part]}_weight"
 
 
 def mlp_name(*, shared: bool) -> str:

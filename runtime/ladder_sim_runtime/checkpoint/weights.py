@@ -13,6 +13,7 @@ from ladder_sim_runtime.checkpoint.tensors import (
     LAST_NORM,
     LM_HEAD,
     block_norms,
+    learned_name,
     mlp_name,
     tensor_shapes,
     up_names,
@@ -101,7 +102,7 @@ class _Drawn:
         return self._kept[1]
 
     def _scaled(self, values: Tensor) -> Tensor:
-        if self._seed.endswith("norm.weight"):
+        if self._seed.endswith(("norm.weight", "_weight")):
             return 1 + 0.1 * values
         if self._seed.endswith("bias"):
             return 0.1 * values
@@ -153,6 +154,8 @@ def pieces(model: Decoder) -> Iterator[Piece]:
 def _pieces_of(layer: Layer, where: str) -> Iterator[Piece]:
     for name, norm in zip(block_norms(layer.config), (layer.attn_norm, layer.mlp_norm), strict=True):
         yield Piece(f"{where}.{name}.weight", norm.weight_D)
+    for part in layer.config.learned_of(layer.index):
+        yield Piece(f"{where}.{learned_name(part)}", layer.learned[part])
     end = 0
     for name, features, biased in (*_attention_inputs(layer), *_mlp_inputs(layer)):
         held = features(layer.shard)

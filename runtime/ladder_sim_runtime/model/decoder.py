@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ladder_sim.wirings.layout import Wiring
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.device import kind_of
@@ -21,7 +22,6 @@ from ladder_sim_runtime.model.rope import rope_table
 from ladder_sim_runtime.model.sequence_parallel import SharedStream
 from ladder_sim_runtime.model.shard import Shard
 from ladder_sim_runtime.model.token_split import cuts, in_turns
-from ladder_sim_runtime.model.wiring import Wiring
 
 
 class Decoder(nn.Module):
@@ -95,10 +95,13 @@ class Decoder(nn.Module):
         """
         if position_T is None:
             position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        wiring.check_norms(self.config, self.comm.size)
+        self.config.check_wiring(wiring, self.comm.size)
+        stages = self.comm.pipeline.stages
+        if stages > 1:
+            wiring.check_stages([self.config.layers_of(stage, stages).start for stage in range(1, stages)])
         x_BTD = self._embed(tokens_BT, wiring)
         has_techniques = cache is not None and wiring.reduces and self.comm.size > 1
-        new_stream = ResidualStream
+        new_stream: type[ResidualStream] = ResidualStream
         if has_techniques and self.engine.sequence_parallel:
             wiring.check_shares()
             new_stream = SharedStream
@@ -107,7 +110,7 @@ class Decoder(nn.Module):
         sequences = 1 + self.layers[0].attention.sequences
         passes, places = [], cuts(batch, new, parts)
         for rows, tokens in places:
-            stream = new_stream(x_BTD[rows, tokens], self.comm, self.engine, takes_turns=len(places) > 1)
+            stream = new_stream(x_BTD[rows, tokens], self.comm, self.engine, wiring.lanes, takes_turns=len(places) > 1)
             held = None if cache is None else cache.narrow(sequences, rows.start, rows.stop - rows.start)
             later = new - tokens.stop
             step = self._step(rows, position_T[tokens], (context or new) - later, pad_B, held, wiring)
@@ -140,20 +143,21 @@ class Decoder(nn.Module):
         pipeline, held = self.comm.pipeline, self.shard.layers
         if held.start > 0:
             stream.receive(pipeline, self._sent(wiring))
-        for block in [block for block in wiring.blocks if block.layer in held]:
-            at = block.layer - held.start
-            before, behind = self.layers[at].norms(block.part)
-            n_BTD = stream.read(before, block)
+        for each in [each for each in wiring.steps if each.layer in held]:
+            at = each.layer - held.start
+            before, behind = self.layers[at].norms(each.block.part)
+            n_BTD = stream.read(before, each)
             if isinstance(n_BTD, Arriving):
                 yield
             layer_cache = None if cache is None else cache[at]
-            output = self.layers[at](block, arrived(n_BTD), step, layer_cache, self.comm.exchange)
-            if stream.write(output, block, behind):
+            output = self.layers[at](each.block, arrived(n_BTD), step, layer_cache, self.comm.exchange)
+            learned = self.layers[at].learned.get(each.block.part, ())
+            if stream.write(output, each, behind, learned):
                 yield
         if held.stop < self.config.layers:
             stream.send(pipeline)
             return stream.x_BTD.new_empty(0)
-        if stream.average(wiring.percent):
+        if stream.merge(wiring):
             yield
         n_BTD = stream.read(self.norm)
         if isinstance(n_BTD, Arriving):
@@ -166,9 +170,9 @@ class Decoder(nn.Module):
             layer.compile_by(kind_of(self.embedding_VD).compiled)
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
-        """Return each sequence's next token, B; rank 0's if the wiring never reduces."""
+        """Return each sequence's next token, B; rank 0's if the ranks disagree."""
         token_B = kernels.next_token(logits_BTV, self.engine.sampling)
-        if not wiring.reduces and self.comm.size > 1:
+        if wiring.head == "own" and self.comm.size > 1:
             self.comm.broadcast(token_B)
         return token_B
 
@@ -185,21 +189,24 @@ class Decoder(nn.Module):
 
     def _sent(self, wiring: Wiring) -> Iterator[Sent]:
         """Yield the outputs that the stage before sends."""
-        *older, newest = wiring.waiting(self.shard.layers.start)
-        if newest.carries == "residual" and self.comm.size > 1:
+        first = self.shard.layers.start
+        *older, newest = wiring.waiting(first)
+        if newest.block.entry == "stream" and self.comm.size > 1:
             # it has become the residual
             return
-        for block in (*older, newest):
-            experts = self.config.experts_of(block.layer) if block.part == "mlp" and block.reduces else None
+        for step in (*older, newest):
+            reduces = step.block.reduces
+            experts = self.config.experts_of(step.layer) if step.block.part == "mlp" and reduces else None
             combined = experts if self.comm.size == 1 and self.comm.exchange.size > 1 else None
-            is_exchanged = combined is not None or (block.reduces and self.comm.size > 1)
-            has_own = is_exchanged and block.read_ahead == "own"
-            if block is newest:
-                has_shared = combined is not None and combined.shared > 0 and block.read_ahead != "nothing"
-                yield Sent(block, has_shared, has_own, is_read=False)
-            elif has_own or block.read_ahead != "own":
+            is_exchanged = combined is not None or (reduces and self.comm.size > 1)
+            has_own = is_exchanged and step.read_by >= 0
+            is_read = 0 <= step.read_by <= newest.number
+            if step is newest:
+                has_shared = combined is not None and combined.shared > 0 and step.next_ahead
+                yield Sent(step, has_shared, has_own, is_read=False)
+            elif has_own or not is_read:
                 # else its own part is all of it, and was read
-                yield Sent(block, has_shared=False, has_own=has_own, is_read=has_own)
+                yield Sent(step, has_shared=False, has_own=has_own, is_read=has_own and is_read)
 
     def _logits(self, n_BTD: Tensor) -> Tensor:
         if self.engine.prefill_logits == "last":

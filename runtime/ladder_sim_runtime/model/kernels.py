@@ -137,6 +137,12 @@ def add(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
 
 
 @kernel("add")
+def scale(y_BTD: Tensor, factor: float | Tensor) -> Tensor:
+    """Return an output as it is added to a lane of the residual stream."""
+    return y_BTD * factor
+
+
+@kernel("add")
 def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
     """Return ``y + x / ranks``: desync's all-reduce then sums the mean residual and every rank's output."""
     return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)

@@ -5,9 +5,11 @@ Shapes: B batch, T new tokens, D hidden, N features.
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
-from ladder_sim.graph.variants import Part
+from ladder_sim.wirings.layout import Block
+from ladder_sim.wirings.rules import Part
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
 from ladder_sim_runtime.model import kernels
@@ -17,7 +19,6 @@ from ladder_sim_runtime.model.feed_forward import MLP, RoutedExperts
 from ladder_sim_runtime.model.latent import LatentAttention
 from ladder_sim_runtime.model.linear import Linear, RMSNorm
 from ladder_sim_runtime.model.shard import Shard
-from ladder_sim_runtime.model.wiring import BlockPlan
 
 
 class Layer(nn.Module):
@@ -29,7 +30,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
-        self.config, self.shard = config, shard
+        self.config, self.index, self.shard = config, index, shard
         width, experts = config.mlp_of(index), config.experts_of(index)
         self.attn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
@@ -47,13 +48,17 @@ class Layer(nn.Module):
         self.mlp_rows = slice(attn, attn + mlp)
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
 
+        # of the wiring in the config itself
+        lanes = config.learned_of(index).items()
+        self.learned = nn.ParameterDict({part: nn.Parameter(torch.ones(count)) for part, count in lanes})
+
     def norms(self, part: Part) -> tuple[RMSNorm | None, RMSNorm | None]:
         """Return the norms before and behind a block, of which there is one; "both" reads attention's norm."""
         norm = self.mlp_norm if part == "mlp" else self.attn_norm
         return (None, norm) if self.config.norms_behind else (norm, None)
 
     def forward(
-        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Communicator
+        self, block: Block, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Communicator
     ) -> Tensor | Arriving:
         if block.part == "mlp":
             return self._transform(n_BTD, exchange, reduces=block.reduces)

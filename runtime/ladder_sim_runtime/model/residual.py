@@ -3,38 +3,43 @@
 Shapes: B batch, T tokens, D hidden, C the channels of D that are reduced.
 """
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ladder_sim.wirings.layout import Step, Wiring
 from ladder_sim_runtime.comm.base import Communicator, Handle, Pipeline
 from ladder_sim_runtime.config import EngineConfig
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.dispatch import Arriving, arrived
 from ladder_sim_runtime.model.linear import RMSNorm
-from ladder_sim_runtime.model.wiring import BlockPlan
 
 # a share of the channels is rounded up to as many: 16 bytes, which kernels read at once
 CHANNELS = 8
+# an output, or a rank's own part of one, and its factor in each lane
+_Term = tuple[Tensor, Sequence[float | Tensor]]
+# a stream, a factor of what is added to it, and the lanes that both are of
+_Alike = tuple[Tensor, float | Tensor | None, list[str]]
 
 
 @dataclass(slots=True, eq=False)
 class _Output:
     """A block's output that is not yet in the residual."""
 
-    block: BlockPlan
+    step: Step
     """Whose it is."""
     output: Tensor | Arriving
     """What is added."""
     is_exchanged: bool
     """Other ranks have parts of it."""
-    replaces: bool = False
-    """It becomes the residual instead of being added."""
+    factors: Sequence[float | Tensor] = ()
+    """Factor of each lane to which it is added; none: 1 in all."""
+    carried: Sequence[Tensor] = ()
+    """The rank's own parts of earlier outputs that the sum has, and that were read."""
     is_read: bool = False
     """Whether the rank has added its own part of the output to the residual before the sum over ranks is there."""
 
@@ -44,14 +49,14 @@ class _Output:
 
     def take_shared(self) -> list[Tensor]:
         """Return the output of shared experts if the next block reads it early; the sum then lacks it."""
-        if self.block.read_ahead == "nothing" or not isinstance(self.output, Arriving):
+        if not self.step.next_ahead or not isinstance(self.output, Arriving):
             return []
         return self.output.take_shared()
 
     def tensors(self) -> list[Tensor]:
         """Return all that the next stage needs of an output: its sum, shared experts' part, and the rank's own part."""
         apart = self.take_shared()
-        if self.is_exchanged and self.block.read_ahead == "own":
+        if self.is_exchanged and self.step.read_by >= 0:
             apart.append(self.own())
         return [arrived(self.output), *apart]
 
@@ -59,7 +64,7 @@ class _Output:
 class Sent(NamedTuple):
     """An output that the stage before sends, because it is not in the residual yet."""
 
-    block: BlockPlan
+    step: Step
     """Whose it is."""
     has_shared: bool
     """What shared experts put out comes with it."""
@@ -70,7 +75,7 @@ class Sent(NamedTuple):
 
 
 class ResidualStream:
-    """Executes a wiring's block plans; that of plugins/vllm-ladder has its own `_add_norm`, `_add_others`, `_sum`.
+    """Executes the steps of a wiring; that of plugins/vllm-ladder has its own `_add_norm`, `_add_others`, `_sum`.
 
     Parameters
     ----------
@@ -80,148 +85,246 @@ class ResidualStream:
         Sums block outputs over the ranks.
     engine
         Whether adds are fused into the norm that follows.
+    lanes
+        Copies of the stream.
     takes_turns
         Other parts of the pass are computed during its collectives.
     """
 
-    def __init__(self, x_BTD: Tensor, comm: Communicator, engine: EngineConfig, *, takes_turns: bool = False) -> None:
-        self.x_BTD = x_BTD
+    def __init__(
+        self,
+        x_BTD: Tensor,
+        comm: Communicator,
+        engine: EngineConfig,
+        lanes: Sequence[str] = ("x",),
+        *,
+        takes_turns: bool = False,
+    ) -> None:
+        # lanes to which the same was added share a tensor
+        self._streams = dict.fromkeys(lanes, x_BTD)
+        self._lane = lanes[0]
         self._comm = comm
         self._engine = engine
         self._takes_turns = takes_turns
-        self._pending: deque[_Output] = deque()
+        self._pending: dict[int, _Output] = {}
 
-        # own parts of earlier outputs that go into the next sum instead of the residual
-        self._carried: list[Tensor] = []
+        # the streams without the parts that a sum brings again
+        self._kept: dict[str, Tensor] = {}
 
-    def read(self, norm: RMSNorm | None, block: BlockPlan | None = None) -> Tensor | Arriving:
-        """Add the outputs that a block waits for, oldest first, and what it reads ahead; return the normalised stream.
+        # own parts of open outputs that a later sum has
+        self._open: dict[int, Tensor] = {}
+
+    @property
+    def x_BTD(self) -> Tensor:  # noqa: N802
+        """The lane that the block at hand reads."""
+        return self._streams[self._lane]
+
+    def read(self, norm: RMSNorm | None, step: Step | None = None) -> Tensor | Arriving:
+        """Add the outputs that a block joins, oldest first, and what it reads ahead; return the normalised stream.
 
         Without a block, all of them; without a norm, the stream as it is.
         """
+        block = step.block if step else None
+        self._lane = block.lane if block else self._lane
         deferred = len(self._pending) > 1
-        last = self._join(block.number - block.leaves if block else math.inf)
-        kept_BTD = self.x_BTD
-        for ahead_BTD in self._read_ahead(block) if block else ():
+        due = self._due([step.number - back for back in step.block.joins] if step else list(self._pending))
+        if block and block.keeps:
+            # sums come first: they are older than what is open
+            sums = [number for number in due if self._pending[number].step.block.reduces]
+            self._add(self._join(sums))
+            due = [number for number in due if number not in sums]
+            self._kept = dict(self._streams)
+        last = self._join(due)
+        for ahead in self._read_ahead(step) if step else ():
             self._add(last)
-            kept_BTD, last, deferred = self.x_BTD, [ahead_BTD], False
+            last, deferred = [ahead], False
         fused = self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add
-        if last and norm is not None and fused:
-            self.x_BTD, n_BTD = self._add_norm(norm, last[0])
-        else:
-            self._add(last)
-            n_BTD = self.x_BTD if norm is None else norm(self.x_BTD)
-        if self._carried:
-            self.x_BTD = kept_BTD
-        return n_BTD
+        if last and norm is not None and fused and not last[0][1]:
+            ((y_BTD, _),) = last
+            before_BTD = self.x_BTD
+            self._add_to([each for each in self._alike(()) if each[0] is not before_BTD], y_BTD)
+            lanes = [lane for lane, x_BTD in self._streams.items() if x_BTD is before_BTD]
+            x_BTD, n_BTD = self._add_norm(norm, y_BTD)
+            self._streams.update(dict.fromkeys(lanes, x_BTD))
+            return n_BTD
+        self._add(last)
+        return self.x_BTD if norm is None else norm(self.x_BTD)
 
     def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream with an output added, and the norm of that."""
         return kernels.add_norm(self.x_BTD, y_BTD, norm.weight_D, norm.eps)
 
-    def _add_others(self, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
-        """Return the residual stream with all of a sum, given this rank's part, which it holds already."""
-        return kernels.add_others(self.x_BTD, sum_BTD, own_BTD)
+    def _add_others(self, x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
+        """Return a stream with all of a sum, given this rank's part, which the stream has already."""
+        return kernels.add_others(x_BTD, sum_BTD, own_BTD)
 
-    def _join(self, number: float) -> list[Tensor]:
-        """Add the outputs of the blocks before a number; the last is returned instead, if only its add is missing."""
-        last: list[Tensor] = []
-        while self._pending and self._pending[0].block.number < number:
-            output = self._pending.popleft()
+    def _due(self, numbers: Iterable[int]) -> list[int]:
+        """Return the outputs that join: in a sum those that it carries, without other ranks each by itself."""
+        due: list[int] = []
+        for number in numbers:
+            block = self._pending[number].step.block if number in self._pending else None
+            carried = [number - back for back in block.carries] if block else []
+            if self._comm.size > 1:
+                for each in carried:
+                    self._pending.pop(each, None)
+                due = [each for each in due if each not in carried]
+            else:
+                due += carried
+            due.append(number)
+        return [number for number in dict.fromkeys(due) if number in self._pending]
+
+    def _join(self, numbers: Iterable[int]) -> list[_Term]:
+        """Add outputs; the last is returned instead, if only its add is missing."""
+        last: list[_Term] = []
+        for number in numbers:
+            output = self._pending.pop(number)
             self._add(last)
             sum_BTD, last = arrived(output.output), []
-            if output.replaces:
-                self.x_BTD = sum_BTD
-            elif output.is_read:
-                self.x_BTD = self._add_others(sum_BTD, output.own())
+            entry = output.step.block.entry if output.step.block.reduces and self._comm.size > 1 else ""
+            if entry == "stream":
+                self._streams = dict.fromkeys(self._streams, sum_BTD)
+            elif entry == "others" if entry else output.is_read:
+                own = [*output.carried, *([output.own()] if output.is_read else [])]
+                self._add_to(self._alike(output.factors), sum_BTD, functools.reduce(kernels.add, own))
             else:
-                last = [sum_BTD]
+                if entry == "kept":
+                    # a stage gets them instead of its stream
+                    self._streams, self._kept = self._kept or self._streams, {}
+                last = [(sum_BTD, output.factors)]
         return last
 
-    def _read_ahead(self, block: BlockPlan) -> list[Tensor]:
+    def _read_ahead(self, step: Step) -> list[_Term]:
         """Return the outputs that a block reads without waiting for sums; those without a sum join the residual."""
-        tensors = []
-        for output in tuple(self._pending) if block.ahead == "own" else ():
-            if output.is_read:
-                continue
-            tensors.append(output.own())
+        terms: list[_Term] = []
+        for number in [step.number - back for back in step.block.reads_ahead]:
+            output = self._pending[number]
+            terms.append((output.own(), output.factors))
             if output.is_exchanged:
                 output.is_read = True
             else:
-                self._pending.remove(output)
-        if block.carries == "own" and self._comm.size > 1:
-            self._carried = list(tensors)
-        return tensors + (self._pending[-1].take_shared() if self._pending else [])
+                del self._pending[number]
+        if newest := self._pending.get(step.number - 1):
+            terms += [(shared_BTD, newest.factors) for shared_BTD in newest.take_shared()]
+        return terms
 
-    def _add(self, tensors: Iterable[Tensor]) -> None:
-        for y_BTD in tensors:
-            self.x_BTD = kernels.add(self.x_BTD, y_BTD)
+    def _add(self, terms: Iterable[_Term]) -> None:
+        for y_BTD, factors in terms:
+            self._add_to(self._alike(factors), y_BTD)
 
-    def write(self, output: Tensor | Arriving, block: BlockPlan, norm: RMSNorm | None = None) -> bool:
-        """Take a block's partial sums and start their all-reduce, if the plan has one; returns whether it has.
+    def _add_to(self, alike: Iterable[_Alike], y_BTD: Tensor, own_BTD: Tensor | None = None) -> None:
+        for x_BTD, factor, lanes in alike:
+            scaled_BTD = y_BTD if factor is None else kernels.scale(y_BTD, factor)
+            if own_BTD is None:
+                added_BTD = kernels.add(x_BTD, scaled_BTD)
+            else:
+                own = own_BTD if factor is None else kernels.scale(own_BTD, factor)
+                added_BTD = self._add_others(x_BTD, scaled_BTD, own)
+            self._streams.update(dict.fromkeys(lanes, added_BTD))
+
+    def _alike(self, factors: Sequence[float | Tensor]) -> list[_Alike]:
+        """Return each stream, a factor, and the lanes that have this stream and add the output times this factor."""
+        lanes: dict[tuple[int, float | int | None], _Alike] = {}
+        for number, (lane, x_BTD) in enumerate(self._streams.items()):
+            factor = factors[number] if factors else None
+            if isinstance(factor, Tensor) or factor != 0:
+                key = id(x_BTD), id(factor) if isinstance(factor, Tensor) else factor
+                lanes.setdefault(key, (x_BTD, factor, []))[2].append(lane)
+        return list(lanes.values())
+
+    def write(
+        self,
+        output: Tensor | Arriving,
+        step: Step,
+        norm: RMSNorm | None = None,
+        learned: Tensor | Sequence[Tensor] = (),
+    ) -> bool:
+        """Take a block's partial sums and start their all-reduce, if it has one; returns whether it has.
 
         What arrives from other groups of ranks is waited for at once only if it has to be reduced or normalised. A norm
-        is of the sum, once that has arrived.
+        is of the sum, once that has arrived. `learned` has the factors of all lanes where they are weights.
         """
+        block = step.block
+        weights = [
+            learned[at] if weight == "learned" and len(learned) else 1 if weight == "learned" else weight
+            for at, weight in enumerate(block.weights)
+        ]
+        factors, scale = (weights, None) if len(weights) > 1 else ((), weights[0] if weights else None)
+        if scale is not None and norm is None:
+            output = kernels.scale(arrived(output), scale)
         reduces = block.reduces and self._comm.size > 1
+        carried: list[Tensor] = []
+        if step.is_carried and self._comm.size > 1:
+            output = self._open[step.number] = arrived(output)
         if reduces:
-            output = self._reduced(arrived(output), block)
+            carried = [self._open[step.number - back] for back in block.read if back]
+            output = self._reduced(arrived(output), step)
             if norm is not None:
                 output = output.then(norm)
         elif norm is not None:
             output = norm(arrived(output))
-        replaces = reduces and block.carries == "residual"
-        self._pending.append(_Output(block, output, isinstance(output, Arriving), replaces))
+        if scale is not None and norm is not None:
+            output = kernels.scale(arrived(output), scale)
+        if block.reduces or block.adds:
+            self._pending[step.number] = _Output(step, output, isinstance(output, Arriving), factors, carried)
         return reduces
 
-    def _blocks(self, block: BlockPlan) -> bool:
+    def _blocks(self, step: Step) -> bool:
         """Say whether nothing is computed during the collective at the end of a block."""
-        return not (block.overlaps or self._takes_turns)
+        return not (step.overlaps or self._takes_turns)
 
-    def _reduced(self, own_BTD: Tensor, block: BlockPlan) -> Arriving:
-        comm, y_BTD, carried = self._comm, own_BTD, self._carried
-        self._carried = []
-        if block.carries == "residual":
+    def _reduced(self, own_BTD: Tensor, step: Step) -> Arriving:
+        comm, y_BTD, block = self._comm, own_BTD, step.block
+        if block.entry == "stream":
             y_BTD = kernels.add_share(y_BTD, self.x_BTD, comm.size)
-        for before_BTD in carried:
-            y_BTD = kernels.add(before_BTD, y_BTD)
+        for before_BTD in [self._open.pop(step.number - back) for back in block.carries]:
+            y_BTD = (
+                kernels.add_share(y_BTD, before_BTD, comm.size) if block.averages else kernels.add(before_BTD, y_BTD)
+            )
         channels = _channels(y_BTD, block.percent)
         if channels < y_BTD.shape[-1]:
-            reduction, sum_BTC = self._sum(kernels.cut(y_BTD[..., :channels]), blocking=self._blocks(block))
+            reduction, sum_BTC = self._sum(kernels.cut(y_BTD[..., :channels]), blocking=self._blocks(step))
             return Arriving(reduction, lambda: torch.cat((sum_BTC(), y_BTD[..., channels:]), dim=-1), lambda: own_BTD)
         # reduced in place
-        whole_BTD = y_BTD.clone() if block.read_ahead == "own" else y_BTD
-        reduction, sum_BTD = self._sum(whole_BTD, blocking=self._blocks(block))
+        whole_BTD = y_BTD.clone() if step.read_by >= 0 and y_BTD is own_BTD else y_BTD
+        reduction, sum_BTD = self._sum(whole_BTD, blocking=self._blocks(step))
         return Arriving(reduction, sum_BTD, lambda: own_BTD)
 
     def _sum(self, x: Tensor, *, blocking: bool) -> tuple[Handle, Callable[[], Tensor]]:
         """Start to sum a tensor over the ranks, in place or not; returns also what makes the sum of what arrived."""
         return self._comm.all_reduce(x, blocking=blocking), lambda: x
 
-    def average(self, percent: int) -> bool:
-        """Add all outputs, and start to average the channels that are not the first ones over the ranks, if any."""
-        channels, newest = _channels(self.x_BTD, percent), self._pending[-1].block
-        if self._comm.size == 1 or channels == self.x_BTD.shape[-1]:
+    def merge(self, wiring: Wiring) -> bool:
+        """Make one stream for the LM head: the lanes' mean; start to average open channels over the ranks, if any."""
+        channels, newest = _channels(self.x_BTD, wiring.percent), wiring.steps[-1]
+        averages = self._comm.size > 1 and wiring.head == "mean" and channels < self.x_BTD.shape[-1]
+        if averages or len(self._streams) > 1:
+            self._add(self._join(self._due(list(self._pending))))
+        if len(self._streams) > 1:
+            mean_BTD = functools.reduce(kernels.add, self._streams.values()) / len(self._streams)
+            self._streams = dict.fromkeys(self._streams, mean_BTD)
+        if not averages:
             return False
-        self._add(self._join(math.inf))
         x_BTD, part_BTC = self.x_BTD, kernels.cut(self.x_BTD[..., channels:], self._comm.size)
         reduction, mean_BTC = self._sum(part_BTC, blocking=not self._takes_turns)
         averaged = Arriving(reduction, lambda: torch.cat((x_BTD[..., :channels], mean_BTC()), dim=-1), lambda: x_BTD)
-        self._pending.append(_Output(newest, averaged, is_exchanged=True, replaces=True))
+        whole = newest._replace(block=replace(newest.block, reduces=True, entry="stream"))
+        self._pending[newest.number] = _Output(whole, averaged, is_exchanged=True)
         return True
 
     def send(self, pipeline: Pipeline) -> None:
         """Hand the stream to the next stage, which adds the outputs that are not in it yet."""
-        if self._pending[-1].replaces:
-            self._join(math.inf)
-        pipeline.send(self.x_BTD, *(tensor for output in self._pending for tensor in output.tensors()))
+        newest = self._pending[max(self._pending)]
+        if newest.step.block.entry == "stream" and self._comm.size > 1:
+            self._join(list(self._pending))
+        self._streams = self._kept or self._streams
+        pipeline.send(self.x_BTD, *(tensor for output in self._pending.values() for tensor in output.tensors()))
 
     def receive(self, pipeline: Pipeline, outputs: Iterable[Sent]) -> None:
         """Take over the stream of the stage before, and outputs that are not in it yet; these come later."""
         pipeline.receive(self.x_BTD).wait()
-        for block, has_shared, has_own, is_read in outputs:
+        for step, has_shared, has_own, is_read in outputs:
             output = self._receive(pipeline, has_shared=has_shared, has_own=has_own)
-            self._pending.append(_Output(block, output, has_own, is_read=is_read))
+            self._pending[step.number] = _Output(step, output, has_own, is_read=is_read)
 
     def _receive(self, pipeline: Pipeline, *, has_shared: bool = False, has_own: bool = False) -> Arriving:
         y_BTD = torch.empty_like(self.x_BTD)

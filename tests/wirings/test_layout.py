@@ -1,4 +1,4 @@
-"""Residual wirings against the equations of the design."""
+"""Named wirings against the equations of the papers, and layouts of them."""
 
 import re
 from itertools import groupby
@@ -8,50 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, FAMILIES, canonical, parse
-from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import DEFAULT_VARIANTS, FAMILIES, canonical, parse
 from tests.conftest import REPO
 from tests.support.strategies import EMBEDDING, LAYERS, State, equation, laid_out
+from tests.support.wirings import equation as by_rules
 
 
-def contributions(plan: Wiring) -> list[dict[int, State]]:
-    """What each block reads, and the LM head, when the wiring's joins are carried out."""
-    residual: dict[int, State] = {EMBEDDING: "sum"}
-    blocks = [block for layer in plan.layers for block in layer.blocks]
+def contributions(variant: str, layers: int, ladder_layers: tuple[int, ...] = ()) -> list[dict[int, State]]:
+    """What each block reads of which outputs, and the LM head, by the rules in the variant's file."""
+    rules = [each.rule for each in parse(variant).place(layers, ladder_layers)]
     reads: list[dict[int, State]] = []
-    for number, joins in enumerate([*(block.joins for block in blocks), plan.final_joins]):
-        for j in (number - back for back in joins):
-            joined = blocks[j]
-            ahead = any(j == i - back for i, each in enumerate(blocks[:number]) for back in each.reads_ahead)
-            assert (j in residual) == ahead, "an output was added twice, or left out"
-            if joined.folds_residual:
-                # others that the ranks had by themselves are averaged
-                residual = {i: "mean" if state == "own" else state for i, state in residual.items()}
-            carried = [j - back for back in joined.reads_ahead] if joined.folds_ahead else []
-            for i in (*carried, j):
-                residual[i] = "own" if not joined.reduces else "sum" if joined.percent == 100 else "mixed"
-        read = dict(residual)
-        for j in (number - back for back in (blocks[number].reads_ahead if number < len(blocks) else ())):
-            assert j not in residual
-            read[j] = "own"
-        if number == len(blocks) or not blocks[number].folds_ahead:
-            residual = dict(read)
-        reads.append(read)
+    for first, last in zip(by_rules(rules, 0), by_rules(rules, 99), strict=True):
+        assert first.keys() == last.keys()
+        states = {j: state if state == last[j] else "mixed" for j, state in first.items()}
+        reads.append({EMBEDDING: "sum", **states})
     return reads
 
 
-def read_by(plan: Wiring) -> list[set[int]]:
+def read_by(variant: str, layers: int) -> list[set[int]]:
     """The same, whatever form an output is read in."""
-    return [set(read) for read in contributions(plan)]
+    return [set(read) for read in contributions(variant, layers)]
 
 
 @given(laid_out())
 def test_every_block_reads_what_the_equations_say(case: tuple[str, int]) -> None:
     variant, layers = case
-    reads = contributions(wiring(variant, layers))
+    reads = contributions(variant, layers)
     assert reads == equation(variant, layers)
     assert set(reads[-1]) == {EMBEDDING, *range(len(reads) - 1)}
 
@@ -59,7 +45,7 @@ def test_every_block_reads_what_the_equations_say(case: tuple[str, int]) -> None
 @given(laid_out())
 def test_layers_hold_their_blocks(case: tuple[str, int]) -> None:
     variant, layers = case
-    plan = wiring(variant, layers)
+    plan = lay_out(variant, layers)
     assert plan.name == variant
     assert [layer.index for layer in plan.layers] == list(range(layers))
     both = parse(variant).layers(layers) if "parallel" in variant else ()
@@ -77,41 +63,40 @@ def test_layers_hold_their_blocks(case: tuple[str, int]) -> None:
     ],
 )
 def test_all_reduces_per_layer(variant: str, per_layer: int) -> None:
-    for layer in wiring(variant, 12).layers:
+    for layer in lay_out(variant, 12).layers:
         assert sum(block.reduces for block in layer.blocks) == per_layer
 
 
 @given(LAYERS, st.data())
 def test_desync_reduces_every_nth_block_and_the_last(layers: int, data: st.DataObject) -> None:
     every = data.draw(st.integers(1, 2 * layers))
-    blocks = [block for layer in wiring(f"desync:{every}", layers).layers for block in layer.blocks]
+    blocks = [block for layer in lay_out(f"desync:{every}", layers).layers for block in layer.blocks]
     reduced = {number for number, block in enumerate(blocks, start=1) if block.reduces}
     assert reduced == {number for number in range(1, 2 * layers + 1) if number % every == 0} | {2 * layers}
-    # a reduction of several outputs carries the rank's residual along; blocking ones have nothing to carry
-    assert {block.folds_residual for block in blocks if block.reduces} == {every > 1}
-    assert not any(block.folds_residual for block in blocks if not block.reduces)
+    # a sum of several outputs has the rank's residual; those of one output have nothing more
+    assert {block.entry for block in blocks if block.reduces} == {"stream" if every > 1 else "added"}
 
 
 def test_desync_in_words() -> None:
     """`desync:2` after each MLP, `desync:4` after every second MLP, `desync:1` is standard."""
-    two = [block.reduces for layer in wiring("desync:2", 6).layers for block in layer.blocks]
-    four = [block.reduces for layer in wiring("desync:4", 6).layers for block in layer.blocks]
+    two = [block.reduces for layer in lay_out("desync:2", 6).layers for block in layer.blocks]
+    four = [block.reduces for layer in lay_out("desync:4", 6).layers for block in layer.blocks]
     assert two == [False, True] * 6
     assert four == [False, False, False, True] * 3
-    one, standard = wiring("desync:1", 6), wiring("standard", 6)
+    one, standard = lay_out("desync:1", 6), lay_out("standard", 6)
     assert (one.layers, one.final_joins) == (standard.layers, standard.final_joins)
 
 
 def test_ladder_in_words() -> None:
     """In layer 0 both blocks read the embedding; at the end both outputs are waited for."""
-    reads = read_by(wiring("ladder", 3))
+    reads = read_by("ladder", 3)
     assert reads[:4] == [{EMBEDDING}, {EMBEDDING}, {EMBEDDING, 0}, {EMBEDDING, 0, 1}]
-    assert wiring("ladder", 3).final_joins == (2, 1)
+    assert lay_out("ladder", 3).final_joins == (2, 1)
 
 
 def test_hybrid_boundary_in_words() -> None:
     """The first ladder attention does not wait for the last standard MLP; the first ladder MLP does."""
-    reads = read_by(wiring("hybrid-ladder:1", 3))
+    reads = read_by("hybrid-ladder:1", 3)
     last_standard_attention, last_standard_mlp, first_ladder_attention = 2, 3, 4
     assert max(reads[first_ladder_attention]) == last_standard_attention
     assert max(reads[first_ladder_attention + 1]) == last_standard_mlp
@@ -120,21 +105,20 @@ def test_hybrid_boundary_in_words() -> None:
 
 @given(LAYERS)
 def test_hybrid_of_all_layers_is_ladder(layers: int) -> None:
-    hybrid, ladder = wiring(f"hybrid-ladder:{layers}", layers), wiring("ladder", layers)
+    hybrid, ladder = lay_out(f"hybrid-ladder:{layers}", layers), lay_out("ladder", layers)
     assert (hybrid.layers, hybrid.final_joins) == (ladder.layers, ladder.final_joins)
 
 
 @given(st.integers(2, 24).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
 def test_a_configs_own_ladder_layers(case: tuple[int, set[int]]) -> None:
     layers, listed = case
-    plan = wiring(f"hybrid-ladder:{len(listed)}", layers, tuple(sorted(listed)))
-    reads = contributions(plan)
+    reads = contributions(f"hybrid-ladder:{len(listed)}", layers, tuple(sorted(listed)))
     assert reads == equation("ladder", layers, frozenset(listed))
     assert set(reads[-1]) == {EMBEDDING, *range(2 * layers)}
 
 
 def test_another_count_than_the_configs_list_means_the_last_layers() -> None:
-    assert wiring("hybrid-ladder:2", 8, (0, 3, 5)) == wiring("hybrid-ladder:2", 8)
+    assert lay_out("hybrid-ladder:2", 8, (0, 3, 5)) == lay_out("hybrid-ladder:2", 8)
 
 
 def test_ladder_layers_choose_the_variant(tiny_ladder: ModelSpec) -> None:
@@ -163,7 +147,7 @@ def tiny_ladder() -> ModelSpec:
 
 @given(laid_out(), st.integers(2, 6))
 def test_condensed_layers_stand_for_all(case: tuple[str, int], keep: int) -> None:
-    full = wiring(*case)
+    full = lay_out(*case)
     short = full.condense(keep)
     assert sum(layer.repeats for layer in short.layers) == len(full.layers)
     assert short.final_joins == full.final_joins
@@ -178,7 +162,7 @@ def test_condensed_layers_stand_for_all(case: tuple[str, int], keep: int) -> Non
 
 @given(laid_out(), st.integers(4, 6))
 def test_condensed_layers_have_a_twin(case: tuple[str, int], keep: int) -> None:
-    short = wiring(*case).condense(keep)
+    short = lay_out(*case).condense(keep)
     for repeats, run in groupby(range(len(short.layers)), key=lambda position: short.layers[position].repeats):
         positions = list(run) if repeats > 1 else []
         for position in positions:
@@ -189,7 +173,7 @@ def test_condensed_layers_have_a_twin(case: tuple[str, int], keep: int) -> None:
 
 @given(laid_out())
 def test_condensing_leaves_short_models_alone(case: tuple[str, int]) -> None:
-    full = wiring(*case)
+    full = lay_out(*case)
     assert full.condense(100).layers == full.layers
 
 
@@ -198,7 +182,7 @@ def test_condensed_size_does_not_grow_with_the_model() -> None:
         *("standard", "parallel", "ladder", "hybrid-ladder:40", "desync:6", "upper-bound", "ladder:3", "delayed:4"),
         *("track:2", "drop:30", "partial:50", "farskip:own", "hybrid-delayed:1:40"),
     ):
-        assert len(wiring(variant, 1000).condense(4).layers) == len(wiring(variant, 100).condense(4).layers) <= 16
+        assert len(lay_out(variant, 1000).condense(4).layers) == len(lay_out(variant, 100).condense(4).layers) <= 16
 
 
 # names
@@ -287,11 +271,11 @@ def test_parameter_not_wanted(name: str) -> None:
 @pytest.mark.parametrize("family", ["hybrid-ladder", "desync"])
 def test_huge_parameter(family: str, digits: str) -> None:
     with pytest.raises(LadderSimError):
-        wiring(f"{family}:{digits}", 80)
+        lay_out(f"{family}:{digits}", 80)
 
 
 @pytest.mark.parametrize(("name", "most"), [("hybrid-ladder:81", "hybrid-ladder:80"), ("desync:161", "160")])
 def test_parameter_beyond_the_model(name: str, most: str) -> None:
     with pytest.raises(UsageError, match=r"80 layers|160 blocks") as caught:
-        wiring(name, 80)
+        lay_out(name, 80)
     assert most in caught.value.hint
