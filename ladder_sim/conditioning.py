@@ -330,8 +330,10 @@ def _caution(
         if interval is None or interval.low <= value <= interval.high:
             continue
         suspect = list(FACTORS.values())[int(np.argmax(np.abs(by_factor)))].suspect
+        faster = (value > interval.high) == (name == "tokens_per_s")
         return (
             f"the measured {_LABELS[name]} is outside of its interval ({_text(name, interval.low)} to "
             f"{_text(name, interval.high)}): probably this server differs in {suspect}"
+            + (", or it decodes speculatively, which is not in these figures" if faster and name != "ttft_s" else "")
         )
     return ""
