@@ -24,7 +24,7 @@ TEXTS: Schema = {"type": "array", "items": TEXT}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 
 WIRING = rf"({HYBRID})?({'|'.join(FAMILIES)})(:[0-9]+)*"
-VARIANT = f"^{WIRING}$"
+VARIANT = rf"^({WIRING}|.*\.toml)$"
 
 
 def number(name: str) -> Schema:
