@@ -68,9 +68,13 @@ def widths_of(model: ModelSpec, stack: str, dtype: DType) -> ServingWidths:
     return max(alike, key=lambda each: (each.stack, each.format))
 
 
-def widest_ttft(model: ModelSpec) -> float:
-    """Return the half-width of the time to first token of the engine and format in which it is missed most."""
-    return max(each.ttft for each in _widths() if each.experts == bool(model.experts_label))
+def ttft_elsewhere(model: ModelSpec, stack: str = "") -> float:
+    """Return the half-width of the time to first token on a GPU without servings, in any format.
+
+    That of an engine's servings, or of all engines' if it is wider; without an engine, of the one that is missed most.
+    """
+    of_kind = [each for each in _widths() if each.experts == bool(model.experts_label) and not each.format]
+    return max(each.ttft for each in of_kind if not stack or each.stack in ("", stack))
 
 
 def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.closed_loop.checks import ServingCheck, widest_ttft, widths_of
+from ladder_sim.closed_loop.checks import ServingCheck, ttft_elsewhere, widths_of
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.confidence.runs import ROW_LOG_SD, RUN_NOISE, SHARED_LOG_SD, has_wiring
@@ -219,9 +219,8 @@ class Basis:
         if served := isinstance(runs, ServingCheck):
             widths = widths_of(scenario.model, runs.stack, scenario.workload.dtype)
             tpot, left_out = (widths.tpot, LEFT_OUT_SHARE) if validated["stack"] else (0.0, 1.0)
-            # waiting is missed most where an engine or a GPU is another one
-            alike = validated["stack"] and validated["gpu"]
-            ttft = widths.ttft if alike else widest_ttft(scenario.model)
+            engine = runs.stack if validated["stack"] else ""
+            ttft = widths.ttft if engine and validated["gpu"] else ttft_elsewhere(scenario.model, engine)
         # of a stack that was not compared, all speedups have its error anyway
         gains = unchecked(["stack"] if served and validated["stack"] else [])
         absent = {name: not_compared(name, scenario, runs, validated) for name in variants}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ladder_sim import Prediction, Scenario, predict
-from ladder_sim.closed_loop.checks import checks_of, serving_checks, widest_ttft, widths_of
+from ladder_sim.closed_loop.checks import checks_of, serving_checks, ttft_elsewhere, widths_of
 from ladder_sim.confidence.errors import LEFT_OUT_SHARE, UNCHECKED
 from ladder_sim.confidence.runs import Compared, parts_alike
 from ladder_sim.display.labels import validated_lines
@@ -75,11 +75,14 @@ def test_what_no_serving_had_is_wider(given: dict[str, Any], part: str) -> None:
     assert prediction.tokens_per_s.log_width > served().tokens_per_s.log_width
 
 
-def test_waiting_of_another_engine_or_gpu_is_as_uncertain_as_where_it_is_missed_most() -> None:
-    worst = math.log1p(widest_ttft(catalog.model("qwen3-32b")))
-    assert served().confidence.widths["standard"].ttft < 0.5 * worst
-    for given in ({"cluster": "b200-sxm"}, {"allreduce": "nccl"}, {"stack": "sglang", "cluster": "h200-sxm"}):
-        assert served(**given).confidence.widths["standard"].ttft >= worst
+def test_waiting_on_another_gpu_is_as_uncertain_as_all_engines_and_of_another_engine_as_the_worst() -> None:
+    model = catalog.model("qwen3-32b")
+    elsewhere, worst = (math.log1p(ttft_elsewhere(model, engine)) for engine in ("vllm", ""))
+    assert served().confidence.widths["standard"].ttft < elsewhere < worst
+    for given, least in (({"cluster": "b200-sxm"}, elsewhere), ({"allreduce": "nccl"}, worst)):
+        assert served(**given).confidence.widths["standard"].ttft >= least
+    sglang = served(stack="sglang", cluster="b200-sxm").confidence.widths["standard"].ttft
+    assert sglang >= math.log1p(ttft_elsewhere(model, "sglang")) > elsewhere
 
 
 def test_no_serving_was_of_ladder_so_its_speedup_is_that_of_a_stack_that_was_not_compared() -> None:
