@@ -25,7 +25,8 @@ class Requests:
     """Requests that arrive, as typed."""
 
     prompt: Annotated[
-        str, typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:1024:0.5.", rich_help_panel=LOAD)
+        str,
+        typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:MEDIAN:SIGMA.", rich_help_panel=LOAD),
     ] = PROMPT
     gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=LOAD)] = GEN
     rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=LOAD)] = 0.0

@@ -105,7 +105,7 @@ SHOWN: Sequence[Column[Row]] = (
     Column("", lambda row: row.fleet.plans, "plan"),
     Column("", lambda row: gpus_text(row.fleet.gpus), "GPUs (90 %)"),
     Column("", lambda row: _sizes(row.fleet.need.sizes), "replicas"),
-    Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s each"),
+    Column("", lambda row: row.fleet.rate_limit if row.fleet.need.replicas else None, "req/s alone"),
     Column("", lambda row: limit_text(row.fleet), "limit"),
     Column("ttft_p95_s", lambda row: _time(row, _TTFT, "ttft"), "TTFT p95", ends=False),
     Column("tpot_p95_s", lambda row: _time(row, _TPOT, "rate"), "TPOT p95", ends=False),

@@ -145,7 +145,7 @@ _NEEDS: Sequence[Column[Row]] = (
     _OPTION,
     _GAIN,
     Column("", lambda row: row.fleet and _gpus(row.fleet), "GPUs (90 %)"),
-    Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s each (90 %)"),
+    Column("", lambda row: row.fleet and interval_text(row.fleet.rate_limit), "req/s alone (90 %)"),
     _LIMIT,
 )
 

@@ -44,16 +44,19 @@ MEASURED_STEPS_WIDTH = math.log(1.4)
 def confidence_of(
     scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | CalibrationProfile | None
 ) -> Confidence:
-    """Return the confidence of the steady load most like the first variant's: requests in flight, mean lengths."""
+    """Return the confidence of the steady load of a replica most like the first variant's, of mean lengths."""
     outcome = next(iter(outcomes.values()))
     each = outcome.in_flight / outcome.serving
     prompt, gen = (
         round(float(np.mean([getattr(answer.request, name) for answer in outcome.answers])))
         for name in ("prompt", "gen")
     )
-    requests = scenario.plan.dp * scenario.plan.steps_at_once * max(1, round(each))
+    # replicas are servers of their own
+    plan = replace(scenario.plan, dp=1)
+    requests = plan.steps_at_once * max(1, round(each))
     load = replace(scenario.workload, batch=1, concurrency=requests, prompt=max(1, prompt), gen=max(1, gen))
-    return predict(scenario.having(workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
+    replica = scenario.having(plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node), workload=load)
+    return predict(replica, list(outcomes), profile=profile, ignore_memory=True).confidence
 
 
 def in_step_note(

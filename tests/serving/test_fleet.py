@@ -140,7 +140,7 @@ def test_plans_that_break_a_promise_idle_are_not_simulated(monkeypatch: pytest.M
     document = json.loads(result.out)
     assert {row["reason"] for row in document["plans"]} == {
         "ttft_p95 on an idle replica",
-        "breaks the promise on an idle replica",
+        "breaks the SLO on an idle replica",
     }
     for row in document["rows"]:
         assert [row[name] for name in ("gpus", "gpus_saved", "rate_gain", "rate_gain_low")] == [None] * 4

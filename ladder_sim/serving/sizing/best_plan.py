@@ -23,7 +23,7 @@ from ladder_sim.specs.scenario import Scenario
 
 # the reasons of a plan that cannot do with as few as the best, and of one with which no number can
 MORE = "needs more GPUs"
-_NEVER = "breaks the promise on an idle replica"
+_NEVER = "breaks the SLO on an idle replica"
 # requests in flight that say what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # requests in flight are predicted within this of those that arrive at a rate, in rates and times per token
