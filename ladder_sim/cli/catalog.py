@@ -31,6 +31,8 @@ Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 _SECTIONS = {ModelSpec: "model", ClusterSpec: "cluster", StackSpec: "stack"}
 # of the model in which a wiring is shown
 _SHOWN_LAYERS = 32
+# ... and in so many at which it changes
+_SHOWN_CHANGES = 4
 _Whose = Annotated[str | None, typer.Option(help="Whose defaults `settings` shows; as in predict.")]
 
 
@@ -147,22 +149,38 @@ def _is_wiring(name: str) -> bool:
     if not is_file(name):
         return is_variant(name)
     path = Path(name)
-    return path.is_file() and re.search(r"^\s*wiring\s*=", path.read_text("utf-8", "replace"), re.MULTILINE) is not None
+    return (
+        path.is_file()
+        and re.search(r"^\s*(wiring\s*=|\[\[layers\]\])", path.read_text("utf-8", "replace"), re.MULTILINE) is not None
+    )
 
 
 def _reads(variant: str) -> Iterator[str]:
-    """Yield what the blocks of a wiring read in the first layers of a model, in the last, and its LM head."""
+    """Yield what the blocks of a wiring read in the first layers of a model, where that changes, and in the last."""
     wiring = lay_out(variant, _SHOWN_LAYERS)
     steps, last = wiring.steps, _SHOWN_LAYERS - 1
     sums = [step for step in steps if step.block.reduces]
     hidden = sum(step.overlaps for step in sums)
     whose = "the same model at any TP" if wiring.is_shared else "ranks read their own parts: a model of one TP degree"
-    yield f"{variant}: {len(sums)} all-reduces in {_SHOWN_LAYERS} layers, {hidden} next to a block; {whose}"
+    sums_text = f"{len(sums)} all-reduces in {_SHOWN_LAYERS} layers, {hidden} of them while a block computes"
+    yield f"{variant}: {sums_text}; {whose}"
     names = [f"{NAMES[step.block.part]}{step.layer}" for step in steps]
     layers = [*(step.layer for step in steps), last]
-    for name, layer, read in zip([*names, "LM head"], layers, wiring.reads(), strict=True):
-        if layer in (0, 1, 2, last):
+    reads = list(zip([*names, "LM head"], layers, wiring.reads(), strict=True))
+    shown, left_out = {0, 1, 2, last, *_changes(reads)}, False
+    for name, layer, read in reads:
+        if layer in shown:
+            yield from ["..."] * left_out
             yield f"{name} reads {_sum_of(read, names)}"
+        left_out = layer not in shown
+
+
+def _changes(reads: Sequence[tuple[str, int, Mapping[int, str]]]) -> list[int]:
+    """Return the first layers whose blocks leave out other outputs, counted from each, than the layer before."""
+    missing: dict[int, list[list[int]]] = {}
+    for number, (_, layer, read) in enumerate(reads):
+        missing.setdefault(layer, []).append([number - output for output in range(number) if output not in read])
+    return [layer for layer in range(3, len(missing) - 1) if missing[layer] != missing[layer - 1]][:_SHOWN_CHANGES]
 
 
 def _sum_of(read: Mapping[int, str], names: Sequence[str]) -> str:

@@ -495,7 +495,8 @@ def wiring_label(variant: str, *, sentence: bool = False) -> str:
     """Return a variant as tables call it, or as a sentence starts with it; in parentheses if nobody can run it."""
     if variant == NO_COMMUNICATION:
         return "A model without communication" if sentence else "(no communication)"
-    return f"{variant[0].upper()}{variant[1:]}" if sentence else variant
+    # a file is called as it was typed
+    return f"{variant[0].upper()}{variant[1:]}" if sentence and not variant.endswith(".toml") else variant
 
 
 def gain_text(gain: Interval, over: str) -> str:

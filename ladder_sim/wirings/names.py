@@ -391,7 +391,12 @@ def _parse(variant: str) -> Variant:
     name = max((name for name in names if f"{body}:".startswith(f"{name}:")), key=len, default="")
     if not name:
         hybrids = [f"{HYBRID}{family.shortest}:K" for family in FAMILIES.values() if family.fits_hybrids]
-        raise UnknownNameError("variant", variant, [*(family.shortest for family in FAMILIES.values()), *hybrids])
+        raise UnknownNameError(
+            "variant",
+            variant,
+            [*(family.shortest for family in FAMILIES.values()), *hybrids],
+            more="a wiring of your own is a file: mine.toml",
+        )
     family = FAMILIES[name]
     given = body[len(name) + 1 :].split(":") if body != name else []
     last = _number(variant, family, _LAST, given.pop() if given else "", hybrid=hybrid) if hybrid else 0

@@ -105,7 +105,9 @@ def _check_slice(where: str, given: Any) -> None:
     else:
         good = isinstance(given, str) and given != "" and _SLICE.fullmatch(given) is not None
     if not good:
-        raise WiringError(f"{where} is {given!r}: must be a slice, or a list of numbers", hint='at = "-16:"')
+        ends = re.fullmatch(r"(\d+%?)\s*-\s*(\d+%?)", str(given))
+        hint = f'at = "{ends[1]}:{ends[2]}"' if ends else 'at = "-16:"'
+        raise WiringError(f"{where} is {given!r}: must be a slice, or a list of numbers", hint=hint)
 
 
 def _check_values(where: str, part: str, table: Table) -> None:
@@ -122,7 +124,8 @@ def _check_values(where: str, part: str, table: Table) -> None:
         if key in _CHOICES and value not in _CHOICES[key]:
             choices = ", ".join(f'"{each}"' for each in _CHOICES[key])
             near = nearest(value, _CHOICES[key]) if isinstance(value, str) else ""
-            hint = f'{line}{key} = "{near or _CHOICES[key][0]}"'
+            # the first is what there is without the line
+            hint = f'{line}{key} = "{near or _CHOICES[key][1]}"'
             raise WiringError(f"{where}.{key} is {value!r}: must be {choices}", hint=hint)
         if key == "lane" and not (isinstance(value, str) and re.fullmatch(r"\w+", value)):
             raise WiringError(f"{where}.lane is {value!r}: must be a name", hint=f'{line}lane = "m"')
