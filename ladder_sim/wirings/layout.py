@@ -433,6 +433,8 @@ class _Walk:
                 self.reach = max(self.reach, layer - placed[number - furthest].layer)
             self.blocks.append(known[form])
         self.final_joins = tuple(len(placed) - output for output in self.joins[-1])
+        if self.final_joins:
+            self.reach = max(self.reach, placed[-1].layer + 1 - placed[-max(self.final_joins)].layer)
 
     def _settle(self) -> None:
         """Find which outputs each sum has."""

@@ -394,8 +394,7 @@ def _parse(variant: str) -> Variant:
         raise UnknownNameError(
             "variant",
             variant,
-            [*(family.shortest for family in FAMILIES.values()), *hybrids],
-            more="a wiring of your own is a file: mine.toml",
+            [*(family.shortest for family in FAMILIES.values()), *hybrids, "mine.toml"],
         )
     family = FAMILIES[name]
     given = body[len(name) + 1 :].split(":") if body != name else []

@@ -405,7 +405,7 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
         (("list", "--toml", "70b"), ("'70b' is a model", "config.json", "--set")),
         (("list", "models", "--cluster", "h100-sxm"), ("choose the defaults of settings", "list settings")),
         (("list", "absent.json"), ("absent.json: no such file", "config.json")),
-        (("list", "models", "--toml"), ("--toml is for one cluster or stack", "list h100-sxm --toml")),
+        (("list", "models", "--toml"), ("--toml is for one cluster, stack or wiring", "list h100-sxm --toml")),
         (("list", "70b", "--json"), ("'70b' is shown as text", "leave out --json")),
     ],
 )

@@ -431,14 +431,14 @@ def test_a_variant_without_the_sums_that_a_model_normalises(
     variant: str, change: dict[str, object], tp: int, rule: str
 ) -> None:
     wiring = lay_out(variant, 2)
-    wiring.check_norms(ModelConfig.from_hf(TINY), tp)
+    ModelConfig.from_hf(TINY).check_wiring(wiring, tp)
     with pytest.raises(UsageError, match=f"variant '{variant}': .*{rule}"):
-        wiring.check_norms(ModelConfig.from_hf(TINY | change), tp)
+        ModelConfig.from_hf(TINY | change).check_wiring(wiring, tp)
 
 
 @pytest.mark.parametrize("variant", ["standard", "ladder:2", "hybrid-ladder:1", "farskip", "upper-bound"])
 def test_a_variant_with_the_sums_is_taken(variant: str) -> None:
-    lay_out(variant, 2).check_norms(ModelConfig.from_hf(TINY | {"model_type": "olmo2"}), 2)
+    ModelConfig.from_hf(TINY | {"model_type": "olmo2"}).check_wiring(lay_out(variant, 2), 2)
 
 
 @pytest.mark.parametrize(

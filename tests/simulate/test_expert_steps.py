@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from ladder_sim import Scenario
-from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import Phase
 from ladder_sim.prediction import resolve_profile
@@ -38,16 +37,6 @@ def test_shared_experts_of_decode_take_what_they_last_longer_than_routed_ones(st
 def test_shared_experts_of_prompts_take_their_time() -> None:
     apart = {"overrides": {"stack.shared_expert_stream": "false"}}
     assert step("prefill", stack="vllm").seconds == step("prefill", stack="vllm", **apart).seconds
-
-
-def test_launches_of_models_with_experts_have_a_figure_of_their_own() -> None:
-    def launch_s(model: str, **overrides: str) -> object:
-        return Hardware.of(Scenario(model=model, stack="trtllm", overrides=overrides)).stack.eager_launch_s
-
-    assert launch_s("70b") == 50e-6
-    assert launch_s("qwen3-30b-a3b") == 5e-6
-    # what was set by hand stays
-    assert launch_s("qwen3-30b-a3b", **{"stack.eager_launch": "20us"}) == 20e-6
 
 
 def test_the_slowest_rank_has_the_busiest_experts() -> None:
