@@ -20,10 +20,6 @@ RUNS, SECOND = (
 )
 
 
-# vLLM's figure is fitted to servings, whose ranks wait for each other; here one rank waits for nobody
-ALONE = {"vllm": {"stack.collective_launch_s": "0 s"}}
-
-
 @pytest.fixture(scope="module")
 def profile() -> CalibrationProfile:
     store = SampleStore(DATA / "h100" / "samples.jsonl")
@@ -43,7 +39,7 @@ def rows(profile: CalibrationProfile) -> Iterator[tuple[str, str, dict[str, floa
             batch=int(batch),
             prompt=1024,
             gen=64,
-            overrides={"stack.rewired_allreduce": "auto", "stack.sampling": "greedy", **ALONE.get(stack, {})},
+            overrides={"stack.rewired_allreduce": "auto", "stack.sampling": "greedy"},
         )
         predictions = predict(scenario, list(variants), profile=profile)
         for variant, measured in variants.items():
