@@ -116,9 +116,10 @@ def test_what_is_nearly_an_answer_is_none(answers: dict[str, list[dict[str, Any]
 
 
 def _short(part: Any, name: str = "", within: str = "") -> Any:
-    """One entry of each list, two of each map."""
+    """One entry of each list of entries, two of each map."""
     if isinstance(part, list):
-        return [_short(each) for each in part[:1]]
+        # a pair of a name and its value is whole
+        return [_short(each) for each in part[:1]] if any(isinstance(each, dict | list) for each in part) else part
     if not isinstance(part, dict):
         return part
     entries = [key for key, value in part.items() if _is_entry(value, name, within)][2:]

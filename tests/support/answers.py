@@ -294,7 +294,14 @@ def _servings() -> dict[str, Schema]:
     pair = strict({"tpot": _ERRORS, "ttft": _ERRORS})
     setup = {
         **keys_of(Setup, ("plan", "server")),
-        "server": listed({"type": "array", "prefixItems": [TEXT, {"type": "number"}], "minItems": 2, "maxItems": 2}),
+        "server": listed(
+            {
+                "type": "array",
+                "prefixItems": [TEXT, {"type": ["number", "string", "boolean"]}],
+                "minItems": 2,
+                "maxItems": 2,
+            }
+        ),
     }
     row = {"line": COUNT, "source": TEXT, **setup, **_PLAN, **columns_of(servings.VALUES)}
     return {

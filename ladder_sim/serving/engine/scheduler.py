@@ -112,6 +112,7 @@ class Scheduler:
         self.blocks = KvBlocks(spec.kv_blocks, spec.block_tokens, reuse=spec.prefix_cache)
         # in order of arrival; who had to start again goes first
         self.waiting: deque[Answer] = deque()
+
         # those that came since the engine looked for new requests, and the steps since then; 0: it looks next
         self._unseen: list[Answer] = []
         self._unpolled = 0
