@@ -273,7 +273,7 @@ def simulate(
     >>> times = Steps(decode_s=[0.01] * 9, tokens=[16, 8192], added_s=[1e-3, 0.1])
     >>> served = simulate(times, scheduling, concurrency=8, prompt=8192, steps=1, slots=100.0)
     >>> round(served.tpot_s, 3), round(served.ttft_s, 2)
-    (0.11, 0.74)
+    (0.11, 0.73)
     """
     total = max(_SIMULATED * concurrency, _LEAST)
     # more requests than those that end may be there, and as many end in the last step

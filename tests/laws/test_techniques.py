@@ -88,9 +88,10 @@ def _steps(prediction: Prediction) -> Sequence[ForwardPass]:
 def test_no_technique_serves_faster_than_no_communication(scenario: Scenario, techniques: Techniques) -> None:
     """Requests in flight are answered no faster with a technique, limits apart, than without any communication.
 
-    First tokens come earlier only where the further ones take longer, so that fewer prompts are in the queue.
+    First tokens come earlier only where the further ones take longer, so that fewer prompts are in the queue. Not with
+    answers below 8 tokens, whose clients fall into step by jumps.
     """
-    assume("ideal-overlap" not in techniques)
+    assume("ideal-overlap" not in techniques and scenario.workload.gen >= 8)
     try:
         changed = scenario.having(techniques=techniques)
         ours = predict(changed, ["standard"], ignore_memory=True)["standard"]

@@ -68,6 +68,6 @@ def test_the_command_prints_figures() -> None:
     command = [sys.executable, "-m", "tools.profiles.serving_fit", str(SAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "collective_launch_s" in done.stdout
+    assert "eager_launch_s" in done.stdout
     assert "without qwen3-32b" in done.stdout
     assert "rows whose model was left out: TPOT errs by" in done.stdout
