@@ -20,6 +20,8 @@ from ladder_sim.validation.dataset import DEFAULT_DATASET
 from tests.support import beside
 
 PAGE, SERVINGS, LOADS = DOCS / "evidence.md", DOCS / "accuracy-servings.csv", DOCS / "accuracy-loads.csv"
+# error of a time from which on it says that the queue grows
+ENDLESS = 10.0
 LEVEL = "protocol-b"
 # runs whose decode steps and prefills were measured apart
 PASSES = "ladder-h100"
@@ -135,22 +137,32 @@ def _in_flight() -> str:
 
 
 def _published() -> str:
-    """Return a table with a line for each published load, none of which anything was fitted to."""
+    """Return a table with a line for each published load that is predicted; nothing was fitted to any.
+
+    A load that is more than the predicted server carries has a queue that grows, and no error worth its digits.
+    """
     loads: dict[str, list[Row]] = {}
     for row in rows_of(LOADS):
         loads.setdefault(row["load"], []).append(row)
     lines = []
     for rows in loads.values():
         given = rows[0]
-        errors = {row["figure"]: f"{100 * float(row['error']):+.0f} %" for row in rows if row["error"]}
+        errors = {
+            row["figure"]: f"{100 * error:+.0f} %" if error < ENDLESS else "the queue grows"
+            for row in rows
+            if row["error"]
+            for error in [float(row["error"])]
+        }
+        if not errors:
+            continue
         inside = [row["inside"] == "True" for row in rows if row["error"]]
         cells = [
             next((errors[name] for name in names if name in errors), "-")
             for names in (("tokens_per_s",), ("tpot_mean_s", "itl_mean_s"), ("ttft_mean_s",))
         ]
-        server = f"{given['model']}, {given['dtype']}, TP {given['tp']} on {given['cluster']}" if errors else ""
+        server = f"{given['model']}, {given['dtype']}, TP {given['tp']} on {given['cluster']}"
         at = f", {given['concurrency']} in flight" if given["concurrency"] else ""
-        lines.append((f"{given['source']}{at}", server or given["note"], *cells, f"{sum(inside)} of {len(inside)}"))
+        lines.append((f"{given['source']}{at}", server, *cells, f"{sum(inside)} of {len(inside)}"))
     return table(("load", "server", "tok/s", "TPOT or ITL", "TTFT", "figures inside"), lines)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.mixer import SQUARES_BYTES, choose
-from ladder_sim.graph.shapes import AttentionShape, BmmShape, CollectiveShape, MixingShape, MlaShape
+from ladder_sim.graph.mixer import SQUARES_BYTES, attention_shape, choose, in_context
+from ladder_sim.graph.shapes import BmmShape, CollectiveShape, MixingShape, MlaShape
 from ladder_sim.graph.sizes import STATE_BYTES
 from ladder_sim.specs.layers import Gqa, Index, Mla
 from ladder_sim.specs.workload import Format
@@ -44,23 +44,9 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
         scaled = 2.0 * rank.tokens * heads * kind.head_dim * STATE_BYTES
         qkv, moved = block.elementwise(f"{prefix}q_scale", "rope", scaled, [qkv]), moved - scaled
     rope = block.elementwise(f"{prefix}{'rope' if kind.rotated else 'cache_write'}", "rope", moved, [qkv])
-    shape = AttentionShape(
-        kernel=rank.stack.attention,
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=kind.head_dim,
-        element_bytes=STATE_BYTES,
-        kv_element_bytes=rank.kv_element_bytes,
-        window=kind.window,
-    )
+    shape = attention_shape(rank, heads, kv_heads, kind.head_dim, kind.window)
     sinks = float(heads * STATE_BYTES) if kind.sinks else 0.0
-    outputs = [block.op(f"{prefix}attention", "attention", shape, [rope], weights=sinks)]
-    if rank.prompt:
-        prompt = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
-        outputs.append(block.op(f"{prefix}prompt_attention", "attention", prompt, [rope]))
+    outputs = in_context(block, f"{prefix}attention", shape, [rope], weights=sinks)
     return _out(block, kind, heads * kind.head_dim, outputs, prefix, bias=kind.out_bias)
 
 

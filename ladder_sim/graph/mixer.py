@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MixingShape
-from ladder_sim.graph.sizes import STATE_BYTES
+from ladder_sim.graph.sizes import STATE_BYTES, RankPass
 from ladder_sim.specs.layers import Attend, Index, Linear, Mixer, State
 from ladder_sim.specs.workload import KV_BYTES
 
@@ -99,18 +99,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
     value_dim = core.value_dim or core.key_dim
     if core.is_plain:
         # kernels with keys and values of different widths take what those of their mean width do
-        own = AttentionShape(
-            kernel=rank.stack.attention,
-            batch=rank.batch,
-            q_len=rank.q_len,
-            kv_len=rank.kv_len,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=core.mean_dim,
-            element_bytes=STATE_BYTES,
-            kv_element_bytes=rank.kv_element_bytes,
-            window=core.window,
-        )
+        own = attention_shape(rank, heads, kv_heads, core.mean_dim, core.window)
         return in_context(block, name, own, after)
     if core.index and core.index.heads:
         after = choose(block, core.index, name, after, every=core.every)
@@ -145,9 +134,35 @@ def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *
     return in_context(block, f"{name}_index", shape, after)
 
 
-def in_context(block: BlockKernels, name: str, shape: AttentionShape | MixingShape, after: Sequence[int]) -> list[int]:
-    """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions."""
-    outputs = [block.op(name, "attention", shape, after)]
+def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, window: int) -> AttentionShape:
+    """Return the shape of attention of a rank's new tokens over their contexts; heads are those on the rank."""
+    return AttentionShape(
+        kernel=rank.stack.attention,
+        batch=rank.batch,
+        q_len=rank.q_len,
+        kv_len=rank.kv_len,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        element_bytes=STATE_BYTES,
+        kv_element_bytes=rank.kv_element_bytes,
+        window=window,
+    )
+
+
+def in_context(
+    block: BlockKernels,
+    name: str,
+    shape: AttentionShape | MixingShape,
+    after: Sequence[int],
+    *,
+    weights: float = 0.0,
+) -> list[int]:
+    """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions.
+
+    `weights`: bytes that the first one holds in memory.
+    """
+    outputs = [block.op(name, "attention", shape, after, weights=weights)]
     if block.rank.prompt:
         prompt = replace(shape, batch=1, q_len=block.rank.prompt, kv_len=block.rank.prompt, shares_step=True)
         start, part = name[: name.rindex(".") + 1] if "." in name else "", name.rpartition(".")[2]

@@ -19,20 +19,11 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import MoeShape, Shape
 from ladder_sim.specs.workload import FORMATS, DType
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
+from tools.profiles.aiconfigurator import SYSTEMS
 
 SMALL = Experts("bf16", 1024, 512, 16, 2)
 SPLITS = {"expert_tp": [1.0, 2.0, 4.0], "ep": [1.0, 2.0, 4.0]}
-GPUS = (
-    "a100-sxm",
-    "b200-sxm",
-    "b300-sxm",
-    "gb200-nvl72",
-    "gb300-nvl72",
-    "h100-sxm",
-    "h200-sxm",
-    "l40s-pcie",
-    "rtx-pro-6000",
-)
+GPUS = tuple(SYSTEMS.values())
 ENGINES = ("", "-vllm", "-trtllm", "-sglang")
 # published layers of experts that no engine was measured on: DeepSeek-V2-Lite, V2, GLM-4.5, GLM-4.5-Air
 UNMEASURED = ((2048, 1408, 64, 6), (5120, 1536, 160, 6), (5120, 1536, 160, 8), (4096, 1408, 128, 8))

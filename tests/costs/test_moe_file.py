@@ -17,6 +17,7 @@ from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, save_profile
 from ladder_sim.costs.roofline import Experts
 from ladder_sim.errors import ProfileError
 from tests.support.schemas import check
+from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.moe import write_moe
 
 FOLDER = Path(profile_file.__file__).parent / "profiles"
@@ -59,17 +60,7 @@ def test_shipped_files_name_their_sources() -> None:
 
 
 def test_tables_and_layers_made_of_others_are_within_the_error_bounds() -> None:
-    for name in (
-        "a100-sxm",
-        "b200-sxm",
-        "b300-sxm",
-        "gb200-nvl72",
-        "gb300-nvl72",
-        "h100-sxm",
-        "h200-sxm",
-        "l40s-pcie",
-        "rtx-pro-6000",
-    ):
+    for name in SYSTEMS.values():
         tables = load_profile(name).moe
         for what, errors in tables.left_out.items():
             assert errors["aggregated"].rows > 300, (name, what)

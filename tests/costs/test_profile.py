@@ -23,19 +23,10 @@ from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_pr
 from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
 from tests.support.strategies import damaged
+from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.grids import lowered
 
-SHIPPED = (
-    "a100-sxm",
-    "b200-sxm",
-    "b300-sxm",
-    "gb200-nvl72",
-    "gb300-nvl72",
-    "h100-sxm",
-    "h200-sxm",
-    "l40s-pcie",
-    "rtx-pro-6000",
-)
+SHIPPED = tuple(SYSTEMS.values())
 ENGINES = ("sglang", "trtllm", "vllm")
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 

@@ -2,9 +2,10 @@
 
 Three figures of stacks are free, in the order of `FIGURES`. The fit is robust least squares on the logarithm of the
 time per further token. It sees rows in 16 bits alone, whose GEMMs are one library's in every engine and version;
-kernels of quantised models change with the version (TensorRT-LLM 1.0 takes 10 % longer than 1.3 from 32 rows on), and
-a figure must not make up for them. How well it carries over is checked by leaving out each model in turn; intervals
-follow from the errors of those rows (`tools.profiles.serving_checks`). Models with experts are never fitted.
+kernels of quantised models change with the version (servings of TensorRT-LLM 1.0 in fp8 take 10 % longer than its
+1.3's tables say), and a figure must not make up for them. How well it carries over is checked by leaving out each
+model in turn; intervals follow from the errors of those rows (`tools.profiles.serving_checks`). Models with experts
+are never fitted.
 """
 
 import sys
