@@ -10,10 +10,11 @@ from pydantic import Field
 from ladder_sim.costs.in_place import InPlace, Wait
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import Positive
-from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind, TableOf, roofline_s, table_shape
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
-from ladder_sim.graph.shapes import Shape
+from ladder_sim.kernels import TABLE_KINDS
+from ladder_sim.kernels.machine import Gpu
+from ladder_sim.kernels.shape import Experts, Kind, Shape, TableOf
 from ladder_sim.specs.workload import Imbalance
 
 # shapes by name, as files hold them
@@ -140,8 +141,8 @@ def grid(
     axes: Mapping[str, list[float]], kind: Kind, entries: Sequence[object], where: str, name: str
 ) -> dict[str, Floats]:
     """Return the axes of a table of `kind`; its `entries`, called `name`, must be as many as the axes make."""
-    if tuple(axes) != AXES[kind]:
-        raise BrokenRuleError(f"{where}.axes is {', '.join(axes)}; it must be {', '.join(AXES[kind])}")
+    if tuple(axes) != TABLE_KINDS[kind].axes:
+        raise BrokenRuleError(f"{where}.axes is {', '.join(axes)}; it must be {', '.join(TABLE_KINDS[kind].axes)}")
     arrays = {name: _increasing(values, f"{where}.axes.{name}") for name, values in axes.items()}
     shape = tuple(len(values) for values in arrays.values())
     if len(entries) != np.prod(shape, dtype=float):
@@ -152,7 +153,7 @@ def grid(
 def ideal_time_s(axes: Mapping[str, Floats], kind: Kind, table_of: TableOf, reference: Gpu) -> Floats:
     """Return the ideal times on a grid, in seconds."""
     points = dict(zip(axes, np.ix_(*axes.values()), strict=True))
-    return roofline_s(table_shape(kind, table_of, points), reference)
+    return TABLE_KINDS[kind].shape(table_of, points).roofline_s(reference)
 
 
 def curve(part: CurvePart, where: str) -> Curve:

@@ -1,17 +1,14 @@
 """Operations of one rank in one forward pass, and which of the pass's kernels each is."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from ladder_sim.graph.shapes import Shape
+from ladder_sim.kernels.collective import CollectiveShape
+from ladder_sim.kernels.shape import Shape
+from ladder_sim.kernels.sizes import WHOLE, Portion, Sizes
 from ladder_sim.wirings.rules import Part
 
-# mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
-Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
-# by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
-PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
 CollectiveKind = Literal[
     "all_reduce",
     "all_reduce_norm",
@@ -45,17 +42,6 @@ OpKind = Literal[
 COLLECTIVE_KINDS: frozenset[str] = frozenset(get_args(CollectiveKind))
 
 
-class Portion(NamedTuple):
-    """A part of a pass's tokens."""
-
-    number: int = 0
-    of: int = 1
-    """Number of parts."""
-
-
-WHOLE = Portion()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One kernel of a forward pass on one rank."""
@@ -77,6 +63,28 @@ class Op:
     def stream(self) -> Stream:
         """Collectives run in order on a stream of their own, everything else on the compute stream."""
         return "comm" if self.kind in COLLECTIVE_KINDS else "compute"
+
+    @property
+    def message(self) -> CollectiveShape | None:
+        """Message of a collective; None: the op is a kernel, which runs on one rank by itself."""
+        return self.shape if isinstance(self.shape, CollectiveShape) else None
+
+    def resized(self, sizes: Sizes) -> "Op":
+        """Return the op of passes of these sizes, given that of a single token."""
+        part = sizes.part(self.portion)
+        rows: Any = part.tokens
+        if self.shape.per_sequence or (self.kind == "lm_head" and not part.every_logit):
+            rows = part.batch + part.prompts
+        if self.kind == "expand" and part.smallest == 2:
+            rows = part.prompts * part.chunk
+        return Op(
+            name=self.name,
+            kind=self.kind,
+            shape=self.shape.resized(part, rows),
+            layer=self.layer,
+            weight_bytes=self.weight_bytes,
+            portion=self.portion,
+        )
 
 
 # ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first, "add_others"

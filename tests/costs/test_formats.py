@@ -12,12 +12,13 @@ from ladder_sim.costs.hardware import SUSTAINED_SHARE
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import any_true
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.shapes import GemmShape
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
+from ladder_sim.kernels.gemm import GemmShape
+from ladder_sim.kernels.machine import Gpu
+from ladder_sim.kernels.sizes import Phase, Sizes
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings

@@ -3,8 +3,10 @@
 import pytest
 
 from ladder_sim.graph.ops import Op
-from ladder_sim.graph.shapes import GemmShape, MlaShape, MoeShape
-from ladder_sim.graph.sizes import Sizes
+from ladder_sim.kernels.experts import MoeShape
+from ladder_sim.kernels.gemm import GemmShape
+from ladder_sim.kernels.latent import MlaShape
+from ladder_sim.kernels.sizes import Sizes
 from tests.support.shapes import mla_shape, moe_shape
 
 
@@ -47,9 +49,9 @@ def test_a_prompt_expands_the_latent_vectors_of_every_head() -> None:
 def test_experts_grow_with_the_tokens_of_all_ranks_that_meet_in_them() -> None:
     """The graph of one token of each of 8 ranks has 8 tokens in its experts."""
     sizes = Sizes(batch=5, q_len=3, kv_len=100, every_logit=False)
-    grown = sizes.op(Op(name="experts", kind="gemm", shape=moe_shape(tokens=8))).shape
+    grown = Op(name="experts", kind="gemm", shape=moe_shape(tokens=8)).resized(sizes).shape
     assert isinstance(grown, MoeShape)
     assert grown.tokens == 5 * 3 * 8
-    latent = sizes.op(Op(name="attention", kind="attention", shape=mla_shape())).shape
+    latent = Op(name="attention", kind="attention", shape=mla_shape()).resized(sizes).shape
     assert isinstance(latent, MlaShape)
     assert (latent.batch, latent.q_len, latent.kv_len) == (5, 3, 100)

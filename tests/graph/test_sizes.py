@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.kernels.sizes import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
 from ladder_sim.specs import catalog

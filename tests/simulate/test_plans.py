@@ -13,11 +13,11 @@ from ladder_sim.des.engine import run
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.scan import evaluation_order, scan
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
-from ladder_sim.graph.shapes import CollectiveShape
-from ladder_sim.graph.sizes import PassInputs, Sizes
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
+from ladder_sim.kernels.collective import CollectiveShape
+from ladder_sim.kernels.sizes import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate

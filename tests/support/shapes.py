@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from ladder_sim.graph.shapes import BmmShape, MlaShape, MoeShape
+from ladder_sim.kernels.experts import MoeShape
+from ladder_sim.kernels.gemm import BmmShape
+from ladder_sim.kernels.latent import MlaShape
 
 BF16_BYTES = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
 

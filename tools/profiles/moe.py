@@ -19,10 +19,12 @@ from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.moe_file import SCHEMA, TABLES, read_moe
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile, MoeTables
-from ladder_sim.costs.roofline import AXES, Experts, Gpu, Kind
 from ladder_sim.costs.table_parts import entry, ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.kernels import TABLE_KINDS
+from ladder_sim.kernels.machine import Gpu
+from ladder_sim.kernels.shape import Experts, Kind
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.system.files import write_file
 from tools.profiles import package, parquet
@@ -249,7 +251,7 @@ def _oldest_first(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _median(engines: Mapping[str, Series]) -> Grid:
-    grid = merge(AXES["moe"], distinct(list(engines.values())))
+    grid = merge(TABLE_KINDS["moe"].axes, distinct(list(engines.values())))
     return replace(grid, seconds=envelope(grid.seconds, [2]))
 
 
@@ -287,7 +289,7 @@ def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, R
         for (of, count), many in cells.items():
             at = 0, int(np.searchsorted(ep, of)), int(np.searchsorted(tokens, count))
             values[at] = round(float(np.exp(np.median(many))), 2)
-        axes = dict(zip(AXES["moe"], (np.ones(1), ep, tokens), strict=True))
+        axes = dict(zip(TABLE_KINDS["moe"].axes, (np.ones(1), ep, tokens), strict=True))
         factors[key] = RatioTable.from_seconds(axes, values, 1.0)
     return factors
 

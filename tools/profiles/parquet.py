@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.roofline import Experts, coordinates
-from ladder_sim.graph.shapes import AttentionShape, MlaShape
+from ladder_sim.kernels.attention import AttentionShape
+from ladder_sim.kernels.latent import MlaShape
+from ladder_sim.kernels.shape import Experts
 from ladder_sim.specs.workload import Imbalance
 from tools.profiles.grids import Series
 from tools.profiles.package import Columns
@@ -81,7 +82,7 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
         head_dim=columns["head_dim"][rows],
         element_bytes=HALF_BYTES,
     )
-    return _timed(label, columns, rows, *coordinates(shape).values())
+    return _timed(label, columns, rows, *shape.coordinates.values())
 
 
 def attention_kernel(columns: Columns) -> str:
@@ -122,7 +123,7 @@ def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series
         value=128,
         element_bytes=HALF_BYTES,
     )
-    return _timed(label, columns, rows, *coordinates(shape).values())
+    return _timed(label, columns, rows, *shape.coordinates.values())
 
 
 def bmm_series(label: str, columns: Columns, dtype: str) -> Series:

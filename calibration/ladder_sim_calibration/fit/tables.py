@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ladder_sim.costs.lookup import Curve, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.roofline import ATTENTION, AXES, Gpu, Kind, TableOf
+from ladder_sim.costs.profile import ATTENTION, CalibrationProfile
 from ladder_sim.costs.table_parts import ideal_time_s
+from ladder_sim.kernels import TABLE_KINDS
+from ladder_sim.kernels.machine import Gpu
+from ladder_sim.kernels.shape import Kind, TableOf
 from ladder_sim_calibration.fit.samples import Points, layer_label
 
 
@@ -17,7 +19,7 @@ def table_of(kind: Kind, of: TableOf, points: Points, reference: Gpu) -> RatioTa
     seconds = np.full([len(axis) for axis in axes], np.nan)
     for at, measured_s in points.items():
         seconds[tuple(int(np.searchsorted(axis, value)) for axis, value in zip(axes, at, strict=True))] = measured_s
-    named = dict(zip(AXES[kind], axes, strict=True))
+    named = dict(zip(TABLE_KINDS[kind].axes, axes, strict=True))
     return RatioTable.from_seconds(named, seconds, ideal_time_s(named, kind, of, reference))
 
 

@@ -1,0 +1,255 @@
+"""Attention over keys and values of heads, fused or as separate kernels, and what all kernels over a context share."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ladder_sim.des.shared import Number, any_true, maximum, where
+from ladder_sim.kernels.machine import Machine
+from ladder_sim.kernels.shape import STATE_BYTES, Kind, Shape, TableKind, TableOf, count_text
+from ladder_sim.kernels.sizes import Sizes, varies
+from ladder_sim.specs.stack import AttentionKernel
+from ladder_sim.specs.workload import KV_BYTES
+
+# scores, softmax with mask, values; keys and values are read expanded
+MATH_ATTENTION_KERNELS = 3
+# of the bf16 peak, what the same GPU multiplies in 32 bits (datasheets: A100 19.5 of 312 TFLOP/s, H100 67 of 989), in
+# tiles of so many rows and columns (cuBLAS)
+FP32_SHARE, TILE = 1.0 / 16.0, 128
+# rate at which keys and values that are expanded to every query head are read, of the memory's bandwidth: 201 MB in
+# 46.2 us on an H100 (h100_beside, kernels_of_a_layer.csv)
+CACHE_RATE = 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InContext(Shape):
+    """What `q_len` new tokens of each sequence do with `kv_len` tokens of context."""
+
+    batch: int
+    """Sequences."""
+    q_len: int
+    """New tokens per sequence."""
+    kv_len: int
+    """Cached tokens that the kernel reads per sequence, the new ones included."""
+    shares_step: bool = False
+    """Whether the step of a prompt decodes other sequences too; `kv_len` is what its tokens read on average."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """Several new tokens per sequence, which takes another kernel than one."""
+        return varies(self.q_len) or self.q_len > 1
+
+    @property
+    def reads_whole_cache(self) -> bool:
+        """Whether it reads a static cache, however few of its tokens are live."""
+        return False
+
+    def resized(self, sizes: Sizes, rows: Any) -> Self:
+        own: Any = {"batch": sizes.batch, "q_len": sizes.q_len, "kv_len": sizes.kv_len}
+        if self.shares_step:
+            own = {"batch": sizes.prompts, "q_len": sizes.chunk, "kv_len": sizes.chunk_kv_len}
+        elif np.any(sizes.whole_kv_len):
+            own |= {"kv_len": sizes.whole_kv_len} if self.reads_whole_cache else {"shares_step": True}
+        return replace(self, **own)
+
+
+def kv_bytes(of: str) -> int:
+    """Return the bytes of a cached element in the table of attention with the key `of`."""
+    return KV_BYTES["fp8" if of == "fp8" else "bf16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAttention(InContext):
+    """Attention over everything that the cache holds, or a window of it: tables have it."""
+
+    on_tensor_cores: ClassVar[bool] = True
+
+    heads: int
+    """Query heads on this rank."""
+    element_bytes: int
+    """Bytes of one element that is not cached: of queries, scores, expanded keys and values, output."""
+    kv_element_bytes: int = 2
+    """Bytes of one cached element."""
+
+    @property
+    def lengths(self) -> str:
+        """New tokens and context in a few characters."""
+        return f"{count_text(self.q_len)} on {count_text(self.kv_len)}"
+
+    @property
+    def cache(self) -> str:
+        """Type of the KV cache, by which its tables are told apart."""
+        return "fp8" if self.kv_element_bytes == KV_BYTES["fp8"] else "bf16"
+
+    @property
+    def prompt_len(self) -> Any:
+        """Tokens of the prompts whose average chunk it is; without earlier context its new tokens."""
+        return 2 * self.kv_len - self.q_len if self.shares_step else self.q_len
+
+    @property
+    def table_times(self) -> Any:
+        """Share that a chunk takes of the whole prompt, as which it is looked up."""
+        return self.chunk_share
+
+    @property
+    def chunk_share(self) -> Any:
+        """Share of the tokens of its prompts that a chunk has; 1 for what is no chunk."""
+        return self.q_len / self.prompt_len if self.is_prompt and self.shares_step else 1.0
+
+    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
+        return machine.engine.prompt_factor if self.is_prompt else machine.engine.attention_factor
+
+
+def _table(kind: Kind, kernel: AttentionKernel, length: Literal["q_len", "kv_len"]) -> TableKind:
+    def at(of: str, kv_heads: Any, group: Any, tokens: Any, head_dim: Any) -> "AttentionShape":
+        # one sequence of all the batch's heads stands for the batch
+        return AttentionShape(
+            kernel=kernel,
+            batch=1,
+            q_len=tokens if length == "q_len" else 1,
+            kv_len=tokens,
+            heads=kv_heads * group,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            element_bytes=STATE_BYTES,
+            kv_element_bytes=kv_bytes(of),
+        )
+
+    # group: query heads per KV head
+    axes = ("batch_kv_heads", "group", length, "head_dim")
+    label = f"{'prefill' if length == 'q_len' else 'decode'} attention {kernel}"
+    return TableKind(kind=kind, label=label, axes=axes, at=at, has_formula=kernel == "math")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape(CachedAttention):
+    """Attention over keys and values of heads."""
+
+    tables: ClassVar[tuple[TableKind, ...]] = (
+        _table("attention_prefill", "flash", "q_len"),
+        _table("attention_decode", "flash", "kv_len"),
+        _table("math_attention_decode", "math", "kv_len"),
+    )
+
+    kernel: AttentionKernel
+    """Flash: one fused kernel over the live context, causal; math: scores, softmax and values as separate kernels over
+    the whole static cache, KV heads expanded."""
+    kv_heads: int
+    """Key/value heads on this rank."""
+    head_dim: int
+    """Width of one head."""
+    window: int = 0
+    """Tokens that each new one attends to at most; 0: all. The math kernel reads the whole cache all the same."""
+
+    @property
+    def reads_whole_cache(self) -> bool:
+        return self.kernel == "math"
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a window bounds what it reads."""
+        return self.window > 0 and not self.reads_whole_cache
+
+    @property
+    def attended(self) -> Any:
+        """Tokens that a new one attends to on average; flash skips the masked half of a prefill."""
+        if self.reads_whole_cache:
+            return self.kv_len
+        if not self.window:
+            return self.kv_len - (self.q_len - 1) / 2.0
+        # the new tokens that see less than a window, each one more than the one before
+        before: Any = self.kv_len - self.q_len
+        short: Any = np.clip(self.window - before, 0.0, self.q_len)
+        return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * self.window) / self.q_len
+
+    @property
+    def _cache_bytes(self) -> float:
+        """Keys and values that all new tokens of a sequence read, once."""
+        read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
+        cache: float = 2.0 * self.batch * read * self.head_dim * self.kv_heads * self.kv_element_bytes
+        return cache
+
+    @property
+    def stored_bytes(self) -> float:
+        """Keys and values of earlier tokens; those of a prompt may still be in a cache of the GPU."""
+        return 0.0 if self.is_prompt else self._cache_bytes
+
+    @property
+    def flops(self) -> float:
+        pairs = self.q_len * self.attended
+        flops: float = 4.0 * self.batch * self.heads * self.head_dim * pairs
+        return flops
+
+    @property
+    def moved_bytes(self) -> float:
+        """Device memory traffic: queries and output, the cache, and of the math kernel its scores.
+
+        The score matrix is of 32 bits (PyTorch from 2.5 on computes math attention of 16 bits in 32), written, read for
+        its maximum and sum, read and written by the softmax, and read for the values.
+        """
+        query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
+        moved = query_and_output * self.element_bytes + self._cache_bytes
+        if not self.reads_whole_cache:
+            return moved
+        return moved + 5.0 * 4.0 * self.batch * self.heads * self.q_len * self.kv_len
+
+    @property
+    def label(self) -> str:
+        cache = ", fp8 cache" if self.cache == "fp8" else ""
+        return f"{self.kernel}, {self.heads}/{self.kv_heads} heads, {self.lengths}{cache}"
+
+    @property
+    def table(self) -> tuple[Kind, TableOf] | None:
+        if self.reads_whole_cache:
+            return None if self.is_prompt else ("math_attention_decode", self.cache)
+        return "attention_prefill" if self.is_prompt else "attention_decode", self.cache
+
+    @property
+    def coordinates(self) -> dict[str, ArrayLike]:
+        """Sizes on which work and traffic depend, batch and heads as their product; a prompt has no earlier context."""
+        read: Any = np.minimum(self.kv_len, self.window) if self.windowed else self.kv_len
+        length = {"q_len": self.prompt_len} if self.is_prompt else {"kv_len": read}
+        heads = {"batch_kv_heads": self.batch * self.kv_heads, "group": self.heads / self.kv_heads}
+        return {**heads, **length, "head_dim": self.head_dim}
+
+    @property
+    def table_times(self) -> Any:
+        """Shares of the whole prompt and of attention to all its tokens, as which it is looked up."""
+        if not (self.is_prompt and self.windowed):
+            return self.chunk_share
+        return self.chunk_share * self.attended / (self.kv_len - (self.q_len - 1) / 2.0)
+
+    @property
+    def outlasts(self) -> tuple[Any, Shape] | None:
+        """A chunk behind others takes its share of the prompt's time, but at least as long as one token does."""
+        continues: Any = self.shares_step and self.prompt_len > self.q_len
+        return (continues, replace(self, q_len=1, shares_step=False)) if any_true(continues) else None
+
+    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
+        """Return the factor of prompts or of decode; of math attention without a table the traffic alone has that."""
+        if self.is_prompt:
+            return machine.engine.prompt_factor
+        return machine.engine.attention_factor if tabled or not self.reads_whole_cache else 1.0
+
+    def untabled_s(self, machine: Machine) -> Number:
+        """Return the seconds of attention by separate kernels, which no table holds."""
+        gpu, engine = machine.gpu, machine.engine
+        token = replace(self, q_len=1) if self.is_prompt else self
+        # of every query head, most of them from the GPU's cache
+        expanded_bytes = 2.0 * self.batch * self.kv_len * self.head_dim * self.heads * self.kv_element_bytes
+        read_s = maximum(machine.traffic_s(token.moved_bytes), expanded_bytes / (CACHE_RATE * gpu.hbm_bandwidth_Bps))
+        floor_s = MATH_ATTENTION_KERNELS * machine.floor_s
+        several = where(self.batch > 1, 1.0, 0.0)
+        token_s: Number = floor_s + engine.batched_attention_s * several + read_s * engine.attention_factor
+        if not self.is_prompt:
+            return token_s
+        # scores and values, each in tiles of so many of its rows and columns; one that is not full takes as long
+        multiplied_s: Number = 0.0
+        for columns in (self.kv_len, self.head_dim):
+            tiles: Any = self.batch * self.heads * -(-self.q_len // TILE) * -(-columns // TILE)
+            slots = -(-tiles // machine.sms) * machine.sms * np.minimum(self.q_len, TILE) * np.minimum(columns, TILE)
+            filled = self.batch * self.heads * self.q_len * columns / slots
+            multiplied_s = multiplied_s + self.flops / (2.0 * FP32_SHARE * gpu.bf16_flops * filled)
+        return maximum(token_s, floor_s + multiplied_s + machine.traffic_s(self.moved_bytes))

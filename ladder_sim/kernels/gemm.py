@@ -1,0 +1,187 @@
+"""Multiplication of activations by weights: linear layers, and projections of each head by itself."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ladder_sim.des.shared import Number
+from ladder_sim.kernels.machine import GEMM_FORMATS, Machine
+from ladder_sim.kernels.shape import STATE_BYTES, Kind, Shape, TableKind, TableOf, count_text
+from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.specs.workload import Format
+
+
+def operands(format: Format) -> dict[str, Any]:
+    """Return the operands of a multiplication as fields of its shape: bytes of an element, and the format."""
+    return {
+        "weight_element_bytes": format.weight_bytes,
+        "input_element_bytes": format.activation_bytes,
+        "output_element_bytes": STATE_BYTES,
+        "format": format.name,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiplication(Shape):
+    """Operands of a kernel that multiplies activations by weights: bytes of an element of each."""
+
+    on_tensor_cores: ClassVar[bool] = True
+
+    weight_element_bytes: float
+    """Bytes of one weight, its share of the scales included."""
+    input_element_bytes: float
+    """Bytes of one input activation."""
+    output_element_bytes: float
+    """Bytes of one output activation."""
+    format: str = "bf16"
+    """Format of the operands, by `ladder_sim.specs.workload.Format.name`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixMultiplication(Multiplication):
+    """Rows of tokens times matrices of weights."""
+
+    m: int
+    """Tokens."""
+    n: int
+    """Output features."""
+    k: int
+    """Input features."""
+
+    @property
+    def rows(self) -> Any:
+        return self.m
+
+    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
+        """Return the factor of one row, of several that are memory bound, or of prompts, which are compute bound."""
+        gpu, engine = machine.gpu, machine.engine
+        if isinstance(self.m, int) and self.m == 1:
+            return engine.gemv_factor
+        memory_bound = self.arithmetic_s(gpu) < self.moved_bytes / gpu.hbm_bandwidth_Bps
+        if isinstance(memory_bound, bool):
+            return engine.gemm_factor if memory_bound else engine.prompt_factor
+        several = np.where(memory_bound, engine.gemm_factor, engine.prompt_factor)
+        return np.where(np.asarray(self.m) == 1, engine.gemv_factor, several)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape(MatrixMultiplication):
+    """``[m, k] @ [k, n]``: a linear layer's shard over m tokens."""
+
+    tables: ClassVar[tuple[TableKind, ...]] = (
+        TableKind(
+            kind="gemm",
+            label="gemm",
+            axes=("m", "n", "k"),
+            at=lambda of, m, n, k: GemmShape(m=m, n=n, k=k, **operands(GEMM_FORMATS[of])),
+        ),
+    )
+
+    chunks: int = 1
+    """Kernels, one after another, each with its part of the rows."""
+    duty: float = 0.0
+    """Share of the time in which the GPU multiplies as much as here: prompts are compute bound, decode is not."""
+
+    @property
+    def rows(self) -> Any:
+        return self.m / self.chunks if self.chunks > 1 else self.m
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def stored_bytes(self) -> float:
+        """Weights, once: what no cache holds from one pass to the next."""
+        return 1.0 * self.n * self.k * self.weight_element_bytes
+
+    @property
+    def moved_bytes(self) -> float:
+        """Activations, each read or written once, and weights, by each of the kernels."""
+        return (
+            self.chunks * self.stored_bytes
+            + 1.0 * self.m * self.k * self.input_element_bytes
+            + 1.0 * self.m * self.n * self.output_element_bytes
+        )
+
+    @property
+    def label(self) -> str:
+        return f"{count_text(self.m)} x {self.k} x {self.n}, {self.format}"
+
+    def resized(self, sizes: Sizes, rows: Any) -> Self:
+        # written out: `replace` takes several times as long, and there are many of them
+        return type(self)(
+            m=rows,
+            n=self.n,
+            k=self.k,
+            weight_element_bytes=self.weight_element_bytes,
+            input_element_bytes=self.input_element_bytes,
+            output_element_bytes=self.output_element_bytes,
+            format=self.format,
+            chunks=self.chunks,
+            duty=cast(float, sizes.duty),
+        )
+
+    @property
+    def table(self) -> tuple[Kind, TableOf]:
+        return "gemm", self.format
+
+    @property
+    def coordinates(self) -> dict[str, ArrayLike]:
+        """Sizes of one of its chunks."""
+        return {"m": self.rows, "n": self.n, "k": self.k}
+
+    @property
+    def table_times(self) -> Any:
+        return self.chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BmmShape(MatrixMultiplication):
+    """``[heads, m, k] @ [heads, k, n]``: a projection of each head by itself, as into and out of the latent space."""
+
+    tables: ClassVar[tuple[TableKind, ...]] = (
+        TableKind(
+            kind="bmm",
+            label="latent projections",
+            axes=("heads", "m", "n", "k"),
+            at=lambda of, heads, m, n, k: BmmShape(heads=heads, m=m, n=n, k=k, **operands(GEMM_FORMATS[of])),
+            stand_ins={"fp8-block": "fp8"},
+        ),
+    )
+
+    heads: int
+    """Heads on this rank."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.heads * self.m * self.n * self.k
+
+    @property
+    def stored_bytes(self) -> float:
+        return 1.0 * self.heads * self.n * self.k * self.weight_element_bytes
+
+    @property
+    def moved_bytes(self) -> float:
+        """Weights and activations, each read or written once."""
+        rows = 1.0 * self.heads * self.m
+        return self.stored_bytes + rows * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
+
+    @property
+    def label(self) -> str:
+        return f"{self.heads} heads, {count_text(self.m)} x {self.k} x {self.n}, {self.format}"
+
+    def resized(self, sizes: Sizes, rows: Any) -> Self:
+        # single new tokens alone: those of prompts are expanded instead
+        new: Any = sizes.batch * sizes.q_len
+        return replace(self, m=new)
+
+    @property
+    def table(self) -> tuple[Kind, TableOf]:
+        return "bmm", self.format
+
+    @property
+    def coordinates(self) -> dict[str, ArrayLike]:
+        return {"heads": self.heads, "m": self.m, "n": self.n, "k": self.k}
