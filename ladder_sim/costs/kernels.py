@@ -32,7 +32,7 @@ from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.kernels import TABLE_KINDS
 from ladder_sim.kernels.collective import CollectiveShape, Group
 from ladder_sim.kernels.machine import GPU_FIGURES, Gpu, Machine
-from ladder_sim.kernels.shape import Kind, Shape, TableOf
+from ladder_sim.kernels.shape import Kind, Lookup, Shape, TableOf
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 
@@ -119,20 +119,23 @@ class KernelCosts:
 
         Shapes may hold arrays of one size per configuration. `source` is only valid for a single one.
         """
-        lookups: dict[tuple[Kind, TableOf], list[int]] = defaultdict(list)
+        lookups: dict[tuple[Kind, TableOf], list[tuple[int, Lookup]]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
-        for position, op in enumerate(ops):
+        for at, op in enumerate(ops):
             if in_place := self._in_place(op):
-                estimates[position] = in_place
+                estimates[at] = in_place
             elif (message := op.message) is not None:
-                estimates[position] = self._collective(cast(CollectiveKind, op.kind), message)
-            elif (key := op.shape.table) is None or (TABLE_KINDS[key[0]].has_formula and self._table(*key)[0] is None):
-                estimates[position] = self._kernel(op.shape, op.shape.untabled_s(self._machine), "roofline")
+                estimates[at] = self._collective(cast(CollectiveKind, op.kind), message)
+            elif (lookup := op.shape.lookup) is None or (
+                TABLE_KINDS[lookup.kind].has_formula and self._table(lookup.kind, lookup.of)[0] is None
+            ):
+                estimates[at] = self._kernel(op.shape, op.shape.untabled_s(self._machine), "roofline")
             else:
-                lookups[key].append(position)
-        for key, positions in lookups.items():
-            estimates.update(zip(positions, self._tabled(*key, [ops[at].shape for at in positions]), strict=True))
-        return [estimates[position] for position in range(len(ops))]
+                lookups[lookup.kind, lookup.of].append((at, lookup))
+        for (kind, of), found in lookups.items():
+            tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in found])
+            estimates.update(zip((at for at, _ in found), tabled, strict=True))
+        return [estimates[at] for at in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
         """Return the estimate of an op from real passes; None without passes, or if the profile has a table of it."""
@@ -148,30 +151,31 @@ class KernelCosts:
         known_s = times.kernel_s(op)
         if known_s is not None:
             return Estimate(seconds=known_s, error=IN_PLACE_ERROR, source="measured", demand=WHOLE_PROCESSOR)
-        if op.shape.table is None or self._table(*op.shape.table)[0] is None:
+        lookup = op.shape.lookup
+        if lookup is None or self._table(lookup.kind, lookup.of)[0] is None:
             raise times.unmeasured(op.kind)
         return None
 
-    def _tabled(self, kind: Kind, of: TableOf, shapes: Sequence[Shape]) -> Iterable[Estimate]:
-        own_s = [seconds for shape in shapes if (seconds := shape.engine_s(self._machine)) is not None]
+    def _tabled(self, kind: Kind, of: TableOf, kernels: Sequence[tuple[Shape, Lookup]]) -> Iterable[Estimate]:
+        own_s = [(shape, seconds) for shape, _ in kernels if (seconds := shape.engine_s(self._machine)) is not None]
         if own_s:
-            return [self._kernel(shape, seconds, "fitted") for shape, seconds in zip(shapes, own_s, strict=True)]
-        columns = [shape.coordinates for shape in shapes]
-        # one row per shape, so that hardware arrays broadcast along the second axis
-        point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
+            return [self._kernel(shape, seconds, "fitted") for shape, seconds in own_s]
+        points = [lookup.point for _, lookup in kernels]
+        # one row per kernel, so that hardware arrays broadcast along the second axis
+        point = {name: _rows([each[name] for each in points]) for name in points[0]}
         table, own = self._table(kind, of)
         ideal_s = TABLE_KINDS[kind].shape(of, point).roofline_s(self._machine.gpu if table is None else self._table_gpu)
         if table is None:
             return [
-                self._kernel(shape, _plain(row / self._machine.memory_efficiency), "roofline")
-                for shape, row in zip(shapes, ideal_s, strict=True)
+                self._kernel(shape, _plain(row / self._machine.memory_efficiency) * lookup.times, "roofline")
+                for (shape, lookup), row in zip(kernels, ideal_s, strict=True)
             ]
         ratio, in_range = table.ratio(**point)
         return [
-            self._kernel(shape, _plain(row), "transferred")
-            if not (self._here and own) or shape.is_carried_over
-            else self._kernel(shape, _plain(row), table.beyond, measured)
-            for shape, row, measured in zip(shapes, ideal_s * ratio, in_range, strict=True)
+            self._kernel(shape, _plain(row) * lookup.times, "transferred")
+            if not (self._here and own) or lookup.carried_over
+            else self._kernel(shape, _plain(row) * lookup.times, table.beyond, measured)
+            for (shape, lookup), row, measured in zip(kernels, ideal_s * ratio, in_range, strict=True)
         ]
 
     def _table(self, kind: Kind, of: TableOf) -> tuple[RatioTable | None, bool]:
@@ -191,7 +195,6 @@ class KernelCosts:
     def _kernel(self, shape: Shape, seconds: Number, source: Source, measured: NDArray[np.bool_] = NOWHERE) -> Estimate:
         """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""
         everywhere, anywhere = bool(measured.all()), bool(measured.any())
-        seconds = seconds * shape.table_times
         factor = self.hardware.stack.kernel_factor * shape.engine_factor(self._machine, tabled=source != "roofline")
         slowed_s = self._slowed_s(shape, seconds)
         seconds = (seconds + slowed_s) * factor

@@ -1,14 +1,15 @@
 """Attention over keys and values of heads, fused or as separate kernels, and what all kernels over a context share."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Number, any_true, maximum, where
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Kind, Shape, TableKind, TableOf, count_text
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, count_text
 from ladder_sim.kernels.sizes import Sizes, varies
 from ladder_sim.specs.stack import AttentionKernel
 from ladder_sim.specs.workload import KV_BYTES
@@ -89,48 +90,60 @@ class CachedAttention(InContext):
         return 2 * self.kv_len - self.q_len if self.shares_step else self.q_len
 
     @property
-    def table_times(self) -> Any:
-        """Share that a chunk takes of the whole prompt, as which it is looked up."""
-        return self.chunk_share
-
-    @property
     def chunk_share(self) -> Any:
-        """Share of the tokens of its prompts that a chunk has; 1 for what is no chunk."""
+        """Share that a chunk takes of the whole prompt, as which it is looked up."""
         return self.q_len / self.prompt_len if self.is_prompt and self.shares_step else 1.0
 
     def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
-        return machine.engine.prompt_factor if self.is_prompt else machine.engine.attention_factor
+        """Return the factor of prompts or of decode; of math attention without a table the traffic alone has that."""
+        if self.is_prompt:
+            return machine.engine.prompt_factor
+        return machine.engine.attention_factor if tabled or not self.reads_whole_cache else 1.0
 
 
-def _table(kind: Kind, kernel: AttentionKernel, length: Literal["q_len", "kv_len"]) -> TableKind:
-    def at(of: str, kv_heads: Any, group: Any, tokens: Any, head_dim: Any) -> "AttentionShape":
-        # one sequence of all the batch's heads stands for the batch
-        return AttentionShape(
-            kernel=kernel,
-            batch=1,
-            q_len=tokens if length == "q_len" else 1,
-            kv_len=tokens,
-            heads=kv_heads * group,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            element_bytes=STATE_BYTES,
-            kv_element_bytes=kv_bytes(of),
-        )
-
+def _axes(length: str) -> tuple[str, ...]:
     # group: query heads per KV head
-    axes = ("batch_kv_heads", "group", length, "head_dim")
-    label = f"{'prefill' if length == 'q_len' else 'decode'} attention {kernel}"
-    return TableKind(kind=kind, label=label, axes=axes, at=at, has_formula=kernel == "math")
+    return ("batch_kv_heads", "group", length, "head_dim")
+
+
+def _at(
+    kernel: AttentionKernel,
+    of: str,
+    *,
+    batch_kv_heads: Any,
+    group: Any,
+    q_len: Any = 1,
+    kv_len: Any = None,
+    head_dim: Any,
+) -> "AttentionShape":
+    # one sequence of all the batch's heads stands for the batch
+    return AttentionShape(
+        kernel=kernel,
+        batch=1,
+        q_len=q_len,
+        kv_len=q_len if kv_len is None else kv_len,
+        heads=batch_kv_heads * group,
+        kv_heads=batch_kv_heads,
+        head_dim=head_dim,
+        element_bytes=STATE_BYTES,
+        kv_element_bytes=kv_bytes(of),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape(CachedAttention):
     """Attention over keys and values of heads."""
 
-    tables: ClassVar[tuple[TableKind, ...]] = (
-        _table("attention_prefill", "flash", "q_len"),
-        _table("attention_decode", "flash", "kv_len"),
-        _table("math_attention_decode", "math", "kv_len"),
+    tables: ClassVar = (
+        TableKind("attention_prefill", "prefill attention flash", _axes("q_len"), partial(_at, "flash")),
+        TableKind("attention_decode", "decode attention flash", _axes("kv_len"), partial(_at, "flash")),
+        TableKind(
+            "math_attention_decode",
+            "decode attention math",
+            _axes("kv_len"),
+            partial(_at, "math"),
+            has_formula=True,
+        ),
     )
 
     kernel: AttentionKernel
@@ -201,13 +214,7 @@ class AttentionShape(CachedAttention):
         return f"{self.kernel}, {self.heads}/{self.kv_heads} heads, {self.lengths}{cache}"
 
     @property
-    def table(self) -> tuple[Kind, TableOf] | None:
-        if self.reads_whole_cache:
-            return None if self.is_prompt else ("math_attention_decode", self.cache)
-        return "attention_prefill" if self.is_prompt else "attention_decode", self.cache
-
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
+    def point(self) -> dict[str, ArrayLike]:
         """Sizes on which work and traffic depend, batch and heads as their product; a prompt has no earlier context."""
         read: Any = np.minimum(self.kv_len, self.window) if self.windowed else self.kv_len
         length = {"q_len": self.prompt_len} if self.is_prompt else {"kv_len": read}
@@ -215,23 +222,24 @@ class AttentionShape(CachedAttention):
         return {**heads, **length, "head_dim": self.head_dim}
 
     @property
-    def table_times(self) -> Any:
-        """Shares of the whole prompt and of attention to all its tokens, as which it is looked up."""
-        if not (self.is_prompt and self.windowed):
-            return self.chunk_share
-        return self.chunk_share * self.attended / (self.kv_len - (self.q_len - 1) / 2.0)
+    def lookup(self) -> Lookup | None:
+        """Where tables hold it: prompts whole and without a window, of whose time it takes its shares."""
+        if not self.is_prompt:
+            return Lookup(
+                "math_attention_decode" if self.reads_whole_cache else "attention_decode", self.cache, self.point
+            )
+        if self.reads_whole_cache:
+            return None
+        times = self.chunk_share
+        if self.windowed:
+            times = times * self.attended / (self.kv_len - (self.q_len - 1) / 2.0)
+        return Lookup("attention_prefill", self.cache, self.point, times)
 
     @property
     def outlasts(self) -> tuple[Any, Shape] | None:
         """A chunk behind others takes its share of the prompt's time, but at least as long as one token does."""
         continues: Any = self.shares_step and self.prompt_len > self.q_len
         return (continues, replace(self, q_len=1, shares_step=False)) if any_true(continues) else None
-
-    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
-        """Return the factor of prompts or of decode; of math attention without a table the traffic alone has that."""
-        if self.is_prompt:
-            return machine.engine.prompt_factor
-        return machine.engine.attention_factor if tabled or not self.reads_whole_cache else 1.0
 
     def untabled_s(self, machine: Machine) -> Number:
         """Return the seconds of attention by separate kernels, which no table holds."""

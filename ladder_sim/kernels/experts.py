@@ -4,23 +4,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Number, number
-from ladder_sim.kernels.gemm import Multiplication, operands
-from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu, Machine
-from ladder_sim.kernels.shape import Experts, Kind, TableKind, TableOf, count_text
+from ladder_sim.kernels.gemm import Multiplication
+from ladder_sim.kernels.machine import Gpu, Machine
+from ladder_sim.kernels.shape import Experts, Lookup, TableKind, count_text
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.workload import FP8_BLOCK, Imbalance
 
 # rows to a multiple of which DeepGEMM's contiguous layout pads the tokens of every expert of a rank (vLLM 0.12.0,
 # fused_moe/deep_gemm_utils.py, compute_aligned_M)
 PADDING = 128
-
-
-def _at(of: Experts, expert_tp: Any, ep: Any, tokens: Any) -> "MoeShape":
-    layer = {**operands(GEMM_FORMATS[of.format]), **of._asdict()}
-    return MoeShape(tokens=tokens, expert_tp=expert_tp, ep=ep, **layer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +24,13 @@ class MoeShape(Multiplication):
     Gate and up, activation, down, the sorting of tokens by expert before and their weighted sum after; no messages.
     """
 
-    tables: ClassVar[tuple[TableKind, ...]] = (
-        TableKind(kind="moe", label="experts", axes=("expert_tp", "ep", "tokens"), at=_at),
+    tables: ClassVar = (
+        TableKind(
+            "moe",
+            "experts",
+            ("expert_tp", "ep", "tokens"),
+            lambda of, **sizes: MoeShape.of(**of._asdict(), **sizes),
+        ),
     )
     launches: ClassVar[int] = 5
     """Tokens sorted by expert, gate and up, activation, down, sum."""
@@ -92,22 +91,16 @@ class MoeShape(Multiplication):
         return replace(self, tokens=rows * self.tokens / sizes.smallest)
 
     @property
-    def table(self) -> tuple[Kind, TableOf]:
-        return "moe", Experts(*(getattr(self, name) for name in Experts._fields))
+    def lookup(self) -> Lookup:
+        """Where tables hold it, as if the ranks shared whole experts where a part of one ends within a block of scales.
 
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
-        split = (1, self.expert_tp * self.ep) if self.is_carried_over else (self.expert_tp, self.ep)
-        return {"expert_tp": split[0], "ep": split[1], "tokens": self.tokens}
-
-    @property
-    def is_carried_over(self) -> bool:
-        """Whether a rank's share of an expert's width ends within a block of scales.
-
-        No engine has a kernel for that, and no table has it (192 of MiniMax-M2.5's 1536 on 8 ranks): it is looked up as
-        if the ranks shared whole experts, which have as many weights. 54 measured servings of vLLM on 8 H200s fit that.
+        No engine has a kernel for that, and no table has it (192 of MiniMax-M2.5's 1536 on 8 ranks): whole experts have
+        as many weights. 54 measured servings of vLLM on 8 H200s fit that.
         """
-        return self.format == "fp8-block" and self.width // self.expert_tp % FP8_BLOCK > 0
+        splits_blocks = self.format == "fp8-block" and self.width // self.expert_tp % FP8_BLOCK > 0
+        expert_tp, ep = (1, self.expert_tp * self.ep) if splits_blocks else (self.expert_tp, self.ep)
+        of = Experts(*(getattr(self, name) for name in Experts._fields))
+        return Lookup("moe", of, {"expert_tp": expert_tp, "ep": ep, "tokens": self.tokens}, carried_over=splits_blocks)
 
     def least_s(self, gpu: Gpu) -> Number:
         """Return 0: how many tokens each expert has is a guess, and so are work and traffic."""

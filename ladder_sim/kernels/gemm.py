@@ -4,11 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import GEMM_FORMATS, Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Kind, Shape, TableKind, TableOf, count_text
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, count_text
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.workload import Format
 
@@ -37,6 +36,11 @@ class Multiplication(Shape):
     """Bytes of one output activation."""
     format: str = "bf16"
     """Format of the operands, by `ladder_sim.specs.workload.Format.name`."""
+
+    @classmethod
+    def of(cls, format: str, **sizes: Any) -> Self:
+        """Return the kernel with operands of a format, given by its name."""
+        return cls(**operands(GEMM_FORMATS[format]), **sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +74,7 @@ class MatrixMultiplication(Multiplication):
 class GemmShape(MatrixMultiplication):
     """``[m, k] @ [k, n]``: a linear layer's shard over m tokens."""
 
-    tables: ClassVar[tuple[TableKind, ...]] = (
-        TableKind(
-            kind="gemm",
-            label="gemm",
-            axes=("m", "n", "k"),
-            at=lambda of, m, n, k: GemmShape(m=m, n=n, k=k, **operands(GEMM_FORMATS[of])),
-        ),
-    )
+    tables: ClassVar = (TableKind("gemm", "gemm", ("m", "n", "k"), lambda of, **sizes: GemmShape.of(of, **sizes)),)
 
     chunks: int = 1
     """Kernels, one after another, each with its part of the rows."""
@@ -125,29 +122,21 @@ class GemmShape(MatrixMultiplication):
         )
 
     @property
-    def table(self) -> tuple[Kind, TableOf]:
-        return "gemm", self.format
-
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
-        """Sizes of one of its chunks."""
-        return {"m": self.rows, "n": self.n, "k": self.k}
-
-    @property
-    def table_times(self) -> Any:
-        return self.chunks
+    def lookup(self) -> Lookup:
+        """Where tables hold one of its chunks."""
+        return Lookup("gemm", self.format, {"m": self.rows, "n": self.n, "k": self.k}, times=self.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BmmShape(MatrixMultiplication):
     """``[heads, m, k] @ [heads, k, n]``: a projection of each head by itself, as into and out of the latent space."""
 
-    tables: ClassVar[tuple[TableKind, ...]] = (
+    tables: ClassVar = (
         TableKind(
-            kind="bmm",
-            label="latent projections",
-            axes=("heads", "m", "n", "k"),
-            at=lambda of, heads, m, n, k: BmmShape(heads=heads, m=m, n=n, k=k, **operands(GEMM_FORMATS[of])),
+            "bmm",
+            "latent projections",
+            ("heads", "m", "n", "k"),
+            lambda of, **sizes: BmmShape.of(of, **sizes),
             stand_ins={"fp8-block": "fp8"},
         ),
     )
@@ -179,9 +168,5 @@ class BmmShape(MatrixMultiplication):
         return replace(self, m=new)
 
     @property
-    def table(self) -> tuple[Kind, TableOf]:
-        return "bmm", self.format
-
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
-        return {"heads": self.heads, "m": self.m, "n": self.n, "k": self.k}
+    def lookup(self) -> Lookup:
+        return Lookup("bmm", self.format, {"heads": self.heads, "m": self.m, "n": self.n, "k": self.k})

@@ -3,24 +3,20 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from numpy.typing import ArrayLike
-
 from ladder_sim.kernels.attention import CachedAttention, kv_bytes
-from ladder_sim.kernels.shape import STATE_BYTES, Kind, TableKind, TableOf
-
-
-def _of_prompts(of: str, heads: Any, length: Any, nope: Any, rope: Any, value: Any) -> "MlaShape":
-    lengths = {"batch": 1, "q_len": length, "kv_len": length, "heads": heads}
-    return _at(of, **lengths, latent=0, rope=rope, nope=nope, value=value)
-
-
-def _of_tokens(of: str, batch: Any, heads: Any, length: Any, latent: Any, rope: Any) -> "MlaShape":
-    lengths = {"batch": batch, "q_len": 1, "kv_len": length, "heads": heads}
-    return _at(of, **lengths, latent=latent, rope=rope, nope=0, value=0)
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, TableKind
 
 
 def _at(of: str, **sizes: Any) -> "MlaShape":
     return MlaShape(**sizes, element_bytes=STATE_BYTES, kv_element_bytes=kv_bytes(of))
+
+
+def _prompts(of: str, *, batch_heads: Any, q_len: Any, **widths: Any) -> "MlaShape":
+    return _at(of, batch=1, heads=batch_heads, q_len=q_len, kv_len=q_len, latent=0, **widths)
+
+
+def _tokens(of: str, **sizes: Any) -> "MlaShape":
+    return _at(of, q_len=1, nope=0, value=0, **sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +27,11 @@ class MlaShape(CachedAttention):
     vectors. Prompts expand these into keys and values of every head first.
     """
 
-    tables: ClassVar[tuple[TableKind, ...]] = (
+    tables: ClassVar = (
         TableKind(
-            kind="mla_prefill",
-            label="prefill latent attention",
-            axes=("batch_heads", "q_len", "nope", "rope", "value"),
-            at=_of_prompts,
+            "mla_prefill", "prefill latent attention", ("batch_heads", "q_len", "nope", "rope", "value"), _prompts
         ),
-        TableKind(
-            kind="mla_decode",
-            label="decode latent attention",
-            axes=("batch", "heads", "kv_len", "latent", "rope"),
-            at=_of_tokens,
-        ),
+        TableKind("mla_decode", "decode latent attention", ("batch", "heads", "kv_len", "latent", "rope"), _tokens),
     )
 
     latent: int
@@ -81,14 +69,11 @@ class MlaShape(CachedAttention):
         return f"latent {self.latent} + {self.rope}, {self.heads} heads, {self.lengths}"
 
     @property
-    def table(self) -> tuple[Kind, TableOf]:
-        return "mla_prefill" if self.is_prompt else "mla_decode", self.cache
-
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
-        """Sizes of the expanded form, or of the absorbed one, whose cache is one for all heads."""
+    def lookup(self) -> Lookup:
+        """Where tables hold the expanded form, or the absorbed one, whose cache is one for all heads."""
         if self.is_prompt:
             sizes = {"batch_heads": self.batch * self.heads, "q_len": self.prompt_len}
-            return {**sizes, "nope": self.nope, "rope": self.rope, "value": self.value}
+            widths = {"nope": self.nope, "rope": self.rope, "value": self.value}
+            return Lookup("mla_prefill", self.cache, {**sizes, **widths}, times=self.chunk_share)
         sizes = {"batch": self.batch, "heads": self.heads, "kv_len": self.kv_len}
-        return {**sizes, "latent": self.latent, "rope": self.rope}
+        return Lookup("mla_decode", self.cache, {**sizes, "latent": self.latent, "rope": self.rope})

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from numpy.typing import ArrayLike
-
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Kind, Shape, TableKind, TableOf
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.stack import Sampling
 
@@ -21,12 +19,12 @@ TOP_K_KERNELS, TOP_K_LOGIT_S, TOP_K_BYTES = 23, 0.765e-9, 43.0
 class SampleShape(Shape):
     """The choice of each sequence's next token, of all logits: a memory-bound kernel if greedy."""
 
-    tables: ClassVar[tuple[TableKind, ...]] = (
+    tables: ClassVar = (
         TableKind(
-            kind="sample",
-            label="sampling",
-            axes=("batch", "vocab"),
-            at=lambda _, batch, vocab: SampleShape(batch=batch, vocab=vocab, element_bytes=STATE_BYTES),
+            "sample",
+            "sampling",
+            ("batch", "vocab"),
+            lambda _, **sizes: SampleShape(**sizes, element_bytes=STATE_BYTES),
             has_formula=True,
         ),
     )
@@ -53,12 +51,8 @@ class SampleShape(Shape):
         return replace(self, batch=rows)
 
     @property
-    def table(self) -> tuple[Kind, TableOf]:
-        return "sample", self.sampling
-
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
-        return {"batch": self.batch, "vocab": self.vocab}
+    def lookup(self) -> Lookup:
+        return Lookup("sample", self.sampling, {"batch": self.batch, "vocab": self.vocab})
 
     def untabled_s(self, machine: Machine) -> Number:
         """Return the seconds of choosing among the most likely tokens, or of the greedy choice."""

@@ -5,7 +5,7 @@ Every count is per rank and per forward pass: FLOPs, bytes of device memory move
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -43,8 +43,7 @@ class Experts(NamedTuple):
 TableOf = str | Experts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableKind:
+class TableKind(NamedTuple):
     """A kind of table: measured times of a kernel on a grid of its sizes."""
 
     kind: Kind
@@ -53,15 +52,28 @@ class TableKind:
     axes: tuple[str, ...]
     """Sizes by which a kernel is looked up."""
     at: "Callable[..., Shape]"
-    """Returns the kernel at a point: of the table with a key, at its sizes in the order of `axes`."""
-    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Returns the kernel at a point, given the table's key and the sizes by name."""
+    stand_ins: Mapping[str, str] = {}
     """Keys of tables whose ratios hold where one is missing; of others those of bf16 do."""
     has_formula: bool = False
     """Whether the kernel has a formula of its own where a profile has no such table."""
 
     def shape(self, of: TableOf, point: Mapping[str, ArrayLike]) -> "Shape":
         """Return the kernel at coordinates, maybe arrays, of the table with the key `of`."""
-        return self.at(of, *(np.asarray(point[name], np.float64) for name in self.axes))
+        return self.at(of, **{name: np.asarray(point[name], np.float64) for name in self.axes})
+
+
+class Lookup(NamedTuple):
+    """Where tables hold a kernel."""
+
+    kind: Kind
+    of: TableOf
+    point: dict[str, ArrayLike]
+    """Coordinates in the table."""
+    times: Any = 1.0
+    """Time of the kernel as a multiple of that at the point."""
+    carried_over: bool = False
+    """Whether the point is another kernel's, because no table can hold this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +145,9 @@ class Shape(ABC):
     # where its time is measured
 
     @property
-    def table(self) -> tuple[Kind, TableOf] | None:
-        """Kind of the table that holds it, and its key in that kind; None if no table holds it."""
+    def lookup(self) -> Lookup | None:
+        """Where tables hold it; None: no table does."""
         return None
-
-    @property
-    def coordinates(self) -> dict[str, ArrayLike]:
-        """Coordinates in its table."""
-        return {}
-
-    @property
-    def table_times(self) -> Any:
-        """Its time as a multiple of that at its coordinates."""
-        return 1.0
-
-    @property
-    def is_carried_over(self) -> bool:
-        """Whether its coordinates are those of another kernel, because no table can hold it."""
-        return False
 
     # what it takes
 

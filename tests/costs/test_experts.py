@@ -57,9 +57,9 @@ def test_every_shape_is_what_its_coordinates_in_its_table_say() -> None:
         mla_shape(batch=3, q_len=700, kv_len=700, heads=16, kv_element_bytes=1),
         bmm_shape(m=7, heads=4),
     ):
-        assert shape.table is not None
-        kind, of = shape.table
-        looked_up = TABLE_KINDS[kind].shape(of, shape.coordinates)
+        lookup = shape.lookup
+        assert lookup is not None
+        looked_up = TABLE_KINDS[lookup.kind].shape(lookup.of, lookup.point)
         assert float(looked_up.roofline_s(gpu)) == pytest.approx(float(shape.roofline_s(gpu)))
 
 

@@ -110,10 +110,11 @@ def test_hardware_figures_broadcast_too() -> None:
 @pytest.mark.parametrize("kind", ["attention_prefill", "attention_decode"])
 def test_coordinates_keep_the_roofline_of_the_whole_shape(kind: Kind) -> None:
     shape = attention(kind)
-    point = shape.coordinates
-    assert shape.table == (kind, "bf16")
-    assert tuple(point) == TABLE_KINDS[kind].axes
-    assert TABLE_KINDS[kind].shape("bf16", point).roofline_s(GPU) == shape.roofline_s(GPU)
+    lookup = shape.lookup
+    assert lookup is not None
+    assert (lookup.kind, lookup.of) == (kind, "bf16")
+    assert tuple(lookup.point) == TABLE_KINDS[kind].axes
+    assert TABLE_KINDS[kind].shape("bf16", lookup.point).roofline_s(GPU) == shape.roofline_s(GPU)
 
 
 def attention(kind: Kind) -> AttentionShape:

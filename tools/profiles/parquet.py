@@ -82,7 +82,7 @@ def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> 
         head_dim=columns["head_dim"][rows],
         element_bytes=HALF_BYTES,
     )
-    return _timed(label, columns, rows, *shape.coordinates.values())
+    return _timed(label, columns, rows, *shape.point.values())
 
 
 def attention_kernel(columns: Columns) -> str:
@@ -123,7 +123,7 @@ def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series
         value=128,
         element_bytes=HALF_BYTES,
     )
-    return _timed(label, columns, rows, *shape.coordinates.values())
+    return _timed(label, columns, rows, *shape.lookup.point.values())
 
 
 def bmm_series(label: str, columns: Columns, dtype: str) -> Series:
