@@ -12,7 +12,7 @@ from ladder_sim.confidence.interval import NORMAL_90
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.kernels.shape import Kind
+from ladder_sim.kernels import Kind
 from ladder_sim.report.console import show, table
 from ladder_sim_calibration.fit.tables import curves_in, tables_in
 

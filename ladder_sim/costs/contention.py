@@ -15,7 +15,7 @@ import numpy as np
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
 from ladder_sim.des.shared import TINY, Demand, Number, maximum, minimum, where
 from ladder_sim.errors import ProfileError
-from ladder_sim.kernels.shape import Shape
+from ladder_sim.kernels import Shape
 
 # up to so many tokens a GEMM is a reduction, compiled (gpt-fast compiles one row only) or a library's GEMV
 GEMV_ROWS = 1

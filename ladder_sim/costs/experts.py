@@ -14,7 +14,7 @@ import numpy as np
 
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.des.shared import Floats
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import Experts
 from ladder_sim.specs.workload import Imbalance
 
 # the imbalance that tables of experts are measured with; others are factors to it

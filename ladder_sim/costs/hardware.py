@@ -18,7 +18,7 @@ from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.kernels.machine import Engine, Gpu
+from ladder_sim.kernels import Engine, Gpu
 from ladder_sim.specs.cluster import FULL_NODE, ClusterSpec, LinkTier, mesh_share
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec

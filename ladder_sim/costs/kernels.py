@@ -29,10 +29,18 @@ from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, number, where
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.collective import CollectiveShape, Group
-from ladder_sim.kernels.machine import GPU_FIGURES, Gpu, Machine
-from ladder_sim.kernels.shape import Kind, Lookup, Shape, TableOf
+from ladder_sim.kernels import (
+    GPU_FIGURES,
+    TABLE_KINDS,
+    CollectiveShape,
+    Gpu,
+    Group,
+    Kind,
+    Lookup,
+    Machine,
+    Shape,
+    TableOf,
+)
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 

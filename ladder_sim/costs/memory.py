@@ -14,8 +14,7 @@ import numpy as np
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.kernels.shape import STATE_BYTES
-from ladder_sim.kernels.sizes import Count
+from ladder_sim.kernels import STATE_BYTES, Count
 from ladder_sim.specs.layers import BlockKind, Dense, Mixer, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

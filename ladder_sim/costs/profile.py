@@ -14,9 +14,7 @@ from ladder_sim.costs.collectives.algorithms import MeasuredCollective, measured
 from ladder_sim.costs.experts import ANY_LAYER, experts_table
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu
-from ladder_sim.kernels.shape import Experts, Kind, TableOf
+from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Experts, Gpu, Kind, TableOf
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

@@ -40,8 +40,7 @@ from ladder_sim.costs.table_parts import (
 )
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Kind
+from ladder_sim.kernels import Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.specs.workload import KvDType

@@ -12,9 +12,7 @@ from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import Positive
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Experts, Kind, Shape, TableOf
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu, Kind, Shape, TableOf
 from ladder_sim.specs.workload import Imbalance
 
 # shapes by name, as files hold them

@@ -3,41 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.shape import Shape
-from ladder_sim.kernels.sizes import WHOLE, Portion, Sizes
+from ladder_sim.kernels import WHOLE, CollectiveShape, Portion, Shape, Sizes
 from ladder_sim.wirings.rules import Part
 
 Stream = Literal["compute", "comm"]
-CollectiveKind = Literal[
-    "all_reduce",
-    "all_reduce_norm",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "dispatch",
-    "combine",
-    "broadcast",
-    "send",
-]
-OpKind = Literal[
-    "embedding",
-    "norm",
-    "gemm",
-    "bmm",
-    "expand",
-    "router",
-    "experts",
-    "rope",
-    "quantize",
-    "attention",
-    "activation",
-    "add",
-    "copy",
-    "lm_head",
-    "sample",
-    CollectiveKind,
-]
+Exchange = Literal["all_to_all", "dispatch", "combine"]
+CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "broadcast", "send", Exchange]
+BlockOpKind = Literal["gemm", "bmm", "expand", "router", "experts", "rope", "quantize", "attention", "activation"]
+OpKind = Literal[BlockOpKind, CollectiveKind, "embedding", "norm", "add", "copy", "lm_head", "sample"]
 
 COLLECTIVE_KINDS: frozenset[str] = frozenset(get_args(CollectiveKind))
 
@@ -87,29 +60,12 @@ class Op:
         )
 
 
-# ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first, "add_others"
-# adds a sum without the rank's own part, which the residual has; "sum_parts" adds up what ranks sent of each token
-ResidualOpName = Literal[
-    "embedding",
-    "add",
-    "add_others",
-    "post_norm",
-    "shared_add",
-    "norm",
-    "add_norm",
-    "all_reduce_norm",
-    "fold",
-    "sum_parts",
-    "slice",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "send",
-    "lm_head",
-    "gather_logits",
-    "sample",
-    "broadcast",
-]
+# ops before the first block and behind the last
+EndName = Literal["embedding", "lm_head", "gather_logits", "sample", "broadcast"]
+# ops between the blocks; "add_norm" is a norm that adds an output first, "add_others" adds a sum without the rank's own
+# part, which the residual has; "sum_parts" adds up what ranks sent of each token
+JoinName = Literal["add", "add_others", "shared_add", "norm", "add_norm", "post_norm", "fold", "sum_parts", "slice"]
+ResidualOpName = Literal[EndName, JoinName, "all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "send"]
 
 
 class ResidualOp(NamedTuple):

@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
-from ladder_sim.kernels.shape import STATE_BYTES
-from ladder_sim.kernels.sizes import PROMPT_DUTY, Count, Phase
+from ladder_sim.kernels import PROMPT_DUTY, STATE_BYTES, Count, Phase
 from ladder_sim.specs.layers import BlockKind, LayerPart
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
@@ -72,6 +71,11 @@ class RankPass:
         self._format = FORMATS[workload.dtype]
         # in another precision than the checkpoint's no part is known to stay
         self._as_stored = workload.dtype == model.weights_dtype
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Sizes of a kernel over the context of every sequence."""
+        return {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
 
     def format(self, part: LayerPart, kind: BlockKind) -> Format:
         """Return the format of the operands of a block part's linear layers."""

@@ -1,25 +1,32 @@
 """The kernels of a forward pass, one kind a file: work, traffic, growth, tables, formula and label.
 
-A new kind is a `Shape` in a file of its own, listed here, and a layer that runs it (`ladder_sim.graph.layers`). Costs,
-warnings and reports ask any `Shape` and do not know the kinds, as an import contract says. Kernels in turn know no
-measured time.
+A new kind is a `Shape` in a file of its own, named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`).
+Costs, warnings and reports ask any `Shape` and do not know the kinds. Kernels in turn know no measured time.
 """
 
 from collections.abc import Mapping
 
-from ladder_sim.kernels import attention, collective, elementwise, experts, gemm, latent, mixing, sampling
-from ladder_sim.kernels.shape import Kind, Shape, TableKind
+from ladder_sim.kernels.attention import AttentionShape, InContext
+from ladder_sim.kernels.collective import CollectiveShape, Group
+from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
+from ladder_sim.kernels.experts import MoeShape
+from ladder_sim.kernels.gemm import BmmShape, GemmShape, operands
+from ladder_sim.kernels.latent import MlaShape
+from ladder_sim.kernels.machine import GEMM_FORMATS, GPU_FIGURES, Engine, Gpu, Machine
+from ladder_sim.kernels.mixing import MixingShape
+from ladder_sim.kernels.sampling import SampleShape
+from ladder_sim.kernels.shape import STATE_BYTES, Experts, Kind, Lookup, Shape, TableKind, TableOf
+from ladder_sim.kernels.sizes import PROMPT_DUTY, WHOLE, Count, Phase, Portion, Sizes, varies
 
 KERNELS: tuple[type[Shape], ...] = (
-    gemm.GemmShape,
-    gemm.BmmShape,
-    attention.AttentionShape,
-    latent.MlaShape,
-    mixing.MixingShape,
-    experts.MoeShape,
-    elementwise.ElementwiseShape,
-    elementwise.QuantizeShape,
-    sampling.SampleShape,
-    collective.CollectiveShape,
+    *(GemmShape, BmmShape, AttentionShape, MlaShape, MixingShape, MoeShape),
+    *(ElementwiseShape, QuantizeShape, SampleShape, CollectiveShape),
 )
-TABLE_KINDS: Mapping[Kind, TableKind] = {table.kind: table for kernel in KERNELS for table in kernel.tables}
+TABLE_KINDS: Mapping[Kind, TableKind] = {each.kind: each for kernel in KERNELS for each in kernel.tables}
+
+# all that others ask of a kernel, then the kinds, which the graph makes
+__all__ = ["GEMM_FORMATS", "GPU_FIGURES", "KERNELS", "PROMPT_DUTY", "STATE_BYTES", "TABLE_KINDS", "WHOLE", "Count"]
+__all__ += ["Engine", "Experts", "Gpu", "Group", "Kind", "Lookup", "Machine", "Phase", "Portion", "Shape", "Sizes"]
+__all__ += ["TableKind", "TableOf", "operands", "varies"]
+__all__ += ["AttentionShape", "BmmShape", "CollectiveShape", "ElementwiseShape", "GemmShape", "InContext"]
+__all__ += ["MixingShape", "MlaShape", "MoeShape", "QuantizeShape", "SampleShape"]

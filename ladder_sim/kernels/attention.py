@@ -101,27 +101,14 @@ class CachedAttention(InContext):
         return machine.engine.attention_factor if tabled or not self.reads_whole_cache else 1.0
 
 
-def _axes(length: str) -> tuple[str, ...]:
-    # group: query heads per KV head
-    return ("batch_kv_heads", "group", length, "head_dim")
-
-
-def _at(
-    kernel: AttentionKernel,
-    of: str,
-    *,
-    batch_kv_heads: Any,
-    group: Any,
-    q_len: Any = 1,
-    kv_len: Any = None,
-    head_dim: Any,
-) -> "AttentionShape":
-    # one sequence of all the batch's heads stands for the batch
+def _at(kernel: AttentionKernel, of: str, *, batch_kv_heads: Any, group: Any, head_dim: Any, **length: Any) -> "Shape":
+    q_len = length.get("q_len", 1)
     return AttentionShape(
         kernel=kernel,
+        # one sequence of all the batch's heads stands for the batch
         batch=1,
         q_len=q_len,
-        kv_len=q_len if kv_len is None else kv_len,
+        kv_len=length.get("kv_len", q_len),
         heads=batch_kv_heads * group,
         kv_heads=batch_kv_heads,
         head_dim=head_dim,
@@ -130,20 +117,19 @@ def _at(
     )
 
 
+# axes of its tables for prompts and for single tokens; group: query heads per KV head
+PROMPT_AXES = ("batch_kv_heads", "group", "q_len", "head_dim")
+TOKEN_AXES = ("batch_kv_heads", "group", "kv_len", "head_dim")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape(CachedAttention):
     """Attention over keys and values of heads."""
 
     tables: ClassVar = (
-        TableKind("attention_prefill", "prefill attention flash", _axes("q_len"), partial(_at, "flash")),
-        TableKind("attention_decode", "decode attention flash", _axes("kv_len"), partial(_at, "flash")),
-        TableKind(
-            "math_attention_decode",
-            "decode attention math",
-            _axes("kv_len"),
-            partial(_at, "math"),
-            has_formula=True,
-        ),
+        TableKind("attention_prefill", "prefill attention flash", PROMPT_AXES, partial(_at, "flash")),
+        TableKind("attention_decode", "decode attention flash", TOKEN_AXES, partial(_at, "flash")),
+        TableKind("math_attention_decode", "decode attention math", TOKEN_AXES, partial(_at, "math"), has_formula=True),
     )
 
     kernel: AttentionKernel
@@ -225,9 +211,8 @@ class AttentionShape(CachedAttention):
     def lookup(self) -> Lookup | None:
         """Where tables hold it: prompts whole and without a window, of whose time it takes its shares."""
         if not self.is_prompt:
-            return Lookup(
-                "math_attention_decode" if self.reads_whole_cache else "attention_decode", self.cache, self.point
-            )
+            kind = "math_attention_decode" if self.reads_whole_cache else "attention_decode"
+            return Lookup(kind, self.cache, self.point)
         if self.reads_whole_cache:
             return None
         times = self.chunk_share

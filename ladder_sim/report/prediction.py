@@ -21,7 +21,7 @@ from ladder_sim.display.labels import (
     next_to_label,
     wiring_label,
 )
-from ladder_sim.kernels.sizes import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.prediction import Prediction, Predictions, own_variant
 from ladder_sim.report.columns import Column, fields_of, percent, table_of
 from ladder_sim.report.console import WholeTable, table

@@ -9,7 +9,7 @@ from typing import Self, TypeVar, get_args
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.des.timeline import Timeline, overlap_s
 from ladder_sim.graph.ops import CollectiveKind, Op
-from ladder_sim.kernels.machine import Gpu
+from ladder_sim.kernels import Gpu
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
 

@@ -28,7 +28,7 @@ from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
-from ladder_sim.kernels.sizes import WHOLE, Phase, Sizes
+from ladder_sim.kernels import WHOLE, Phase, Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import COMPUTE, Schedule, lower, op_times, schedule_pass

@@ -18,8 +18,7 @@ from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels.shape import Shape
-from ladder_sim.kernels.sizes import Phase
+from ladder_sim.kernels import Phase, Shape
 from ladder_sim.prediction import simulation_inputs
 from ladder_sim.simulate.lower import LAUNCH
 from ladder_sim.simulate.passes import ENGINES, STEADY, Engine, ForwardPass, simulate

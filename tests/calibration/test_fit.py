@@ -20,9 +20,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import SpecError
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim_calibration.__main__ import main

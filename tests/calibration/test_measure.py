@@ -19,7 +19,7 @@ import torch
 
 from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import Experts
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd

@@ -28,11 +28,7 @@ from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.kernels.attention import AttentionShape
-from ladder_sim.kernels.elementwise import ElementwiseShape
-from ladder_sim.kernels.gemm import GemmShape
-from ladder_sim.kernels.shape import Shape
-from ladder_sim.kernels.sizes import Phase
+from ladder_sim.kernels import AttentionShape, ElementwiseShape, GemmShape, Phase, Shape
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.support.graphs import build

@@ -16,9 +16,7 @@ from ladder_sim.des.shared import any_true
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.kernels.gemm import GemmShape
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.sizes import Phase, Sizes
+from ladder_sim.kernels import GemmShape, Gpu, Phase, Sizes
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.attention import AttentionShape
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Kind
+from ladder_sim.kernels import TABLE_KINDS, AttentionShape, Gpu, Kind
 
 GPU = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=3e12, kernel_s=2e-6)
 

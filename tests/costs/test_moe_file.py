@@ -15,7 +15,7 @@ from ladder_sim.costs.moe_file import read_moe
 from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, save_profile
 from ladder_sim.errors import ProfileError
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import Experts
 from tests.support.schemas import check
 from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.moe import write_moe

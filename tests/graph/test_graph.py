@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.graph.ops import COLLECTIVE_KINDS
-from ladder_sim.kernels.attention import AttentionShape
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.gemm import GemmShape
-from ladder_sim.kernels.sizes import Phase
+from ladder_sim.kernels import AttentionShape, CollectiveShape, GemmShape, Phase
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import ResidualAdd

@@ -3,10 +3,7 @@
 import pytest
 
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.gemm import GemmShape
-from ladder_sim.kernels.latent import MlaShape
-from ladder_sim.kernels.sizes import Sizes
+from ladder_sim.kernels import GemmShape, MlaShape, MoeShape, Sizes
 from tests.support.shapes import mla_shape, moe_shape
 
 

@@ -13,7 +13,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
-from ladder_sim.kernels.sizes import Phase, Sizes
+from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
 from ladder_sim.specs import catalog

@@ -12,11 +12,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.elementwise import ElementwiseShape
-from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.sampling import SampleShape
+from ladder_sim.kernels import CollectiveShape, ElementwiseShape, Gpu, MoeShape, SampleShape
 from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass

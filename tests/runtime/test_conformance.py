@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.rank import PassInputs
-from ladder_sim.kernels.sizes import Phase
+from ladder_sim.kernels import Phase
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan

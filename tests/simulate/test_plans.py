@@ -16,8 +16,7 @@ from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form, rewrites_of
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.sizes import Phase, Sizes
+from ladder_sim.kernels import CollectiveShape, Phase, Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate

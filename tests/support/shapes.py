@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.gemm import BmmShape
-from ladder_sim.kernels.latent import MlaShape
+from ladder_sim.kernels import BmmShape, MlaShape, MoeShape
 
 BF16_BYTES = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
 

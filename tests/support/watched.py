@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder_sim.kernels.attention import AttentionShape
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.gemm import BmmShape, GemmShape
-from ladder_sim.kernels.latent import MlaShape
+from ladder_sim.kernels import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim_runtime.comm.base import DONE, Handle
 from ladder_sim_runtime.comm.process_group import ProcessGroup

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario

@@ -19,9 +19,7 @@ from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.errors import UnknownNameError
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu
-from ladder_sim.kernels.shape import Kind
+from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.workload import KV_BYTES
 from tools.profiles import package, parquet

@@ -27,9 +27,7 @@ from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, save_profile
 from ladder_sim.costs.table_parts import ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError, exit_code
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Experts, Gpu
 from ladder_sim.specs import catalog
 from ladder_sim.system.arguments import Parser
 from ladder_sim_calibration.options import add_created

@@ -13,8 +13,7 @@ import numpy as np
 
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.des.shared import Floats
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.shape import Kind
+from ladder_sim.kernels import TABLE_KINDS, Kind
 from tools.profiles.grids import Series, dense, lowered
 
 # kinds of kernels: axes along which a padded problem holds the smaller one, and how many times a larger one's time a

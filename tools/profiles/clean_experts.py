@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.kernels.machine import GEMM_FORMATS
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import GEMM_FORMATS, Experts
 from tools.profiles.aiconfigurator import SYSTEMS
 from tools.profiles.grids import OUTLIER_LOG, Series, dense, envelope
 

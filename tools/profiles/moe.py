@@ -22,9 +22,7 @@ from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile, MoeTabl
 from ladder_sim.costs.table_parts import entry, ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Experts, Kind
+from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu, Kind
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.system.files import write_file
 from tools.profiles import package, parquet

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.kernels.attention import AttentionShape
-from ladder_sim.kernels.latent import MlaShape
-from ladder_sim.kernels.shape import Experts
+from ladder_sim.kernels import AttentionShape, Experts, MlaShape
 from ladder_sim.specs.workload import Imbalance
 from tools.profiles.grids import Series
 from tools.profiles.package import Columns

@@ -15,9 +15,7 @@ from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import ATTENTION, JITTER_KEY, RANK_SKEW, CalibrationProfile, ProfileSource
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Kind
+from ladder_sim.kernels import TABLE_KINDS, Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.values import whole
 from ladder_sim_calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns

@@ -21,8 +21,7 @@ import numpy as np
 from ladder_sim.costs.profile import COLLECTIVES, CollectiveName
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.shape import Experts, Kind, TableOf
+from ladder_sim.kernels import TABLE_KINDS, Experts, Kind, TableOf
 from ladder_sim.system.files import KEY, Schema, append, locked, read_bytes, writing_hint
 
 # 3: operands are random numbers

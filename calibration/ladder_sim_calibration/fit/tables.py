@@ -7,9 +7,7 @@ import numpy as np
 from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.profile import ATTENTION, CalibrationProfile
 from ladder_sim.costs.table_parts import ideal_time_s
-from ladder_sim.kernels import TABLE_KINDS
-from ladder_sim.kernels.machine import Gpu
-from ladder_sim.kernels.shape import Kind, TableOf
+from ladder_sim.kernels import TABLE_KINDS, Gpu, Kind, TableOf
 from ladder_sim_calibration.fit.samples import Points, layer_label
 
 

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 from ladder_sim.graph.block import BlockKernels
 from ladder_sim.graph.rank import RankPass
-from ladder_sim.kernels.attention import AttentionShape, InContext
-from ladder_sim.kernels.mixing import MixingShape
-from ladder_sim.kernels.shape import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES, AttentionShape, InContext, MixingShape
 from ladder_sim.specs.layers import Index
 from ladder_sim.specs.workload import KV_BYTES
 
@@ -22,9 +20,7 @@ def choose(block: BlockKernels, index: Index, name: str, after: Sequence[int], *
     """
     rank = block.rank
     shape = MixingShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         token_bytes=float(index.heads * index.dim + index.top_k * 4),
         entry_bytes=float(index.dim) * KV_BYTES["fp8"],
         entry_flops=2.0 * index.heads * index.dim,
@@ -37,9 +33,7 @@ def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, wi
     """Return the shape of attention of a rank's new tokens over their contexts; heads are those on the rank."""
     return AttentionShape(
         kernel=rank.stack.attention,
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,

@@ -5,8 +5,7 @@ Its first projection is column-parallel, its last row-parallel.
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, in_context
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.shape import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape
 from ladder_sim.specs.layers import Gqa
 
 

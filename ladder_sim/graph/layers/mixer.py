@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, choose, in_context
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.mixing import MixingShape
-from ladder_sim.kernels.shape import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MixingShape
 from ladder_sim.specs.layers import Attend, Linear, Mixer, State
 
 # arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
@@ -77,9 +75,7 @@ def _state(block: BlockKernels, kind: Mixer, core: State, name: str, after: Sequ
     moved = 2.0 * rank.tokens * entering * STATE_BYTES
     convolved = block.elementwise(f"{name}_convolution", "attention", moved, after, weights)
     shape = MixingShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         state_bytes=core.bytes_on_rank(rank.tp),
         token_bytes=(entering + leaving + 2.0 * elements / CHUNK_TOKENS) * STATE_BYTES,
         token_flops=STATE_FLOPS * elements,
@@ -102,9 +98,7 @@ def _attend(block: BlockKernels, core: Attend, name: str, after: Sequence[int], 
     if core.index and core.index.heads:
         after = choose(block, core.index, name, after, every=core.every)
     shape = MixingShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         token_bytes=float(heads * (core.key_dim + value_dim)) * STATE_BYTES,
         entry_bytes=float(kv_heads * (core.key_dim + core.value_dim)) * rank.kv_element_bytes,
         entry_flops=2.0 * heads * (core.key_dim + value_dim),

@@ -8,10 +8,7 @@ from dataclasses import replace
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import choose
-from ladder_sim.kernels.gemm import BmmShape
-from ladder_sim.kernels.latent import MlaShape
-from ladder_sim.kernels.mixing import MixingShape
-from ladder_sim.kernels.shape import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES, BmmShape, MixingShape, MlaShape
 from ladder_sim.specs.layers import Index, Mla
 from ladder_sim.specs.workload import Format
 
@@ -37,9 +34,7 @@ def add(block: BlockKernels, kind: Mla, prefix: str = "", *, reduces: bool) -> i
     moved = 2.0 * rank.tokens * (heads * rope + latent + rope) * STATE_BYTES
     rotated = block.elementwise(f"{prefix}rope", "rope", moved, [queries, normed])
     shape = MlaShape(
-        batch=rank.batch,
-        q_len=rank.q_len,
-        kv_len=rank.kv_len,
+        **rank.lengths,
         heads=heads,
         latent=latent,
         rope=rope,

@@ -1,7 +1,7 @@
 """A multi-layer perceptron on one rank, which has its share of the width."""
 
 from ladder_sim.graph.block import NORM, BlockKernels
-from ladder_sim.kernels.shape import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES
 from ladder_sim.specs.layers import Dense
 
 

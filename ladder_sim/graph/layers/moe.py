@@ -13,10 +13,7 @@ from typing import Literal
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers import mlp
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.kernels.collective import CollectiveShape
-from ladder_sim.kernels.experts import MoeShape
-from ladder_sim.kernels.gemm import operands
-from ladder_sim.kernels.shape import STATE_BYTES
+from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape, operands
 from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.workload import FORMATS
 

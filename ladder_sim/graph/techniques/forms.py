@@ -12,7 +12,7 @@ import numpy as np
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques import fused_norm, gemm_overlap, ideal_overlap, quantized_allreduce, token_split
-from ladder_sim.kernels.sizes import Count, Phase
+from ladder_sim.kernels import Count, Phase
 from ladder_sim.specs.techniques import family_of, parameter_of
 
 

@@ -11,8 +11,7 @@ from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import ResidualOp
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
-from ladder_sim.kernels.shape import STATE_BYTES
-from ladder_sim.kernels.sizes import Count
+from ladder_sim.kernels import STATE_BYTES, Count
 
 # bytes of a message from which it pays: vLLM's smallest are 1 to 16 MiB, by GPUs and bits (0.32.0,
 # quick_all_reduce.py, _QR_MIN_SIZE, fp16)

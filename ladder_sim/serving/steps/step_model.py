@@ -14,7 +14,7 @@ from ladder_sim.des.shared import Floats, Number
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.graph.techniques.forms import form
-from ladder_sim.kernels.sizes import Phase, Sizes
+from ladder_sim.kernels import Phase, Sizes
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, forward_passes
 from ladder_sim.specs.scenario import Scenario
