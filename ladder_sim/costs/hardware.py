@@ -18,7 +18,7 @@ from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.kernels import Engine, Gpu
+from ladder_sim.kernels import Gpu, Stack
 from ladder_sim.specs.cluster import FULL_NODE, ClusterSpec, LinkTier, mesh_share
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
@@ -48,27 +48,6 @@ class Link:
             any_true(self.bandwidth_Bps != other.bandwidth_Bps)
             or any_true(self.allreduce_floor_s != other.allreduce_floor_s)
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stack(Engine):
-    """What the inference engine adds to each op."""
-
-    # as in `StackSpec`
-    collective_launch_s: Number
-    stream_wait_s: Number
-    eager_launch_s: Number
-    host_request_s: Number
-    host_rank_s: Number
-    frontend_s: Number
-    frontend_steps: Number
-    frontend_token_s: Number
-    kernel_gap_s: Number = 0.0
-    """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
-    graph_launch_s: Number = 0.0
-    """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
-    collective_factor: Number = 1.0
-    """Time of every collective, as a multiple of what all else says."""
 
 
 _FIGURES = frozenset(field.name for field in dataclasses.fields(Stack))

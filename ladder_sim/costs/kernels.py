@@ -97,7 +97,7 @@ class KernelCosts:
         self._gpu_spec = gpu = scenario.cluster.gpu
         self._machine = Machine(
             gpu=self.hardware.gpu,
-            engine=self.hardware.stack,
+            stack=self.hardware.stack,
             sms=gpu.sms,
             memory_efficiency=profile.memory_efficiency if profile else HBM_EFFICIENCY,
             padded_share=scenario.stack.padded_share if gpu.compute_capability == HOPPER else 0.0,
@@ -203,7 +203,7 @@ class KernelCosts:
     def _kernel(self, shape: Shape, seconds: Number, source: Source, measured: NDArray[np.bool_] = NOWHERE) -> Estimate:
         """Estimate a kernel from its time in a table or by the roofline; `measured` are configurations in range."""
         everywhere, anywhere = bool(measured.all()), bool(measured.any())
-        factor = self.hardware.stack.kernel_factor * shape.engine_factor(self._machine, tabled=source != "roofline")
+        factor = self.hardware.stack.kernel_factor * shape.stack_factor(self._machine, tabled=source != "roofline")
         slowed_s = self._slowed_s(shape, seconds)
         seconds = (seconds + slowed_s) * factor
         if source in ("fitted", "transferred") and not everywhere:

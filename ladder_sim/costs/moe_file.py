@@ -6,14 +6,14 @@ roofline in a GPU's file, which holds those of the median engine; of that file's
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
 from ladder_sim.costs.experts import over
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
-from ladder_sim.costs.profile import MoeTables, Positive, ProfileSource
+from ladder_sim.costs.profile import MOE_KINDS, MoeTables, Positive, ProfileSource
 from ladder_sim.costs.table_parts import (
     CurvePart,
     ExpertLayer,
@@ -29,14 +29,11 @@ from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, 
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.kernels import Experts, Gpu, Kind
-from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import Schema, read_bytes
 
 SCHEMA = Schema()
 # a larger document is not such a file: shipped ones unpack to about 0.1 MB
 MAX_DOCUMENT_BYTES = 16 * 2**20
-# entries by kind of table
-TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
 
 
 class ExpertsPart(ExpertLayer):
@@ -55,8 +52,8 @@ class SharePart(ExpertLayer):
     """Percent of the times in the GPU's table; null where the engine was not measured."""
 
 
-class MoeDocument(Part):
-    """The file."""
+class _Document(Part):
+    """The file without its tables."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -64,11 +61,13 @@ class MoeDocument(Part):
     sources: tuple[ProfileSource, ...]
     experts: list[ExpertsPart] = Field(default_factory=list)
     shares: list[SharePart] = Field(default_factory=list)
-    mla_prefill: dict[KvDType, TablePart] = Field(default_factory=dict)
-    mla_decode: dict[KvDType, TablePart] = Field(default_factory=dict)
-    bmm: dict[FormatName, TablePart] = Field(default_factory=dict)
     collectives: dict[Literal["dispatch", "combine"], dict[str, dict[Ranks, CurvePart]]] = Field(default_factory=dict)
     left_out: dict[str, dict[str, ErrorStats]] = Field(default_factory=dict)
+
+
+_TABLES: dict[str, Any] = dict.fromkeys(MOE_KINDS, (dict[FormatName, TablePart], Field(default_factory=dict)))
+# the file, with an entry for each kind of table
+MoeDocument = create_model("MoeDocument", __base__=_Document, **_TABLES)
 
 
 def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
@@ -88,14 +87,14 @@ def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
         raise refused(broken, f"'{path}'", what=what, error=ProfileError) from None
 
 
-def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeTables:
+def _tables(parsed: _Document, reference: Gpu, base: MoeTables | None) -> MoeTables:
     experts: dict[Experts, RatioTable] = {}
     for number, part in enumerate(parsed.experts):
         experts[part.key] = _experts(part, reference, f"experts[{number}]")
     shares = {part.key: _share(part, base, f"shares[{number}]") for number, part in enumerate(parsed.shares)}
     tables: dict[Kind, dict[str, RatioTable]] = {
         kind: {str(of): table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
-        for kind in TABLES
+        for kind in MOE_KINDS
     }
     own = MoeTables(
         experts=experts,
@@ -119,7 +118,7 @@ def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeT
         },
         tables={
             kind: {**{of: over(None, each) for of, each in base.tables.get(kind, {}).items()}, **tables[kind]}
-            for kind in TABLES
+            for kind in MOE_KINDS
         },
         left_out={**base.left_out, **own.left_out},
         sources=(*base.sources, *own.sources),

@@ -29,12 +29,14 @@ CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_a
 # those of tensor parallelism, which `calibrate run` measures
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
-# where profiles hold tables of attention: section and kernel
+# where profiles hold tables of attention that is not latent: section and kernel
 ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
     "attention_prefill": ("attention_prefill", "flash"),
     "attention_decode": ("attention_decode", "flash"),
     "math_attention_decode": ("attention_decode", "math"),
 }
+# kinds of tables that only models with experts or latent attention need
+MOE_KINDS = tuple(kind for kind in TABLE_KINDS if kind not in ("gemm", "sample", "moe", *ATTENTION))
 
 # a figure is identified if the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,11 +12,11 @@ from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import Positive
 from ladder_sim.costs.typed_json import BrokenRuleError, Part
 from ladder_sim.des.shared import Floats
-from ladder_sim.kernels import TABLE_KINDS, Experts, Gpu, Kind, Shape, TableOf
+from ladder_sim.kernels import KERNELS, TABLE_KINDS, Experts, Gpu, Kind, TableOf
 from ladder_sim.specs.workload import Imbalance
 
-# shapes by name, as files hold them
-SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
+# kernels by name, as files hold them
+SHAPES = {kernel.__name__: kernel for kernel in KERNELS}
 # `ladder_sim.specs.workload.Format.name`
 FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Number, any_true, maximum, where
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, count_text
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work, count_text
 from ladder_sim.kernels.sizes import Sizes, varies
 from ladder_sim.specs.stack import AttentionKernel
 from ladder_sim.specs.workload import KV_BYTES
@@ -94,11 +94,11 @@ class CachedAttention(InContext):
         """Share that a chunk takes of the whole prompt, as which it is looked up."""
         return self.q_len / self.prompt_len if self.is_prompt and self.shares_step else 1.0
 
-    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
+    def stack_factor(self, machine: Machine, *, tabled: bool) -> Number:
         """Return the factor of prompts or of decode; of math attention without a table the traffic alone has that."""
         if self.is_prompt:
-            return machine.engine.prompt_factor
-        return machine.engine.attention_factor if tabled or not self.reads_whole_cache else 1.0
+            return machine.stack.prompt_factor
+        return machine.stack.attention_factor if tabled or not self.reads_whole_cache else 1.0
 
 
 def _at(kernel: AttentionKernel, of: str, *, batch_kv_heads: Any, group: Any, head_dim: Any, **length: Any) -> "Shape":
@@ -164,35 +164,25 @@ class AttentionShape(CachedAttention):
         return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * self.window) / self.q_len
 
     @property
-    def _cache_bytes(self) -> float:
-        """Keys and values that all new tokens of a sequence read, once."""
-        read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
-        cache: float = 2.0 * self.batch * read * self.head_dim * self.kv_heads * self.kv_element_bytes
-        return cache
-
-    @property
-    def stored_bytes(self) -> float:
-        """Keys and values of earlier tokens; those of a prompt may still be in a cache of the GPU."""
-        return 0.0 if self.is_prompt else self._cache_bytes
-
-    @property
-    def flops(self) -> float:
-        pairs = self.q_len * self.attended
-        flops: float = 4.0 * self.batch * self.heads * self.head_dim * pairs
-        return flops
-
-    @property
-    def moved_bytes(self) -> float:
-        """Device memory traffic: queries and output, the cache, and of the math kernel its scores.
+    def work(self) -> Work:
+        """Queries, output, the cache, and of the math kernel its scores.
 
         The score matrix is of 32 bits (PyTorch from 2.5 on computes math attention of 16 bits in 32), written, read for
-        its maximum and sum, read and written by the softmax, and read for the values.
+        its maximum and sum, read and written by the softmax, and read for the values. The cache of a prompt's tokens
+        may still be in one of the GPU.
         """
-        query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
-        moved = query_and_output * self.element_bytes + self._cache_bytes
-        if not self.reads_whole_cache:
-            return moved
-        return moved + 5.0 * 4.0 * self.batch * self.heads * self.q_len * self.kv_len
+        read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
+        cache = 2.0 * self.batch * read * self.head_dim * self.kv_heads * self.kv_element_bytes
+        moved = 2.0 * self.batch * self.q_len * self.heads * self.head_dim * self.element_bytes + cache
+        if self.reads_whole_cache:
+            moved = moved + 5.0 * 4.0 * self.batch * self.heads * self.q_len * self.kv_len
+        pairs = self.q_len * self.attended
+        return Work(moved, 4.0 * self.batch * self.heads * self.head_dim * pairs, 0.0 if self.is_prompt else cache)
+
+    @property
+    def expanded_bytes(self) -> float:
+        """Keys and values that the math kernel reads: of every query head, most of them from the GPU's cache."""
+        return 2.0 * self.batch * self.kv_len * self.head_dim * self.heads * self.kv_element_bytes
 
     @property
     def label(self) -> str:
@@ -228,14 +218,13 @@ class AttentionShape(CachedAttention):
 
     def untabled_s(self, machine: Machine) -> Number:
         """Return the seconds of attention by separate kernels, which no table holds."""
-        gpu, engine = machine.gpu, machine.engine
+        gpu, stack = machine.gpu, machine.stack
         token = replace(self, q_len=1) if self.is_prompt else self
-        # of every query head, most of them from the GPU's cache
-        expanded_bytes = 2.0 * self.batch * self.kv_len * self.head_dim * self.heads * self.kv_element_bytes
-        read_s = maximum(machine.traffic_s(token.moved_bytes), expanded_bytes / (CACHE_RATE * gpu.hbm_bandwidth_Bps))
+        expanded_s = token.expanded_bytes / (CACHE_RATE * gpu.hbm_bandwidth_Bps)
+        read_s = maximum(machine.traffic_s(token.moved_bytes), expanded_s)
         floor_s = MATH_ATTENTION_KERNELS * machine.floor_s
         several = where(self.batch > 1, 1.0, 0.0)
-        token_s: Number = floor_s + engine.batched_attention_s * several + read_s * engine.attention_factor
+        token_s: Number = floor_s + stack.batched_attention_s * several + read_s * stack.attention_factor
         if not self.is_prompt:
             return token_s
         # scores and values, each in tiles of so many of its rows and columns; one that is not full takes as long

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from ladder_sim.kernels.shape import Shape
+from ladder_sim.kernels.shape import Shape, Work
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.units import format_bytes
 
@@ -30,9 +30,9 @@ class CollectiveShape(Shape):
     """Whether elements are not of the activations' type, but token ids or 32-bit sums."""
 
     @property
-    def moved_bytes(self) -> float:
-        """Message read and written once in device memory."""
-        return 2.0 * self.message_bytes
+    def work(self) -> Work:
+        """Message, read and written once in device memory."""
+        return Work(2.0 * self.message_bytes)
 
     @property
     def label(self) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import Shape
+from ladder_sim.kernels.shape import Shape, Work
 from ladder_sim.kernels.sizes import Sizes
 
 
@@ -16,6 +16,10 @@ class ElementwiseShape(Shape):
     moved_bytes: float = field()
     """Read and written, bytes."""
 
+    @property
+    def work(self) -> Work:
+        return Work(self.moved_bytes)
+
     def resized(self, sizes: Sizes, rows: Any) -> Self:
         return type(self)(moved_bytes=rows * self.moved_bytes / sizes.smallest)
 
@@ -25,4 +29,4 @@ class QuantizeShape(ElementwiseShape):
     """Quantisation of the activations in front of a GEMM."""
 
     def floor_s(self, machine: Machine) -> Number:
-        return machine.floor_s + machine.engine.quantize_s
+        return machine.floor_s + machine.stack.quantize_s

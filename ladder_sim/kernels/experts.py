@@ -8,7 +8,7 @@ import numpy as np
 from ladder_sim.des.shared import Number, number
 from ladder_sim.kernels.gemm import Multiplication
 from ladder_sim.kernels.machine import Gpu, Machine
-from ladder_sim.kernels.shape import Experts, Lookup, TableKind, count_text
+from ladder_sim.kernels.shape import Experts, Lookup, TableKind, Work, count_text
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.workload import FP8_BLOCK, Imbalance
 
@@ -54,26 +54,19 @@ class MoeShape(Multiplication):
     """How unevenly tokens choose experts."""
 
     @property
-    def experts_taken(self) -> Any:
-        """Experts of a rank that any token takes, with tokens spread evenly."""
-        return self.experts / self.ep * (1.0 - (1.0 - self.top_k / self.experts) ** self.tokens)
-
-    @property
-    def flops(self) -> float:
-        """Multiply-adds counted as two, if every rank has as much to do."""
-        return 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp
-
-    @property
-    def moved_bytes(self) -> float:
-        """Weights of the experts that any token takes, and activations.
+    def work(self) -> Work:
+        """Weights of the experts that any token takes, and activations, if every rank has as much to do.
 
         What several experts return for a token is written, and read again for the sum.
         """
         width = self.width / self.expert_tp
-        weights: float = 3.0 * self.experts_taken * self.hidden * width * self.weight_element_bytes
+        # of a rank, with tokens spread evenly
+        taken: Any = self.experts / self.ep * (1.0 - (1.0 - self.top_k / self.experts) ** self.tokens)
+        weights = 3.0 * taken * self.hidden * width * self.weight_element_bytes
         ends = 1.0 * self.tokens * self.hidden * (self.input_element_bytes + self.output_element_bytes)
         inner = 3.0 * width + (2.0 * self.hidden if self.top_k > 1 else 0.0)
-        return weights + ends + self.tokens * self.top_k / self.ep * inner * self.output_element_bytes
+        moved = weights + ends + self.tokens * self.top_k / self.ep * inner * self.output_element_bytes
+        return Work(moved, 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp)
 
     @property
     def rows(self) -> Any:

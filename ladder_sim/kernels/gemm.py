@@ -7,7 +7,7 @@ import numpy as np
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import GEMM_FORMATS, Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, count_text
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work, count_text
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.workload import Format
 
@@ -58,16 +58,16 @@ class MatrixMultiplication(Multiplication):
     def rows(self) -> Any:
         return self.m
 
-    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
+    def stack_factor(self, machine: Machine, *, tabled: bool) -> Number:
         """Return the factor of one row, of several that are memory bound, or of prompts, which are compute bound."""
-        gpu, engine = machine.gpu, machine.engine
+        gpu, stack = machine.gpu, machine.stack
         if isinstance(self.m, int) and self.m == 1:
-            return engine.gemv_factor
+            return stack.gemv_factor
         memory_bound = self.arithmetic_s(gpu) < self.moved_bytes / gpu.hbm_bandwidth_Bps
         if isinstance(memory_bound, bool):
-            return engine.gemm_factor if memory_bound else engine.prompt_factor
-        several = np.where(memory_bound, engine.gemm_factor, engine.prompt_factor)
-        return np.where(np.asarray(self.m) == 1, engine.gemv_factor, several)
+            return stack.gemm_factor if memory_bound else stack.prompt_factor
+        several = np.where(memory_bound, stack.gemm_factor, stack.prompt_factor)
+        return np.where(np.asarray(self.m) == 1, stack.gemv_factor, several)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,22 +86,12 @@ class GemmShape(MatrixMultiplication):
         return self.m / self.chunks if self.chunks > 1 else self.m
 
     @property
-    def flops(self) -> float:
-        return 2.0 * self.m * self.n * self.k
-
-    @property
-    def stored_bytes(self) -> float:
-        """Weights, once: what no cache holds from one pass to the next."""
-        return 1.0 * self.n * self.k * self.weight_element_bytes
-
-    @property
-    def moved_bytes(self) -> float:
-        """Activations, each read or written once, and weights, by each of the kernels."""
-        return (
-            self.chunks * self.stored_bytes
-            + 1.0 * self.m * self.k * self.input_element_bytes
-            + 1.0 * self.m * self.n * self.output_element_bytes
-        )
+    def work(self) -> Work:
+        """Activations are read or written once, weights read by each of the kernels."""
+        stored = 1.0 * self.n * self.k * self.weight_element_bytes
+        read = 1.0 * self.m * self.k * self.input_element_bytes
+        written = 1.0 * self.m * self.n * self.output_element_bytes
+        return Work(self.chunks * stored + read + written, 2.0 * self.m * self.n * self.k, stored)
 
     @property
     def label(self) -> str:
@@ -145,18 +135,11 @@ class BmmShape(MatrixMultiplication):
     """Heads on this rank."""
 
     @property
-    def flops(self) -> float:
-        return 2.0 * self.heads * self.m * self.n * self.k
-
-    @property
-    def stored_bytes(self) -> float:
-        return 1.0 * self.heads * self.n * self.k * self.weight_element_bytes
-
-    @property
-    def moved_bytes(self) -> float:
-        """Weights and activations, each read or written once."""
-        rows = 1.0 * self.heads * self.m
-        return self.stored_bytes + rows * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
+    def work(self) -> Work:
+        """Weights and activations are read or written once."""
+        stored, rows = 1.0 * self.heads * self.n * self.k * self.weight_element_bytes, 1.0 * self.heads * self.m
+        moved = stored + rows * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
+        return Work(moved, 2.0 * self.heads * self.m * self.n * self.k, stored)
 
     @property
     def label(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ladder_sim.kernels.attention import CachedAttention, kv_bytes
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, TableKind
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, TableKind, Work
 
 
 def _at(of: str, **sizes: Any) -> "MlaShape":
@@ -44,25 +44,18 @@ class MlaShape(CachedAttention):
     """Width of one head's value."""
 
     @property
-    def stored_bytes(self) -> float:
-        """The latent cache of earlier tokens; what a prompt expands may still be in a cache of the GPU."""
-        if self.is_prompt:
-            return 0.0
-        return 1.0 * self.batch * self.kv_len * (self.latent + self.rope) * self.kv_element_bytes
+    def work(self) -> Work:
+        """Queries, output, and the latent cache or what it was expanded to, once; a prompt skips the masked half.
 
-    @property
-    def flops(self) -> float:
-        """Scores and values, without the masked half of a prefill."""
-        per_pair = self.nope + self.rope + self.value if self.is_prompt else 2 * self.latent + self.rope
-        return 2.0 * self.batch * self.heads * per_pair * self.q_len * (self.kv_len - (self.q_len - 1) / 2.0)
-
-    @property
-    def moved_bytes(self) -> float:
-        """Queries, output, and the latent cache or what it was expanded to, once."""
+        What a prompt expands may still be in a cache of the GPU.
+        """
+        width = self.nope + self.rope + self.value if self.is_prompt else 2 * self.latent + self.rope
+        flops = 2.0 * self.batch * self.heads * width * self.q_len * (self.kv_len - (self.q_len - 1) / 2.0)
         if self.is_prompt:
-            per_head = self.nope + self.rope + self.value
-            return 1.0 * self.batch * self.heads * (self.q_len + self.kv_len) * per_head * self.element_bytes
-        return self.stored_bytes + self.batch * self.heads * (2 * self.latent + self.rope) * self.element_bytes
+            moved = 1.0 * self.batch * self.heads * (self.q_len + self.kv_len) * width * self.element_bytes
+            return Work(moved, flops)
+        stored = 1.0 * self.batch * self.kv_len * (self.latent + self.rope) * self.kv_element_bytes
+        return Work(stored + self.batch * self.heads * width * self.element_bytes, flops, stored)
 
     @property
     def label(self) -> str:

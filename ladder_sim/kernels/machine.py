@@ -46,16 +46,29 @@ GPU_FIGURES = tuple(field.name for field in dataclasses.fields(Gpu))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Engine:
-    """How the kernels of an inference engine differ from formulas and tables."""
+class Stack:
+    """What the inference engine adds to each op."""
 
     # as in `StackSpec`
+    collective_launch_s: Number
+    stream_wait_s: Number
+    eager_launch_s: Number
+    host_request_s: Number
+    host_rank_s: Number
+    frontend_s: Number
+    frontend_steps: Number
+    frontend_token_s: Number
     quantize_s: Number
-
     sustained_share: Number
     """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
+    kernel_gap_s: Number = 0.0
+    """Idle time before each kernel beyond what the tables hold, seconds; 0: not measured."""
+    graph_launch_s: Number = 0.0
+    """CPU time from deciding to run a CUDA graph to its first kernel, seconds; 0: not measured."""
     kernel_factor: Number = 1.0
     """Time of every kernel, as a multiple of what all else says."""
+    collective_factor: Number = 1.0
+    """Time of every collective, as a multiple of what all else says."""
     gemv_factor: Number = 1.0
     """Time of a one-row GEMM, as a multiple of the table's."""
     gemm_factor: Number = 1.0
@@ -76,7 +89,7 @@ class Machine:
     """A GPU with an engine on it."""
 
     gpu: Gpu
-    engine: Engine
+    stack: Stack
     sms: int
     """Streaming multiprocessors of the GPU."""
     memory_efficiency: float
@@ -87,7 +100,7 @@ class Machine:
     @property
     def floor_s(self) -> Number:
         """Seconds of a small kernel of the engine."""
-        return self.engine.small_kernel_factor * self.gpu.kernel_s
+        return self.stack.small_kernel_factor * self.gpu.kernel_s
 
     def traffic_s(self, moved_bytes: Number) -> Number:
         """Return the seconds of memory traffic at the rate that memory-bound kernels reach."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.kernels.attention import InContext
+from ladder_sim.kernels.shape import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +29,12 @@ class MixingShape(InContext):
     """Entries that a new token reads at most; 0: all."""
 
     @property
-    def _entries(self) -> Any:
-        """Entries that a new token reads on average, without those of later tokens."""
+    def work(self) -> Work:
+        """State twice, entries once, and what enters and leaves; tokens of a prompt may share entries."""
+        # that a new token reads on average, without those of later tokens
         entries: Any = (self.kv_len - (self.q_len - 1) / 2.0) / self.every
-        return np.minimum(entries, self.top_k) if self.top_k else entries
-
-    @property
-    def stored_bytes(self) -> float:
-        """State and entries of the cache, of which the tokens of a prompt may share some."""
-        read: Any = np.minimum(self._entries * self.q_len, self.kv_len / self.every)
-        stored: float = self.batch * (self.state_bytes + read * self.entry_bytes)
-        return stored
-
-    @property
-    def flops(self) -> float:
-        flops: float = self.batch * self.q_len * (self.token_flops + self._entries * self.entry_flops)
-        return flops
-
-    @property
-    def moved_bytes(self) -> float:
-        """State twice, entries once, and what enters and leaves."""
-        return self.stored_bytes + self.batch * (self.state_bytes + self.q_len * self.token_bytes)
+        entries = np.minimum(entries, self.top_k) if self.top_k else entries
+        read = np.minimum(entries * self.q_len, self.kv_len / self.every)
+        stored = self.batch * (self.state_bytes + read * self.entry_bytes)
+        moved = stored + self.batch * (self.state_bytes + self.q_len * self.token_bytes)
+        return Work(moved, self.batch * self.q_len * (self.token_flops + entries * self.entry_flops), stored)

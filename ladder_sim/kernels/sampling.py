@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from ladder_sim.des.shared import Number
 from ladder_sim.kernels.machine import Machine
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind
+from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work
 from ladder_sim.kernels.sizes import Sizes
 from ladder_sim.specs.stack import Sampling
 
@@ -39,9 +39,9 @@ class SampleShape(Shape):
     """How it is chosen."""
 
     @property
-    def moved_bytes(self) -> float:
+    def work(self) -> Work:
         """Logits, read once."""
-        return 1.0 * self.batch * self.vocab * self.element_bytes
+        return Work(1.0 * self.batch * self.vocab * self.element_bytes)
 
     @property
     def per_sequence(self) -> bool:

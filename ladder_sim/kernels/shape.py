@@ -76,6 +76,17 @@ class Lookup(NamedTuple):
     """Whether the point is another kernel's, because no table can hold this one."""
 
 
+class Work(NamedTuple):
+    """What a kernel does."""
+
+    moved_bytes: Any
+    """Traffic of the device memory."""
+    flops: Any = 0.0
+    """Arithmetic, multiply-adds counted as two; 0: negligible next to the traffic."""
+    stored_bytes: Any = 0.0
+    """Traffic of what no cache of the GPU holds from one pass to the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape(ABC):
     """A kernel at its size, or a few kernels that always run in a row.
@@ -90,22 +101,20 @@ class Shape(ABC):
     on_tensor_cores: ClassVar[bool] = False
     """Whether tensor cores multiply for most of its time, if it is compute bound."""
 
-    # what it does
-
     @property
     @abstractmethod
-    def moved_bytes(self) -> float:
-        """Device memory traffic."""
+    def work(self) -> Work:
+        """What it does."""
 
     @property
-    def stored_bytes(self) -> float:
-        """Traffic of what no cache of the GPU holds from one pass to the next."""
-        return 0.0
+    def moved_bytes(self) -> float:
+        """Device memory traffic, bytes."""
+        return self.work.moved_bytes
 
     @property
     def flops(self) -> float:
-        """Arithmetic, multiply-adds counted as two; by default negligible next to the traffic."""
-        return 0.0
+        """Arithmetic, multiply-adds counted as two."""
+        return self.work.flops
 
     @property
     def format(self) -> str:
@@ -131,8 +140,6 @@ class Shape(ABC):
         """Its size in a few characters."""
         return format_bytes(self.moved_bytes)
 
-    # how it grows
-
     @property
     def per_sequence(self) -> bool:
         """Whether it grows with the sequences, not with their tokens."""
@@ -142,14 +149,10 @@ class Shape(ABC):
     def resized(self, sizes: Sizes, rows: Any) -> Self:
         """Return the kernel of passes of these sizes, given that of one token; it runs on so many `rows` of them."""
 
-    # where its time is measured
-
     @property
     def lookup(self) -> Lookup | None:
         """Where tables hold it; None: no table does."""
         return None
-
-    # what it takes
 
     def arithmetic_s(self, gpu: Gpu) -> Number:
         """Return the seconds of its arithmetic at the peak of the tensor cores."""
@@ -162,14 +165,14 @@ class Shape(ABC):
         call. Measured tables hold ratios to this time (`ladder_sim.costs.lookup`): what it leaves out is in the ratio,
         as long as the same function makes the ratio and undoes it.
         """
-        seconds: Floats = self.launches * gpu.kernel_s + np.maximum(
-            self.arithmetic_s(gpu), self.moved_bytes / gpu.hbm_bandwidth_Bps
-        )
-        return seconds
+        work, peak = self.work, gpu.peak_flops(self.format)
+        busy_s: Floats = np.maximum(work.flops / peak, work.moved_bytes / gpu.hbm_bandwidth_Bps)
+        return self.launches * gpu.kernel_s + busy_s
 
     def least_s(self, gpu: Gpu) -> Number:
         """Return the lower bound of its seconds: arithmetic, and traffic that no cache saves."""
-        return maximum(self.arithmetic_s(gpu), self.stored_bytes / gpu.hbm_bandwidth_Bps)
+        work, peak = self.work, gpu.peak_flops(self.format)
+        return maximum(work.flops / peak, work.stored_bytes / gpu.hbm_bandwidth_Bps)
 
     @property
     def outlasts(self) -> "tuple[Any, Shape] | None":
@@ -178,14 +181,14 @@ class Shape(ABC):
 
     def untabled_s(self, machine: Machine) -> Number:
         """Return the seconds where no table holds it: by default of a small kernel, the most of which is traffic."""
-        traffic_s, gpu = machine.traffic_s(self.moved_bytes), machine.gpu
-        return self.floor_s(machine) + maximum(traffic_s, self.flops / gpu.bf16_flops)
+        work = self.work
+        return self.floor_s(machine) + maximum(machine.traffic_s(work.moved_bytes), work.flops / machine.gpu.bf16_flops)
 
     def floor_s(self, machine: Machine) -> Number:
         """Return the seconds that it takes at any size where no table holds it."""
         return machine.floor_s
 
-    def engine_factor(self, machine: Machine, *, tabled: bool) -> Number:
+    def stack_factor(self, machine: Machine, *, tabled: bool) -> Number:
         """Return the time of the engine's kernel relative to the table's, or if not `tabled` the formula's."""
         return 1.0
 

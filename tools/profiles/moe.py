@@ -17,8 +17,8 @@ import numpy as np
 
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.moe_file import SCHEMA, TABLES, read_moe
-from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile, MoeTables
+from ladder_sim.costs.moe_file import SCHEMA, read_moe
+from ladder_sim.costs.profile import HBM_EFFICIENCY, MOE_KINDS, CalibrationProfile, MoeTables
 from ladder_sim.costs.table_parts import entry, ideal_time_s
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
@@ -338,7 +338,7 @@ def write_moe(own: MoeTables, path: Path, *, name: str, created: str, base: MoeT
         entries["shares"] = [
             {**key._asdict(), "percent": _percent(each, base.experts[key])} for key, each in own.experts.items()
         ]
-    entries |= {kind: entry(own.tables.get(kind, {})) for kind in TABLES}
+    entries |= {kind: entry(own.tables.get(kind, {})) for kind in MOE_KINDS}
     entries |= {each: entry(getattr(own, each)) for each in ("sources", "collectives", "left_out")}
     document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     path.parent.mkdir(exist_ok=True)
