@@ -1,6 +1,6 @@
 """Messages between ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from ladder_sim.kernels.shape import Shape, Work
@@ -39,10 +39,4 @@ class CollectiveShape(Shape):
         return format_bytes(self.message_bytes)
 
     def resized(self, sizes: Sizes, rows: Any) -> Self:
-        return type(self)(
-            message_bytes=rows * self.message_bytes / sizes.smallest,
-            group=self.group,
-            per_sequence=self.per_sequence,
-            kernel=self.kernel,
-            own_type=self.own_type,
-        )
+        return replace(self, message_bytes=rows * self.message_bytes / sizes.smallest)

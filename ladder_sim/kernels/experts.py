@@ -26,10 +26,7 @@ class MoeShape(Multiplication):
 
     tables: ClassVar = (
         TableKind(
-            "moe",
-            "experts",
-            ("expert_tp", "ep", "tokens"),
-            lambda of, **sizes: MoeShape.of(**of._asdict(), **sizes),
+            "moe", "experts", ("expert_tp", "ep", "tokens"), lambda of, **sizes: MoeShape.of(**of._asdict(), **sizes)
         ),
     )
     launches: ClassVar[int] = 5

@@ -42,7 +42,7 @@ FITTING = {"numpy", "scipy", "pydantic", "rich"}
 TOOLS_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "ladder_sim_calibration",
-    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "wirings")),
+    *(f"ladder_sim.{name}" for name in ("costs", "graph", "kernels", "specs", "wirings")),
     # of the simulator only the name of an array's type
     "ladder_sim.des.shared",
     *SHARED,

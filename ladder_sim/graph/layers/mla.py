@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import choose
-from ladder_sim.kernels import STATE_BYTES, BmmShape, MixingShape, MlaShape
+from ladder_sim.kernels import STATE_BYTES, BmmShape, MixingShape, MlaShape, operands
 from ladder_sim.specs.layers import Index, Mla
 from ladder_sim.specs.workload import Format
 
@@ -98,14 +98,6 @@ def _chosen(kind: Mla, shape: MlaShape) -> MlaShape | MixingShape:
 
 
 def _per_head(block: BlockKernels, name: str, qkv: Format, heads: int, n: int, k: int, after: Sequence[int]) -> int:
-    shape = BmmShape(
-        heads=heads,
-        m=block.rank.batch * block.rank.q_len,
-        n=n,
-        k=k,
-        weight_element_bytes=qkv.weight_bytes,
-        input_element_bytes=STATE_BYTES,
-        output_element_bytes=STATE_BYTES,
-        format=qkv.name,
-    )
+    own = operands(qkv) | {"input_element_bytes": STATE_BYTES}
+    shape = BmmShape(heads=heads, m=block.rank.batch * block.rank.q_len, n=n, k=k, **own)
     return block.op(name, "bmm", shape, after, weights=float(heads) * n * k * qkv.weight_bytes)
