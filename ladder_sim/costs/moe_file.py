@@ -6,10 +6,10 @@ roofline in a GPU's file, which holds those of the median engine; of that file's
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, ValidationError
 
 from ladder_sim.costs.experts import over
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
@@ -29,6 +29,7 @@ from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, 
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.kernels import Experts, Gpu, Kind
+from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import Schema, read_bytes
 
 SCHEMA = Schema()
@@ -52,8 +53,8 @@ class SharePart(ExpertLayer):
     """Percent of the times in the GPU's table; null where the engine was not measured."""
 
 
-class _Document(Part):
-    """The file without its tables."""
+class MoeDocument(Part):
+    """The file."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -61,13 +62,11 @@ class _Document(Part):
     sources: tuple[ProfileSource, ...]
     experts: list[ExpertsPart] = Field(default_factory=list)
     shares: list[SharePart] = Field(default_factory=list)
+    mla_prefill: dict[KvDType, TablePart] = Field(default_factory=dict)
+    mla_decode: dict[KvDType, TablePart] = Field(default_factory=dict)
+    bmm: dict[FormatName, TablePart] = Field(default_factory=dict)
     collectives: dict[Literal["dispatch", "combine"], dict[str, dict[Ranks, CurvePart]]] = Field(default_factory=dict)
     left_out: dict[str, dict[str, ErrorStats]] = Field(default_factory=dict)
-
-
-_TABLES: dict[str, Any] = dict.fromkeys(MOE_KINDS, (dict[FormatName, TablePart], Field(default_factory=dict)))
-# the file, with an entry for each kind of table
-MoeDocument = create_model("MoeDocument", __base__=_Document, **_TABLES)
 
 
 def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
@@ -87,13 +86,13 @@ def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
         raise refused(broken, f"'{path}'", what=what, error=ProfileError) from None
 
 
-def _tables(parsed: _Document, reference: Gpu, base: MoeTables | None) -> MoeTables:
+def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeTables:
     experts: dict[Experts, RatioTable] = {}
     for number, part in enumerate(parsed.experts):
         experts[part.key] = _experts(part, reference, f"experts[{number}]")
     shares = {part.key: _share(part, base, f"shares[{number}]") for number, part in enumerate(parsed.shares)}
     tables: dict[Kind, dict[str, RatioTable]] = {
-        kind: {str(of): table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
+        kind: {of: table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
         for kind in MOE_KINDS
     }
     own = MoeTables(

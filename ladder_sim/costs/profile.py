@@ -35,6 +35,7 @@ ATTENTION: Mapping[Kind, tuple[str, AttentionKernel]] = {
     "attention_decode": ("attention_decode", "flash"),
     "math_attention_decode": ("attention_decode", "math"),
 }
+
 # kinds of tables that only models with experts or latent attention need
 MOE_KINDS = tuple(kind for kind in TABLE_KINDS if kind not in ("gemm", "sample", "moe", *ATTENTION))
 
