@@ -73,7 +73,7 @@ class RankPass:
         self._as_stored = workload.dtype == model.weights_dtype
 
     @property
-    def lengths(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, Any]:
         """Sizes of a kernel over the context of every sequence."""
         return {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
 

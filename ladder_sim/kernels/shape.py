@@ -107,12 +107,12 @@ class Shape(ABC):
         """What it does."""
 
     @property
-    def moved_bytes(self) -> float:
+    def moved_bytes(self) -> Any:
         """Device memory traffic, bytes."""
         return self.work.moved_bytes
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> Any:
         """Arithmetic, multiply-adds counted as two."""
         return self.work.flops
 
