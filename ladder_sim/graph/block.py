@@ -5,16 +5,10 @@ from typing import NamedTuple
 
 from ladder_sim.graph.ops import CollectiveKind, Op, OpKind
 from ladder_sim.graph.rank import RankPass
-from ladder_sim.kernels import (
-    STATE_BYTES,
-    CollectiveShape,
-    ElementwiseShape,
-    GemmShape,
-    Group,
-    QuantizeShape,
-    Shape,
-    operands,
-)
+from ladder_sim.kernels import STATE_BYTES, Group, Shape
+from ladder_sim.kernels.collective import CollectiveShape
+from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
+from ladder_sim.kernels.gemm import GemmShape, operands
 from ladder_sim.specs.workload import Format
 
 # position of what a block starts from

@@ -16,19 +16,11 @@ from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
-from ladder_sim.kernels import (
-    STATE_BYTES,
-    WHOLE,
-    CollectiveShape,
-    ElementwiseShape,
-    GemmShape,
-    Phase,
-    Portion,
-    SampleShape,
-    Shape,
-    Sizes,
-    operands,
-)
+from ladder_sim.kernels import STATE_BYTES, WHOLE, Phase, Portion, Shape, Sizes
+from ladder_sim.kernels.collective import CollectiveShape
+from ladder_sim.kernels.elementwise import ElementwiseShape
+from ladder_sim.kernels.gemm import GemmShape, operands
+from ladder_sim.kernels.sampling import SampleShape
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
@@ -135,10 +127,8 @@ class PassKernels:
             if isinstance(own, Gqa) and isinstance(other, Dense) and one_format:
                 outputs = _wide(block, own, other, reduces=reduces)
             else:
-                outputs = [
-                    layers.add(block, own, "attn.", reduces=reduces),
-                    layers.add(block, other, "mlp.", reduces=reduces),
-                ]
+                parts = ((own, "attn."), (other, "mlp."))
+                outputs = [layers.add(block, kind, prefix, reduces=reduces) for kind, prefix in parts]
             block.output = block.elementwise("sum", "add", 3 * rank.state_bytes, outputs)
         return block
 
@@ -219,9 +209,8 @@ def pass_ops(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> list
         sizes = Sizes.of(stack, phase, kv_len, **given)
     # those of a part of the tokens, grown from one token's
     small = PassKernels(inputs.of_one_token(), phase).ops(layout)
-    return [
-        op if op.portion == WHOLE else one.resized(sizes) for op, one in zip(kernels.ops(layout), small, strict=True)
-    ]
+    pairs = zip(kernels.ops(layout), small, strict=True)
+    return [op if op.portion == WHOLE else one.resized(sizes) for op, one in pairs]
 
 
 def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Number, any_true, maximum, where
 from ladder_sim.kernels.machine import Machine
@@ -56,9 +55,9 @@ class InContext(Shape):
         return replace(self, **own)
 
 
-def kv_bytes(of: str) -> int:
-    """Return the bytes of a cached element in the table of attention with the key `of`."""
-    return KV_BYTES["fp8" if of == "fp8" else "bf16"]
+def elements(cache: str) -> dict[str, int]:
+    """Return the bytes of the elements of attention over a type of KV cache, as fields of its shape."""
+    return {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES[cache]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +111,7 @@ def _at(kernel: AttentionKernel, of: str, *, batch_kv_heads: Any, group: Any, he
         heads=batch_kv_heads * group,
         kv_heads=batch_kv_heads,
         head_dim=head_dim,
-        element_bytes=STATE_BYTES,
-        kv_element_bytes=kv_bytes(of),
+        **elements(of),
     )
 
 
@@ -190,25 +188,23 @@ class AttentionShape(CachedAttention):
         return f"{self.kernel}, {self.heads}/{self.kv_heads} heads, {self.lengths}{cache}"
 
     @property
-    def point(self) -> dict[str, ArrayLike]:
-        """Sizes on which work and traffic depend, batch and heads as their product; a prompt has no earlier context."""
-        read: Any = np.minimum(self.kv_len, self.window) if self.windowed else self.kv_len
-        length = {"q_len": self.prompt_len} if self.is_prompt else {"kv_len": read}
-        heads = {"batch_kv_heads": self.batch * self.kv_heads, "group": self.heads / self.kv_heads}
-        return {**heads, **length, "head_dim": self.head_dim}
-
-    @property
     def lookup(self) -> Lookup | None:
-        """Where tables hold it: prompts whole and without a window, of whose time it takes its shares."""
+        """Where tables hold it: prompts whole and without a window, of whose time it takes its shares.
+
+        Work and traffic depend on batch and heads as their product alone; a prompt has no earlier context.
+        """
+        heads = {"batch_kv_heads": self.batch * self.kv_heads, "group": self.heads / self.kv_heads}
         if not self.is_prompt:
             kind = "math_attention_decode" if self.reads_whole_cache else "attention_decode"
-            return Lookup(kind, self.cache, self.point)
+            read: Any = np.minimum(self.kv_len, self.window) if self.windowed else self.kv_len
+            return Lookup(kind, self.cache, {**heads, "kv_len": read, "head_dim": self.head_dim})
         if self.reads_whole_cache:
             return None
         times = self.chunk_share
         if self.windowed:
             times = times * self.attended / (self.kv_len - (self.q_len - 1) / 2.0)
-        return Lookup("attention_prefill", self.cache, self.point, times)
+        point = {**heads, "q_len": self.prompt_len, "head_dim": self.head_dim}
+        return Lookup("attention_prefill", self.cache, point, times)
 
     @property
     def outlasts(self) -> tuple[Any, Shape] | None:

@@ -1,22 +1,10 @@
 """Attention over latent vectors, one for all heads."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ladder_sim.kernels.attention import CachedAttention, kv_bytes
-from ladder_sim.kernels.shape import STATE_BYTES, Lookup, TableKind, Work
-
-
-def _at(of: str, **sizes: Any) -> "MlaShape":
-    return MlaShape(**sizes, element_bytes=STATE_BYTES, kv_element_bytes=kv_bytes(of))
-
-
-def _prompts(of: str, *, batch_heads: Any, q_len: Any, **widths: Any) -> "MlaShape":
-    return _at(of, batch=1, heads=batch_heads, q_len=q_len, kv_len=q_len, latent=0, **widths)
-
-
-def _tokens(of: str, **sizes: Any) -> "MlaShape":
-    return _at(of, q_len=1, nope=0, value=0, **sizes)
+from ladder_sim.kernels.attention import CachedAttention, elements
+from ladder_sim.kernels.shape import Lookup, TableKind, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +17,19 @@ class MlaShape(CachedAttention):
 
     tables: ClassVar = (
         TableKind(
-            "mla_prefill", "prefill latent attention", ("batch_heads", "q_len", "nope", "rope", "value"), _prompts
+            "mla_prefill",
+            "prefill latent attention",
+            ("batch_heads", "q_len", "nope", "rope", "value"),
+            lambda of, batch_heads, q_len, **widths: MlaShape(
+                batch=1, heads=batch_heads, q_len=q_len, kv_len=q_len, latent=0, **widths, **elements(of)
+            ),
         ),
-        TableKind("mla_decode", "decode latent attention", ("batch", "heads", "kv_len", "latent", "rope"), _tokens),
+        TableKind(
+            "mla_decode",
+            "decode latent attention",
+            ("batch", "heads", "kv_len", "latent", "rope"),
+            lambda of, **sizes: MlaShape(q_len=1, nope=0, value=0, **sizes, **elements(of)),
+        ),
     )
 
     latent: int

@@ -156,7 +156,8 @@ class Shape(ABC):
 
     def arithmetic_s(self, gpu: Gpu) -> Number:
         """Return the seconds of its arithmetic at the peak of the tensor cores."""
-        return self.flops / gpu.peak_flops(self.format)
+        seconds: Number = self.flops / gpu.peak_flops(self.format)
+        return seconds
 
     def roofline_s(self, gpu: Gpu) -> Floats:
         """Return the ideal time, seconds: floors of kernels, and the slower of arithmetic and memory traffic.
@@ -165,14 +166,12 @@ class Shape(ABC):
         call. Measured tables hold ratios to this time (`ladder_sim.costs.lookup`): what it leaves out is in the ratio,
         as long as the same function makes the ratio and undoes it.
         """
-        work, peak = self.work, gpu.peak_flops(self.format)
-        busy_s: Floats = np.maximum(work.flops / peak, work.moved_bytes / gpu.hbm_bandwidth_Bps)
+        busy_s: Floats = np.maximum(self.arithmetic_s(gpu), self.moved_bytes / gpu.hbm_bandwidth_Bps)
         return self.launches * gpu.kernel_s + busy_s
 
     def least_s(self, gpu: Gpu) -> Number:
         """Return the lower bound of its seconds: arithmetic, and traffic that no cache saves."""
-        work, peak = self.work, gpu.peak_flops(self.format)
-        return maximum(work.flops / peak, work.stored_bytes / gpu.hbm_bandwidth_Bps)
+        return maximum(self.arithmetic_s(gpu), self.work.stored_bytes / gpu.hbm_bandwidth_Bps)
 
     @property
     def outlasts(self) -> "tuple[Any, Shape] | None":

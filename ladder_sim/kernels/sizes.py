@@ -16,6 +16,7 @@ from ladder_sim.specs.stack import StackSpec
 # of one pass, or of many. Kernels of many passes hold arrays too; their fields are typed as the numbers that they are
 # everywhere else
 Count = int | NDArray[np.int64]
+Duty = float | NDArray[np.float64]
 
 # mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
 Phase = Literal["prefill", "decode", "mixed"]
@@ -54,7 +55,7 @@ class Sizes:
     """Tokens that attention reads, the new ones included."""
     every_logit: bool
     """Logits of every token, or of each sequence's last."""
-    duty: float | NDArray[np.float64] = 0.0
+    duty: Duty = 0.0
     """As `GemmShape.duty`."""
     prompts: Count = 0
     """Sequences whose prompt a mixed step runs in addition, maybe a fraction of one on average."""
@@ -86,17 +87,15 @@ class Sizes:
         stack: StackSpec,
         kv_len: Count,
         *,
-        batch: Count,
         prompts: Count,
         chunk: Count,
         prompt: Count,
-        gen: Count,
-        duty: float | NDArray[np.float64],
+        duty: Duty,
+        **decode: Count,
     ) -> Self:
-        """Return the sizes of a step that decodes `batch` sequences and runs an average chunk of `prompts` prompts."""
-        decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=gen)
-        chunk_kv_len: Any = (prompt + chunk) / 2
-        return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
+        """Return the sizes of a step that decodes (`batch`, `gen`) and runs an average chunk of `prompts` prompts."""
+        sizes: Any = {"prompts": prompts, "chunk": chunk, "chunk_kv_len": (prompt + chunk) / 2}
+        return replace(cls.of(stack, "decode", kv_len, prompt=prompt, **decode), duty=duty, smallest=2, **sizes)
 
     @property
     def tokens(self) -> Any:
