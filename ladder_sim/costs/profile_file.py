@@ -16,7 +16,15 @@ from pydantic import Field, ValidationError
 from ladder_sim.costs.contention import PARAMETERS
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.profile import ATTENTION, CalibrationProfile, CollectiveName, MoeTables, ProfileSource, StackFit
+from ladder_sim.costs.profile import (
+    ATTENTION,
+    CalibrationProfile,
+    CollectiveName,
+    MoeTables,
+    Positive,
+    ProfileSource,
+    StackFit,
+)
 from ladder_sim.costs.table_parts import (
     CurvePart,
     ExpertsTablePart,

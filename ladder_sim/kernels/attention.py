@@ -55,7 +55,7 @@ class InContext(Shape):
         return replace(self, **own)
 
 
-def elements(cache: str) -> dict[str, int]:
+def elements(cache: str) -> dict[str, Any]:
     """Return the bytes of the elements of attention over a type of KV cache, as fields of its shape."""
     return {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES[cache]}
 

@@ -83,19 +83,11 @@ class Sizes:
 
     @classmethod
     def mixed(
-        cls,
-        stack: StackSpec,
-        kv_len: Count,
-        *,
-        prompts: Count,
-        chunk: Count,
-        prompt: Count,
-        duty: Duty,
-        **decode: Count,
+        cls, stack: StackSpec, kv_len: Count, *, prompts: Count, chunk: Count, prompt: Count, duty: Duty, **rest: Count
     ) -> Self:
-        """Return the sizes of a step that decodes (`batch`, `gen`) and runs an average chunk of `prompts` prompts."""
+        """Return the sizes of a step that runs an average chunk of `prompts` prompts, and decodes `rest` as in `of`."""
         sizes: Any = {"prompts": prompts, "chunk": chunk, "chunk_kv_len": (prompt + chunk) / 2}
-        return replace(cls.of(stack, "decode", kv_len, prompt=prompt, **decode), duty=duty, smallest=2, **sizes)
+        return replace(cls.of(stack, "decode", kv_len, prompt=prompt, **rest), duty=duty, smallest=2, **sizes)
 
     @property
     def tokens(self) -> Any:
