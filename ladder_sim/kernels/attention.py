@@ -11,7 +11,7 @@ from ladder_sim.kernels.machine import Machine
 from ladder_sim.kernels.shape import STATE_BYTES, Lookup, Shape, TableKind, Work, count_text
 from ladder_sim.kernels.sizes import Sizes, varies
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import KV_BYTES
+from ladder_sim.specs.workload import KV_BYTES, KvDType
 
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
@@ -55,7 +55,7 @@ class InContext(Shape):
         return replace(self, **own)
 
 
-def elements(cache: str) -> dict[str, Any]:
+def elements(cache: KvDType) -> dict[str, Any]:
     """Return the bytes of the elements of attention over a type of KV cache, as fields of its shape."""
     return {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES[cache]}
 
@@ -100,7 +100,9 @@ class CachedAttention(InContext):
         return machine.stack.attention_factor if tabled or not self.reads_whole_cache else 1.0
 
 
-def _at(kernel: AttentionKernel, of: str, *, batch_kv_heads: Any, group: Any, head_dim: Any, **length: Any) -> "Shape":
+def _at(
+    kernel: AttentionKernel, of: KvDType, *, batch_kv_heads: Any, group: Any, head_dim: Any, **length: Any
+) -> "Shape":
     q_len = length.get("q_len", 1)
     return AttentionShape(
         kernel=kernel,
