@@ -12,16 +12,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ladder_sim.costs import contention
 from ladder_sim.costs.collectives.algorithms import INLINE
 from ladder_sim.costs.collectives.network import ODD, Network
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR
-from ladder_sim.costs.contention import (
-    NCCL_ENDS,
-    collective_sms,
-    collective_traffic_bytes,
-    kernel_demand,
-    waiting_share,
-)
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
@@ -29,18 +23,8 @@ from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum, number, where
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
-from ladder_sim.kernels import (
-    GPU_FIGURES,
-    TABLE_KINDS,
-    CollectiveShape,
-    Gpu,
-    Group,
-    Kind,
-    Lookup,
-    Machine,
-    Shape,
-    TableOf,
-)
+from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, TableOf
+from ladder_sim.kernels.machine import GPU_FIGURES
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 
@@ -230,7 +214,7 @@ class KernelCosts:
             return WHOLE_PROCESSOR
         arithmetic = 0.0 if shape.rows is None else shape.arithmetic_s(self.hardware.gpu) / seconds
         memory = self._memory_share(shape.moved_bytes, seconds)
-        return kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
+        return contention.kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
 
     def _send(self, message_bytes: Number) -> Estimate:
         """Return the seconds of a send between pipeline stages: an average one, where some are in another node."""
@@ -248,7 +232,7 @@ class KernelCosts:
             algorithm="nccl",
             demand=Demand(
                 held_sms=1.0,
-                waits=waiting_share(NCCL_ENDS, seconds, self.hardware.overlap),
+                waits=contention.waiting_share(contention.NCCL_ENDS, seconds, self.hardware.overlap),
                 memory=self._memory_share(message_bytes, seconds),
                 link=1.0,
             ),
@@ -280,10 +264,11 @@ class KernelCosts:
             error = np.where(odd, over - 1.0, error) if odd.any() else error
         seconds = self.hardware.stack.collective_factor * _plain(times.seconds)
         overlap = self.hardware.overlap
-        sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
+        sms = times.choose([contention.collective_sms(name, message_bytes, overlap) for name in times.algorithms])
         traffic = times.choose(
             [
-                collective_traffic_bytes(name, message_bytes, overlap) + network.copied_bytes(name, message_bytes)
+                contention.collective_traffic_bytes(name, message_bytes, overlap)
+                + network.copied_bytes(name, message_bytes)
                 for name in times.algorithms
             ]
         )
@@ -296,7 +281,7 @@ class KernelCosts:
             demand=Demand(
                 # kernels keep at least one
                 held_sms=number(minimum(sms, self._machine.sms - 1)),
-                waits=waiting_share(
+                waits=contention.waiting_share(
                     _plain(np.atleast_1d(network.memory_steps(kind, times))), seconds, self.hardware.overlap
                 ),
                 memory=self._memory_share(traffic, seconds),

@@ -12,7 +12,7 @@ from ladder_sim.kernels.elementwise import ElementwiseShape, QuantizeShape
 from ladder_sim.kernels.experts import MoeShape
 from ladder_sim.kernels.gemm import BmmShape, GemmShape, operands
 from ladder_sim.kernels.latent import MlaShape
-from ladder_sim.kernels.machine import GEMM_FORMATS, GPU_FIGURES, Gpu, Machine, Stack
+from ladder_sim.kernels.machine import GEMM_FORMATS, Gpu, Machine, Stack
 from ladder_sim.kernels.mixing import MixingShape
 from ladder_sim.kernels.sampling import SampleShape
 from ladder_sim.kernels.shape import STATE_BYTES, Experts, Kind, Lookup, Shape, TableKind, TableOf
@@ -26,7 +26,7 @@ KERNELS: tuple[type[Shape], ...] = (
 TABLE_KINDS: Mapping[Kind, TableKind] = {each.kind: each for kernel in KERNELS for each in kernel.tables}
 
 # all that others ask of a kernel, then the kinds, which the graph makes
-__all__ = ["GEMM_FORMATS", "GPU_FIGURES", "KERNELS", "PROMPT_DUTY", "STATE_BYTES", "TABLE_KINDS", "WHOLE", "Count"]
+__all__ = ["GEMM_FORMATS", "KERNELS", "PROMPT_DUTY", "STATE_BYTES", "TABLE_KINDS", "WHOLE", "Count"]
 __all__ += ["Experts", "Gpu", "Group", "Kind", "Lookup", "Machine", "Phase", "Portion", "Shape", "Sizes", "Stack"]
 __all__ += ["TableKind", "TableOf", "operands", "varies"]
 __all__ += ["AttentionShape", "BmmShape", "CollectiveShape", "ElementwiseShape", "GemmShape", "InContext"]
