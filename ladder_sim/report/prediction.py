@@ -119,10 +119,7 @@ class PredictionReport(Report[Predictions]):
             sentence=_verdict(predictions),
             asked=asked_text(confidence.scenario),
             table=table_of(SHOWN, list(_rows(predictions)), width=WIDTH),
-            remarks=[
-                Remark("why", reason_text(predictions)),
-                Remark("evidence", evidence_text(confidence)),
-            ],
+            remarks=[Remark("why", reason_text(predictions)), Remark("evidence", evidence_text(confidence))],
             offers=[Remark("instead", text) for text in _instead(predictions)],
             cautions=self.notes.warnings,
         )
@@ -413,7 +410,5 @@ def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
         for each in collectives
     ]
     return table(
-        ("collective", "waits for", "can run next to", "needed by", "count", "message", "all", "hidden"),
-        rows,
-        left=4,
+        ("collective", "waits for", "can run next to", "needed by", "count", "message", "all", "hidden"), rows, left=4
     )

@@ -44,12 +44,7 @@ def attention_shape(rank: RankPass, heads: int, kv_heads: int, head_dim: int, wi
 
 
 def in_context(
-    block: BlockKernels,
-    name: str,
-    shape: InContext,
-    after: Sequence[int],
-    *,
-    weights: float = 0.0,
+    block: BlockKernels, name: str, shape: InContext, after: Sequence[int], *, weights: float = 0.0
 ) -> list[int]:
     """Add a kernel over the context, and in a mixed step another one of the prompt; return their positions.
 
