@@ -212,8 +212,9 @@ class KernelCosts:
         """Return what a kernel of so many seconds takes of its GPU."""
         if self.profile and self.profile.in_place:
             return WHOLE_PROCESSOR
-        arithmetic = 0.0 if shape.rows is None else shape.arithmetic_s(self.hardware.gpu) / seconds
-        memory = self._memory_share(shape.moved_bytes, seconds)
+        work = shape.work
+        arithmetic = 0.0 if shape.rows is None else shape.arithmetic_s(self.hardware.gpu, work) / seconds
+        memory = self._memory_share(work.moved_bytes, seconds)
         return contention.kernel_demand(shape, self.hardware.overlap, memory, arithmetic)
 
     def _send(self, message_bytes: Number) -> Estimate:

@@ -63,7 +63,8 @@ class MatrixMultiplication(Multiplication):
         gpu, stack = machine.gpu, machine.stack
         if isinstance(self.m, int) and self.m == 1:
             return stack.gemv_factor
-        memory_bound = self.arithmetic_s(gpu) < self.moved_bytes / gpu.hbm_bandwidth_Bps
+        work = self.work
+        memory_bound = self.arithmetic_s(gpu, work) < work.moved_bytes / gpu.hbm_bandwidth_Bps
         if isinstance(memory_bound, bool):
             return stack.gemm_factor if memory_bound else stack.prompt_factor
         several = np.where(memory_bound, stack.gemm_factor, stack.prompt_factor)

@@ -154,9 +154,9 @@ class Shape(ABC):
         """Where tables hold it; None: no table does."""
         return None
 
-    def arithmetic_s(self, gpu: Gpu) -> Number:
-        """Return the seconds of its arithmetic at the peak of the tensor cores."""
-        seconds: Number = self.flops / gpu.peak_flops(self.format)
+    def arithmetic_s(self, gpu: Gpu, work: Work | None = None) -> Number:
+        """Return the seconds of its arithmetic at the peak of the tensor cores; `work`, if it is known already."""
+        seconds: Number = (work or self.work).flops / gpu.peak_flops(self.format)
         return seconds
 
     def roofline_s(self, gpu: Gpu) -> Floats:
@@ -166,12 +166,14 @@ class Shape(ABC):
         call. Measured tables hold ratios to this time (`ladder_sim.costs.lookup`): what it leaves out is in the ratio,
         as long as the same function makes the ratio and undoes it.
         """
-        busy_s: Floats = np.maximum(self.arithmetic_s(gpu), self.moved_bytes / gpu.hbm_bandwidth_Bps)
+        work = self.work
+        busy_s: Floats = np.maximum(self.arithmetic_s(gpu, work), work.moved_bytes / gpu.hbm_bandwidth_Bps)
         return self.launches * gpu.kernel_s + busy_s
 
     def least_s(self, gpu: Gpu) -> Number:
         """Return the lower bound of its seconds: arithmetic, and traffic that no cache saves."""
-        return maximum(self.arithmetic_s(gpu), self.work.stored_bytes / gpu.hbm_bandwidth_Bps)
+        work = self.work
+        return maximum(self.arithmetic_s(gpu, work), work.stored_bytes / gpu.hbm_bandwidth_Bps)
 
     @property
     def outlasts(self) -> "tuple[Any, Shape] | None":
