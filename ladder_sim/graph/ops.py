@@ -1,7 +1,7 @@
 """Operations of one rank in one forward pass, and which of the pass's kernels each is."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from ladder_sim.kernels import WHOLE, CollectiveShape, Portion, Shape, Sizes
 from ladder_sim.wirings.rules import Part
@@ -40,7 +40,7 @@ class Op:
     @property
     def message(self) -> CollectiveShape | None:
         """Message of a collective; None: the op is a kernel, which runs on one rank by itself."""
-        return self.shape if isinstance(self.shape, CollectiveShape) else None
+        return cast(CollectiveShape, self.shape) if self.kind in COLLECTIVE_KINDS else None
 
     def resized(self, sizes: Sizes) -> "Op":
         """Return the op of passes of these sizes, given that of a single token."""

@@ -226,10 +226,10 @@ class AttentionShape(CachedAttention):
         if not self.is_prompt:
             return token_s
         # scores and values, each in tiles of so many of its rows and columns; one that is not full takes as long
-        multiplied_s: Number = 0.0
+        work, multiplied_s = self.work, 0.0
         for columns in (self.kv_len, self.head_dim):
             tiles: Any = self.batch * self.heads * -(-self.q_len // TILE) * -(-columns // TILE)
             slots = -(-tiles // machine.sms) * machine.sms * np.minimum(self.q_len, TILE) * np.minimum(columns, TILE)
             filled = self.batch * self.heads * self.q_len * columns / slots
-            multiplied_s = multiplied_s + self.flops / (2.0 * FP32_SHARE * gpu.bf16_flops * filled)
-        return maximum(token_s, floor_s + multiplied_s + machine.traffic_s(self.moved_bytes))
+            multiplied_s = multiplied_s + work.flops / (2.0 * FP32_SHARE * gpu.bf16_flops * filled)
+        return maximum(token_s, floor_s + multiplied_s + machine.traffic_s(work.moved_bytes))
