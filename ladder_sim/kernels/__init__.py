@@ -1,7 +1,8 @@
 """The kernels of a forward pass, one kind a file: work, traffic, growth, tables, formula and label.
 
-A new kind is a `Shape` in a file of its own, named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`).
-Costs, warnings and reports ask any `Shape` and do not know the kinds. Kernels in turn know no measured time.
+A new kind is a `Shape` in a file of its own, named in `KERNELS`, and a layer that runs it (`ladder_sim.graph.layers`);
+where its times are measured, it says its `tables`, of which `ladder_sim.costs.moe_file` holds an entry. Costs, warnings
+and reports ask any `Shape` and do not know the kinds. Kernels in turn know no measured time.
 """
 
 from collections.abc import Mapping
