@@ -124,9 +124,9 @@ class KernelCosts:
                 estimates[at] = self._kernel(op.shape, op.shape.untabled_s(self._machine), "roofline")
             else:
                 lookups[lookup.kind, lookup.of].append((at, lookup))
-        for (kind, of), found in lookups.items():
-            tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in found])
-            estimates.update(zip((at for at, _ in found), tabled, strict=True))
+        for (kind, of), placed in lookups.items():
+            tabled = self._tabled(kind, of, [(ops[at].shape, lookup) for at, lookup in placed])
+            estimates.update(zip((at for at, _ in placed), tabled, strict=True))
         return [estimates[at] for at in range(len(ops))]
 
     def _in_place(self, op: Op) -> Estimate | None:
