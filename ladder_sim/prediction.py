@@ -27,7 +27,7 @@ from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.values import typed
+from ladder_sim.values import typed
 from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical, canonical_names, parse
 
 # larger lognormal spreads are not meaningful

@@ -20,11 +20,11 @@ from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import choice, field_kinds
 from ladder_sim.specs.workload import Imbalance, KvDType
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
+from ladder_sim.values import choice, field_kinds
 from ladder_sim.wirings.names import all_named as canonical_names
 from ladder_sim.wirings.names import named as canonical
 

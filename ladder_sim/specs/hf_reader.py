@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.values import flag, whole
 from ladder_sim.units import quoted
+from ladder_sim.values import flag, whole
 
 # sizes that every config.json has, by ModelSpec field
 SIZES = {

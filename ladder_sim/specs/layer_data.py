@@ -15,8 +15,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
 from ladder_sim.specs.layers import Attend, BlockKind, Dense, Gqa, LayerPart, Mixer, Mla, Moe, State
-from ladder_sim.specs.values import choice, field_kinds, flag, whole
 from ladder_sim.units import quoted
+from ladder_sim.values import choice, field_kinds, flag, whole
 
 LAYER_DATA = "ladder_sim_layers"
 # ten times the weights of the largest published block, or more

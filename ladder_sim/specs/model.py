@@ -10,9 +10,9 @@ from ladder_sim.specs.hf_config import shape_from_hf
 from ladder_sim.specs.hf_reader import MAXIMA
 from ladder_sim.specs.layer_data import scalars
 from ladder_sim.specs.layers import BlockKind, BlockNorms, Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
-from ladder_sim.specs.values import Limits, check_fields, choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
+from ladder_sim.values import Limits, check_fields, choice, nonempty, whole
 
 # fields of a dense model, and their names in a config.json
 HF_NAMES = {

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self, cast, get_args
 
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.values import Limits, check_fields, real
 from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.values import Limits, check_fields, real
 
 # all equally often, or the i-th most frequent one in proportion to i to minus this power
 Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]

@@ -27,13 +27,13 @@ from ladder_sim.specs.layers import LayerPart, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import real
 from ladder_sim.specs.workload import SPREAD, DType
 from ladder_sim.units import quoted
 from ladder_sim.validation.campaigns import Facts, facts
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
 from ladder_sim.validation.serving_names import cluster_name, format_name, model_name, stack_name
+from ladder_sim.values import real
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 REQUIRED = ("model_path", "system", "backend", "dtype", "tp_size", "concurrency", "isl", "osl", *TIMES)

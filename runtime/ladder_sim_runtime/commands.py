@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from ladder_sim.errors import MissingPackageError
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.quantization import FIELDS
-from ladder_sim.specs.values import field_kinds, meanings
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
+from ladder_sim.values import field_kinds, meanings
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.files import convert
 from ladder_sim_runtime.checkpoint.prompts import Text, prepare_completion

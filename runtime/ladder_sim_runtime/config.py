@@ -14,8 +14,8 @@ from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wir
 from ladder_sim.specs.hf_reader import LATENT_TYPES, MAXIMA, ConfigReader
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import Sampling
-from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity
+from ladder_sim.values import Limits, check_fields
 from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim.wirings.rules import Part
 from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling

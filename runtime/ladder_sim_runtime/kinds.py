@@ -11,7 +11,7 @@ from typing import Self
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.values import choice, real, whole
+from ladder_sim.values import choice, real, whole
 
 # beyond any number of a model
 _LARGEST = 1e12
