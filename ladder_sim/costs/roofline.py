@@ -26,9 +26,10 @@ from ladder_sim.graph.shapes import (
     Shape,
 )
 from ladder_sim.graph.sizes import STATE_BYTES, operands
+from ladder_sim.hf.quantization import FP8_BLOCK
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import FORMATS, FP8_BLOCK, KV_BYTES, Format, Imbalance, TensorCores
+from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, Imbalance, TensorCores
 
 Kind = Literal[
     "gemm",

@@ -13,6 +13,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.hf.quantization import KvDType
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
@@ -20,7 +21,7 @@ from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import Imbalance, KvDType
+from ladder_sim.specs.workload import Imbalance
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted

@@ -7,7 +7,7 @@ from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.mixer import SQUARES_BYTES, attention_shape, choose, in_context
 from ladder_sim.graph.shapes import BmmShape, CollectiveShape, MixingShape, MlaShape
 from ladder_sim.graph.sizes import STATE_BYTES
-from ladder_sim.specs.layers import Gqa, Index, Mla
+from ladder_sim.hf.attention import Gqa, Index, Mla
 from ladder_sim.specs.workload import Format
 
 

@@ -14,7 +14,7 @@ from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import CollectiveShape, MoeShape
 from ladder_sim.graph.sizes import STATE_BYTES, operands
-from ladder_sim.specs.layers import Dense, Moe
+from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.specs.workload import FORMATS
 
 # a router's score, 32-bit

@@ -10,7 +10,8 @@ from dataclasses import replace
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.shapes import AttentionShape, CollectiveShape, MixingShape
 from ladder_sim.graph.sizes import STATE_BYTES, RankPass
-from ladder_sim.specs.layers import Attend, Index, Linear, Mixer, State
+from ladder_sim.hf.attention import Index
+from ladder_sim.hf.mixer import Attend, Linear, Mixer, State
 from ladder_sim.specs.workload import KV_BYTES
 
 # a sum of squares, 32-bit

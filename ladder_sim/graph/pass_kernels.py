@@ -18,7 +18,9 @@ from ladder_sim.graph.ops import WHOLE, BlockKey, InChunks, Op, OpKind, Phase, P
 from ladder_sim.graph.shapes import CollectiveShape, ElementwiseShape, GemmShape, SampleShape, Shape
 from ladder_sim.graph.sizes import STATE_BYTES, PassInputs, RankPass, Sizes, model_blocks, operands
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
-from ladder_sim.specs.layers import BlockKind, Dense, Gqa, Mixer, Mla
+from ladder_sim.hf.attention import Gqa, Mla
+from ladder_sim.hf.feed_forward import Dense
+from ladder_sim.hf.mixer import BlockKind, Mixer
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS

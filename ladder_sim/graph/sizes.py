@@ -26,7 +26,8 @@ from ladder_sim.graph.shapes import (
     Shape,
     varies,
 )
-from ladder_sim.specs.layers import BlockKind, LayerPart
+from ladder_sim.hf.mixer import BlockKind
+from ladder_sim.hf.quantization import LayerPart
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario

@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
+from ladder_sim.hf.fields import read_config
+from ladder_sim.hf.traced import layers_config
 from ladder_sim.specs.checkpoint_ids import named
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
-from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import AllReduceRule, GpuLimits, OwnAllReduce, StackSpec
-from ladder_sim.specs.traced import layers_config
 from ladder_sim.system.files import KEY, Schema, read_text, read_toml, shown_path
 from ladder_sim.units import quoted
 from ladder_sim.values import answer, same_size

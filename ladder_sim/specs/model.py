@@ -1,36 +1,35 @@
 """The shape of a decoder-only transformer."""
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Annotated, Self, get_args
+from typing import Any, Self, get_args
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.hf_config import shape_from_hf
-from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.layer_data import scalars
-from ladder_sim.specs.layers import BlockKind, BlockNorms, Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
-from ladder_sim.specs.workload import DType, KvDType
+from ladder_sim.hf.attention import Gqa, Mla
+from ladder_sim.hf.config import Shape, read_shape
+from ladder_sim.hf.feed_forward import Dense, Moe
+from ladder_sim.hf.fields import MAXIMA
+from ladder_sim.hf.listed import scalars
+from ladder_sim.hf.mixer import LayerKind
+from ladder_sim.hf.quantization import DType, LayerPart
+from ladder_sim.hf.types import SIZES
 from ladder_sim.units import quoted
-from ladder_sim.values import Limits, check_fields, choice, nonempty, whole
+from ladder_sim.values import check_fields, choice, nonempty, whole
 
 # fields of a dense model, and their names in a config.json
 HF_NAMES = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
+    **{name: key for name, key in SIZES.items() if name != "max_positions"},
     "kv_heads": "num_key_value_heads",
     "head_dim": "head_dim",
-    "intermediate": "intermediate_size",
-    "vocab": "vocab_size",
     "gated_mlp": "gated_mlp",
     "tied_embeddings": "tie_word_embeddings",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """Shape of a decoder: everything a forward pass's cost depends on. Its layers are of a few `kinds`.
+class ModelSpec(Shape):
+    """Shape of a decoder, checked. Its layers are of a few `kinds`.
 
     Raises
     ------
@@ -43,96 +42,6 @@ class ModelSpec:
     >>> catalog.model("8b").parameters
     8030261248
     """
-
-    name: str
-    """Catalog id, or the file's stem."""
-    layers: Annotated[int, Limits(1, MAXIMA["layers"])]
-    """Decoder layers, each one attention and one MLP block."""
-    hidden: Annotated[int, Limits(1, MAXIMA["hidden"])]
-    """Width of the residual stream."""
-    heads: Annotated[int, Limits(1, MAXIMA["heads"])]
-    """Query heads."""
-    kv_heads: Annotated[int, Limits(1, MAXIMA["kv_heads"])]
-    """Key/value heads (grouped-query attention when fewer than heads); latent attention has none."""
-    head_dim: Annotated[int, Limits(1, MAXIMA["head_dim"])]
-    """Width of one head; of latent attention a query head's."""
-    intermediate: Annotated[int, Limits(1, MAXIMA["intermediate"])]
-    """Width of the MLP in layers without experts."""
-    vocab: Annotated[int, Limits(1, MAXIMA["vocab"])]
-    """Rows of the embedding and of the LM head."""
-    max_positions: Annotated[int, Limits(1, MAXIMA["max_positions"])]
-    """Longest context the model was made for, tokens."""
-    gated_mlp: bool = True
-    """Gate and up projections (SwiGLU) or one up projection."""
-    tied_embeddings: bool = False
-    """The LM head shares the embedding's weights."""
-    qkv_bias: bool = False
-    """Bias vectors on the query, key and value projections."""
-    out_bias: bool = False
-    """Bias vector on attention's output projection."""
-    mlp_bias: bool = False
-    """Bias vectors in the MLP."""
-    qk_norm: QkNorm = "none"
-    """Norm of queries and keys: of each head (Qwen3), over all heads (OLMo 2), of each without weights (Llama 4)."""
-    block_norms: BlockNorms = "before"
-    """What each block normalises: its input (Llama), its output before it is added (OLMo 2), or both (Gemma 3)."""
-    sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
-    """Tokens that some or all layers attend to, or of a chunk; 0: all of them."""
-    window_layers: tuple[int, ...] = ()
-    """Layers that use the sliding window; empty: every layer, if there is one."""
-    nope_layers: tuple[int, ...] = ()
-    """Layers without rotary embeddings, which scale queries by their position instead, as in Llama 4."""
-    attention_sinks: bool = False
-    """A learned logit for each head joins the softmax, as in gpt-oss."""
-    kv_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
-    """Width of the compressed keys and values of latent attention; 0: multi-head or grouped-query attention."""
-    q_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
-    """Width of the compressed queries; 0: they are not compressed."""
-    nope_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
-    """Width of a latent query or key head that is not rotated."""
-    rope_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
-    """Width of the rotated part, which all latent key heads share."""
-    value_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
-    """Width of a latent value head."""
-    experts: Annotated[int, Limits(0, MAXIMA["experts"])] = 0
-    """Routed experts of a layer; 0: every MLP is dense."""
-    experts_per_token: Annotated[int, Limits(0, MAXIMA["experts"])] = 0
-    """Routed experts that each token is sent to."""
-    expert_intermediate: Annotated[int, Limits(0, MAXIMA["intermediate"])] = 0
-    """Width of one routed expert."""
-    shared_intermediate: Annotated[int, Limits(0, MAXIMA["intermediate"])] = 0
-    """Width of all shared experts together, which see every token; 0: there are none."""
-    router_bias: bool = False
-    """The router has a bias, or a correction of its score, for each expert."""
-    dense_layers: tuple[int, ...] = ()
-    """Layers whose MLP is dense in a model with experts."""
-    ladder_layers: tuple[int, ...] = ()
-    """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
-    wiring: str = ""
-    """Variant that the weights were trained as, if the config says so (`ladder_sim_wiring`), e.g. "delayed:2"; a wiring
-    of its own as JSON."""
-    parallel_blocks: bool = False
-    """Attention and MLP read the same input: the variant parallel is the model as it is, and a warning says so."""
-    multimodal: bool = False
-    """An encoder of images or sound belongs to the model, too; it is not predicted, and a warning says so."""
-    weights_dtype: DType = "bf16"
-    """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts of all layers that this checkpoint keeps in 16 bits: "qkv", "out", "mlp", "experts"."""
-    unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
-    """Parts that this checkpoint keeps in 16 bits in some layers only, each with these layers."""
-    kv_cache_dtype: KvDType | None = None
-    """Precision of the KV cache that the config asks for; None: it says nothing."""
-    block_kinds: tuple[BlockKind, ...] = ()
-    """Kinds of its blocks, if the config lists them as data; the sizes above then stand for the first that has them."""
-    block_order: tuple[int, ...] = ()
-    """Position of each block's kind in `block_kinds`; two blocks in a row are a layer."""
-    origin: str = ""
-    """What listed its blocks, in words; empty: they follow from the sizes above."""
-    family: str = ""
-    """`model_type` of its config; models of one family differ in size. Empty: not known."""
-    source: str = ""
-    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"model {quoted(nonempty(self.name, 'model name'))}"
@@ -213,7 +122,7 @@ class ModelSpec:
         Parameters
         ----------
         config
-            The parsed ``config.json`` of a type in `ladder_sim.specs.hf_reader.TYPES`. Of a multimodal model the
+            The parsed ``config.json`` of a type in `ladder_sim.hf.types.TYPES`. Of a multimodal model the
             decoder is read (``text_config``). A config may set ``"gated_mlp": false`` for an MLP without a gate.
         name
             Name of the model.
@@ -225,7 +134,7 @@ class ModelSpec:
         SpecError
             If a field is missing or breaks a rule, or the model has layers of a kind that cannot be simulated.
         """
-        return cls(name=name, source=source, **shape_from_hf(config, source=source))
+        return cls(name=name, source=source, **read_shape(config, source=source))
 
     def hf_config(self) -> dict[str, object]:
         """Return a config.json of this shape, as real forward passes read it.
@@ -343,8 +252,8 @@ def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
         key = layer in windows, layer not in nope, layer in dense or not model.experts, kept
         if key not in kinds:
             windowed, rotated, is_dense, _ = key
-            attention = _attention(model, kept, windowed=windowed, rotated=rotated)
-            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, is_dense, kept))
+            attention = _attention(model, windowed=windowed, rotated=rotated).keeping(kept)
+            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, dense=is_dense).keeping(kept))
         layers.append(kinds[key])
     return tuple(layers)
 
@@ -358,42 +267,20 @@ def _listed(model: ModelSpec) -> tuple[LayerKind, ...]:
     return tuple(kinds[pair] for pair in pairs)
 
 
-def _of(kept: Set[LayerPart], *parts: LayerPart) -> tuple[LayerPart, ...]:
-    """Return the parts that are kept in 16 bits."""
-    return tuple(part for part in parts if part in kept)
+def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
+    def same(kind: type[Gqa | Mla]) -> dict[str, Any]:
+        """Return the fields that have the model's names."""
+        return {field.name: getattr(model, field.name) for field in fields(kind) if hasattr(model, field.name)}
 
-
-def _attention(model: ModelSpec, kept: Set[LayerPart], *, windowed: bool, rotated: bool) -> Gqa | Mla:
     if model.kv_lora_rank:
-        return Mla(
-            hidden=model.hidden,
-            heads=model.heads,
-            kv_lora_rank=model.kv_lora_rank,
-            q_lora_rank=model.q_lora_rank,
-            nope_head_dim=model.nope_head_dim,
-            rope_head_dim=model.rope_head_dim,
-            value_head_dim=model.value_head_dim,
-            unquantized=_of(kept, "qkv", "out"),
-        )
-    return Gqa(
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        qkv_bias=model.qkv_bias,
-        out_bias=model.out_bias,
-        qk_norm=model.qk_norm,
-        sinks=model.attention_sinks,
-        window=model.sliding_window if windowed else 0,
-        rotated=rotated,
-        unquantized=_of(kept, "qkv", "out"),
-    )
+        return Mla(**same(Mla))
+    window = model.sliding_window if windowed else 0
+    return Gqa(**same(Gqa), sinks=model.attention_sinks, window=window, rotated=rotated)
 
 
-def _feed_forward(model: ModelSpec, dense: bool, kept: Set[LayerPart]) -> Dense | Moe:
+def _feed_forward(model: ModelSpec, *, dense: bool) -> Dense | Moe:
     def mlp(width: int) -> Dense:
-        own = _of(kept, "mlp")
-        return Dense(hidden=model.hidden, width=width, gated=model.gated_mlp, bias=model.mlp_bias, unquantized=own)
+        return Dense(hidden=model.hidden, width=width, gated=model.gated_mlp, bias=model.mlp_bias)
 
     if dense:
         return mlp(model.intermediate)
@@ -403,5 +290,4 @@ def _feed_forward(model: ModelSpec, dense: bool, kept: Set[LayerPart]) -> Dense 
         experts_per_token=model.experts_per_token,
         shared=mlp(model.shared_intermediate) if model.shared_intermediate else None,
         router_bias=model.router_bias,
-        unquantized=_of(kept, "experts"),
     )

@@ -22,12 +22,13 @@ from typing import NamedTuple, Self, cast
 from ladder_sim.closed_loop.step import LIMITS
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
+from ladder_sim.hf.feed_forward import Moe
+from ladder_sim.hf.quantization import DType, LayerPart
 from ladder_sim.specs import catalog
-from ladder_sim.specs.layers import LayerPart, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import SPREAD, DType
+from ladder_sim.specs.workload import SPREAD
 from ladder_sim.units import quoted
 from ladder_sim.validation.campaigns import Facts, facts
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS

@@ -17,7 +17,8 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Experts, coordinates, roofline_s, table_key, table_shape
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.shapes import MoeShape, Shape
-from ladder_sim.specs.workload import FORMATS, DType
+from ladder_sim.hf.quantization import DType
+from ladder_sim.specs.workload import FORMATS
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 from tools.profiles.aiconfigurator import SYSTEMS
 
