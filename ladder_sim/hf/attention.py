@@ -5,12 +5,11 @@ References
 Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434; attention sinks: gpt-oss model card, arXiv 2508.10925.
 """
 
-from collections.abc import Set
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ladder_sim.hf.fields import MAXIMA, Fields
-from ladder_sim.hf.quantization import LayerPart, kept_of
+from ladder_sim.hf.quantization import Block
 from ladder_sim.hf.types import LATENT
 
 # of queries and keys, before they are rotated: head by head as in Qwen3 and Gemma 3, over all heads together as in
@@ -19,7 +18,7 @@ QkNorm = Literal["none", "heads", "all", "weightless"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gqa:
+class Gqa(Block):
     """Multi-head or grouped-query attention."""
 
     # as in `config.Shape`
@@ -37,8 +36,6 @@ class Gqa:
     """Tokens that it attends to; 0: all."""
     rotated: bool = True
     """Queries and keys are rotated; else queries are scaled by their position instead, and neither is normalised."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
 
     @staticmethod
     def read(fields: Fields, heads: int, hidden: int) -> dict[str, Any]:
@@ -62,10 +59,6 @@ class Gqa:
     def sizes(self) -> dict[str, int]:
         """Fields of `config.Shape` that stand for it."""
         return {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return it in a checkpoint that keeps parts in 16 bits."""
-        return replace(self, unquantized=kept_of(kept, "qkv", "out"))
 
     @property
     def parameters(self) -> int:
@@ -93,7 +86,7 @@ class Gqa:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mla:
+class Mla(Block):
     """Multi-head latent attention: the cache holds one compressed vector for all heads."""
 
     # as in `config.Shape`
@@ -107,8 +100,6 @@ class Mla:
 
     index: "Index | None" = None
     """Index that chooses the tokens it reads (DeepSeek sparse attention); None: it reads all."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
 
     @staticmethod
     def read(fields: Fields, heads: int) -> dict[str, Any]:
@@ -132,10 +123,6 @@ class Mla:
         names = ("kv_lora_rank", "q_lora_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
         heads = {"heads": self.heads, "kv_heads": self.heads, "head_dim": self.q_head_dim}
         return heads | {name: getattr(self, name) for name in names}
-
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return it in a checkpoint that keeps parts in 16 bits."""
-        return replace(self, unquantized=kept_of(kept, "qkv", "out"))
 
     @property
     def q_head_dim(self) -> int:

@@ -7,125 +7,19 @@ in `attention` and `feed_forward`.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
-from ladder_sim.hf.attention import QkNorm, read_attention
+from ladder_sim.hf.attention import read_attention
 from ladder_sim.hf.feed_forward import Moe, Routing
 from ladder_sim.hf.fields import MAXIMA, Fields
 from ladder_sim.hf.listed import LAYER_DATA, read_layers
-from ladder_sim.hf.mixer import BlockKind
-from ladder_sim.hf.quantization import DType, KvDType, LayerPart, read_quantization
+from ladder_sim.hf.quantization import read_quantization
 from ladder_sim.hf.refused import refuse_architectures, refuse_types
 from ladder_sim.hf.rope import RopeScaling, Yarn, read_rope
+from ladder_sim.hf.shape import BlockNorms, Shape, named_wiring
 from ladder_sim.hf.types import EXPERTS, LATENT, SIZES, TYPES
 from ladder_sim.system.files import shown_path
-from ladder_sim.values import Limits
-
-# of the residual stream that a block reads as in Llama, of the output that it adds to it as in OLMo 2, or of both as in
-# Gemma 3
-BlockNorms = Literal["before", "behind", "both"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Shape of a decoder: everything that the cost of a forward pass depends on."""
-
-    name: str
-    """Catalog id, or the file's stem."""
-    layers: Annotated[int, Limits(1, MAXIMA["layers"])]
-    """Decoder layers, each one attention and one MLP block."""
-    hidden: Annotated[int, Limits(1, MAXIMA["hidden"])]
-    """Width of the residual stream."""
-    heads: Annotated[int, Limits(1, MAXIMA["heads"])]
-    """Query heads."""
-    kv_heads: Annotated[int, Limits(1, MAXIMA["kv_heads"])]
-    """Key/value heads (grouped-query attention when fewer than heads); latent attention has none."""
-    head_dim: Annotated[int, Limits(1, MAXIMA["head_dim"])]
-    """Width of one head; of latent attention a query head's."""
-    intermediate: Annotated[int, Limits(1, MAXIMA["intermediate"])]
-    """Width of the MLP in layers without experts."""
-    vocab: Annotated[int, Limits(1, MAXIMA["vocab"])]
-    """Rows of the embedding and of the LM head."""
-    max_positions: Annotated[int, Limits(1, MAXIMA["max_positions"])]
-    """Longest context the model was made for, tokens."""
-    gated_mlp: bool = True
-    """Gate and up projections (SwiGLU) or one up projection."""
-    tied_embeddings: bool = False
-    """The LM head shares the embedding's weights."""
-    qkv_bias: bool = False
-    """Bias vectors on the query, key and value projections."""
-    out_bias: bool = False
-    """Bias vector on attention's output projection."""
-    mlp_bias: bool = False
-    """Bias vectors in the MLP."""
-    qk_norm: QkNorm = "none"
-    """Norm of queries and keys: of each head (Qwen3), over all heads (OLMo 2), of each without weights (Llama 4)."""
-    block_norms: BlockNorms = "before"
-    """What each block normalises: its input (Llama), its output before it is added (OLMo 2), or both (Gemma 3)."""
-    sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
-    """Tokens that some or all layers attend to, or of a chunk; 0: all of them."""
-    window_layers: tuple[int, ...] = ()
-    """Layers that use the sliding window; empty: every layer, if there is one."""
-    nope_layers: tuple[int, ...] = ()
-    """Layers without rotary embeddings, which scale queries by their position instead, as in Llama 4."""
-    attention_sinks: bool = False
-    """A learned logit for each head joins the softmax, as in gpt-oss."""
-    kv_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
-    """Width of the compressed keys and values of latent attention; 0: multi-head or grouped-query attention."""
-    q_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
-    """Width of the compressed queries; 0: they are not compressed."""
-    nope_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
-    """Width of a latent query or key head that is not rotated."""
-    rope_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
-    """Width of the rotated part, which all latent key heads share."""
-    value_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
-    """Width of a latent value head."""
-    experts: Annotated[int, Limits(0, MAXIMA["experts"])] = 0
-    """Routed experts of a layer; 0: every MLP is dense."""
-    experts_per_token: Annotated[int, Limits(0, MAXIMA["experts"])] = 0
-    """Routed experts that each token is sent to."""
-    expert_intermediate: Annotated[int, Limits(0, MAXIMA["intermediate"])] = 0
-    """Width of one routed expert."""
-    shared_intermediate: Annotated[int, Limits(0, MAXIMA["intermediate"])] = 0
-    """Width of all shared experts together, which see every token; 0: there are none."""
-    router_bias: bool = False
-    """The router has a bias, or a correction of its score, for each expert."""
-    dense_layers: tuple[int, ...] = ()
-    """Layers whose MLP is dense in a model with experts."""
-    ladder_layers: tuple[int, ...] = ()
-    """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
-    wiring: str = ""
-    """Variant that the weights were trained as, if the config says so (`ladder_sim_wiring`), e.g. "delayed:2"; a wiring
-    of its own as JSON."""
-    parallel_blocks: bool = False
-    """Attention and MLP read the same input: the variant parallel is the model as it is, and a warning says so."""
-    multimodal: bool = False
-    """An encoder of images or sound belongs to the model, too; it is not predicted, and a warning says so."""
-    weights_dtype: DType = "bf16"
-    """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts of all layers that this checkpoint keeps in 16 bits: "qkv", "out", "mlp", "experts"."""
-    unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
-    """Parts that this checkpoint keeps in 16 bits in some layers only, each with these layers."""
-    kv_cache_dtype: KvDType | None = None
-    """Precision of the KV cache that the config asks for; None: it says nothing."""
-    block_kinds: tuple[BlockKind, ...] = ()
-    """Kinds of its blocks, if the config lists them as data; the sizes above then stand for the first that has them."""
-    block_order: tuple[int, ...] = ()
-    """Position of each block's kind in `block_kinds`; two blocks in a row are a layer."""
-    origin: str = ""
-    """What listed its blocks, in words; empty: they follow from the sizes above."""
-    family: str = ""
-    """`model_type` of its config; models of one family differ in size. Empty: not known."""
-    source: str = ""
-    """Where the figures come from."""
-
-    @property
-    def variant(self) -> str:
-        """Wiring that the weights were trained with."""
-        own = _named(self.wiring, self.ladder_layers, self.layers)
-        return "parallel" if own == "standard" and self.parallel_blocks else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,17 +66,12 @@ def read_wiring(config: Mapping[str, object], *, source: str = "config.json") ->
     fields = Fields(config, source)
     layers = fields.size("num_hidden_layers", MAXIMA["layers"])
     ladder_layers = _ladder_layers(fields, layers)
-    variant = _named(_wiring(fields), ladder_layers, layers)
+    variant = named_wiring(_wiring(fields), ladder_layers, layers)
     return OwnWiring(fields.kind, layers, ladder_layers, variant, _trained_tp(fields))
 
 
 def _trained_tp(fields: Fields) -> int:
     return fields.size("ladder_sim_tp", 10**6, default=0, minimum=0)
-
-
-def _named(wiring: str, ladder_layers: tuple[int, ...], layers: int) -> str:
-    count = len(ladder_layers)
-    return (wiring or "standard") if not count else "ladder" if count == layers else f"hybrid-ladder:{count}"
 
 
 def read_shape(config: Mapping[str, object], *, source: str, runs: bool = False) -> dict[str, Any]:

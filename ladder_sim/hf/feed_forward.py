@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ladder_sim.hf.fields import MAXIMA, Fields
-from ladder_sim.hf.quantization import LayerPart, kept_of
+from ladder_sim.hf.quantization import Block, LayerPart
 from ladder_sim.hf.types import EXPERT_COUNTS, EXPERTS
 from ladder_sim.values import choice, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
+class Dense(Block):
     """A multi-layer perceptron."""
+
+    PARTS = ("mlp",)
 
     hidden: int
     """Width of the residual stream."""
@@ -28,17 +30,11 @@ class Dense:
     """Gate and up projections, or one up projection."""
     bias: bool = False
     """Bias vectors."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
 
     @property
     def sizes(self) -> dict[str, int]:
         """Fields of `config.Shape` that stand for it."""
         return {"intermediate": self.width}
-
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return it in a checkpoint that keeps parts in 16 bits."""
-        return replace(self, unquantized=kept_of(kept, "mlp"))
 
     @property
     def up_width(self) -> int:
@@ -54,8 +50,10 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moe:
+class Moe(Block):
     """A mixture of experts: a router sends each token to a few of them; shared experts see every token."""
+
+    PARTS = ("experts",)
 
     expert: Dense
     """One routed expert."""
@@ -69,8 +67,6 @@ class Moe:
     """A bias or a correction of its score for each expert."""
     hidden: int = 0
     """Width of the residual stream, which is projected to the experts' and back on every rank; 0: it is theirs."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
 
     @staticmethod
     def read(fields: Fields, layers: int) -> dict[str, Any]:
@@ -116,9 +112,9 @@ class Moe:
         }
 
     def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return it in a checkpoint that keeps parts in 16 bits."""
+        """Return the block in a checkpoint that keeps these parts of its layer, shared experts included."""
         shared = self.shared.keeping(kept) if self.shared else None
-        return replace(self, shared=shared, unquantized=kept_of(kept, "experts"))
+        return replace(Block.keeping(self, kept), shared=shared)
 
     @property
     def router_parameters(self) -> int:

@@ -39,7 +39,7 @@ _FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_module
 _NULLABLE = ("sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank", "n_shared_experts", "n_group")
 
 
-def read_config(path: Path) -> dict[str, object]:
+def read_config(path: Path) -> dict[str, Any]:
     """Read a config.json, or that of a directory, and next to it what ModelOpt says of the quantisation.
 
     Raises
@@ -48,33 +48,34 @@ def read_config(path: Path) -> dict[str, object]:
         If there is no such file, it cannot be read, or it is not a JSON object; the file is named.
     """
     file = path / "config.json" if os.path.isdir(path) else path
-    config = _read_json(file)
+    config = read_object(file)
     modelopt = file.parent / _MODELOPT_FILE
     if file.name == "config.json" and not any(config.get(key) for key in QUANTIZATION) and os.path.isfile(modelopt):
-        config["quantization_config"] = {"quant_method": "modelopt", **_read_json(modelopt)}
+        config["quantization_config"] = {"quant_method": "modelopt", **read_object(modelopt)}
     return config
 
 
-def _read_json(file: Path) -> dict[str, object]:
-    text = read_text(file, what="a config.json")
-    name = shown_path(file)
+def read_object(file: Path, *, what: str = "a config.json") -> dict[str, Any]:
+    """Return the JSON object in a file, which should be `what`; raise SpecError if it holds none."""
+    return parse_object(read_text(file, what=what), shown_path(file), what=what)
+
+
+def parse_object(text: str, name: str, *, what: str = "a config.json") -> dict[str, Any]:
+    """Return the JSON object in the text of a file, by its name for errors."""
     try:
-        config = json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        raise SpecError(
-            f"{name}: JSON nested too deeply", hint="give the model's config.json, not another JSON file"
-        ) from None
+        raise SpecError(f"{name}: JSON nested too deeply", hint=f"give {what}, not another JSON file") from None
     except ValueError as error:
         raise SpecError(
             f"{name}: not valid JSON ({error}); {'the file is empty' if not text.strip() else 'truncated?'}",
             hint="download or export the file again, and check it with `python -m json.tool`",
         ) from None
-    if not isinstance(config, dict):
+    if not isinstance(value, dict):
         raise SpecError(
-            f"{name}: holds {quoted(config)}: a config.json must be a JSON object",
-            hint='give the model\'s config.json, which starts with "{"',
+            f"{name}: holds {quoted(value)}: {what} must be a JSON object", hint=f'give {what}, which starts with "{{"'
         )
-    return config
+    return value
 
 
 class Fields:
@@ -83,6 +84,11 @@ class Fields:
     def __init__(self, config: Mapping[str, object], source: str) -> None:
         self.config = config
         self.source = source
+
+    @property
+    def own_name(self) -> str:
+        """Last part of the name that transformers wrote; empty: none."""
+        return str(self.config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
 
     @property
     def decoder_key(self) -> str | None:

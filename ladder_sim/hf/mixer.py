@@ -1,12 +1,11 @@
 """The general form of a block that mixes tokens, as a traced model has it, and what layers are made of."""
 
-from collections.abc import Set
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 from ladder_sim.hf.attention import Gqa, Index, Mla
 from ladder_sim.hf.feed_forward import Dense, Moe
-from ladder_sim.hf.quantization import LayerPart, kept_of
+from ladder_sim.hf.quantization import Block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixer:
+class Mixer(Block):
     """A block that mixes tokens, in general: linear layers, and between them attention or recurrent states."""
 
     hidden: int
@@ -108,18 +107,12 @@ class Mixer:
     """Width over all ranks of what its output is multiplied by."""
     parameters: int
     """Number of weights."""
-    unquantized: tuple[LayerPart, ...] = ()
-    """Parts that its checkpoint keeps in 16 bits."""
 
     @property
     def sizes(self) -> dict[str, int]:
         """Fields of `config.Shape` that stand for it: those of its attention; empty if it has none."""
         core = next((core for core in self.cores if isinstance(core, Attend)), None)
         return {"heads": core.heads, "kv_heads": core.kv_heads, "head_dim": core.mean_dim} if core else {}
-
-    def keeping(self, kept: Set[LayerPart]) -> Self:
-        """Return it in a checkpoint that keeps parts in 16 bits."""
-        return replace(self, unquantized=kept_of(kept, "qkv", "out"))
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -6,7 +6,8 @@ Field names are those of Hugging Face transformers, compressed-tensors and NVIDI
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from ladder_sim.errors import SpecError
 from ladder_sim.hf.fields import QUANTIZATION
@@ -69,9 +70,17 @@ _EXCLUDED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modu
 _WAY_OUT = "to predict it in one precision, drop the field and give --dtype"
 
 
-def kept_of(kept: Set[LayerPart], *parts: LayerPart) -> tuple[LayerPart, ...]:
-    """Return which of the parts are among those that are kept in 16 bits."""
-    return tuple(part for part in parts if part in kept)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of a layer, whose weights a checkpoint may keep in 16 bits."""
+
+    PARTS: ClassVar[tuple[LayerPart, ...]] = ("qkv", "out")
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts that its checkpoint keeps in 16 bits."""
+
+    def keeping(self, kept: Set[LayerPart]) -> Self:
+        """Return the block in a checkpoint that keeps these parts of its layer."""
+        return replace(self, unquantized=tuple(part for part in self.PARTS if part in kept))
 
 
 class Quantization(NamedTuple):

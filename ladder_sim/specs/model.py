@@ -1,30 +1,19 @@
 """The shape of a decoder-only transformer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any, Self, get_args
+from dataclasses import dataclass
+from typing import Self, get_args
 
 from ladder_sim.errors import SpecError
-from ladder_sim.hf.attention import Gqa, Mla
-from ladder_sim.hf.config import Shape, read_shape
+from ladder_sim.hf.config import read_shape
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.fields import MAXIMA
 from ladder_sim.hf.listed import scalars
-from ladder_sim.hf.mixer import LayerKind
 from ladder_sim.hf.quantization import DType, LayerPart
-from ladder_sim.hf.types import SIZES
+from ladder_sim.hf.shape import Shape
+from ladder_sim.hf.types import WRITTEN
 from ladder_sim.units import quoted
 from ladder_sim.values import check_fields, choice, nonempty, whole
-
-# fields of a dense model, and their names in a config.json
-HF_NAMES = {
-    **{name: key for name, key in SIZES.items() if name != "max_positions"},
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "gated_mlp": "gated_mlp",
-    "tied_embeddings": "tie_word_embeddings",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,32 +133,12 @@ class ModelSpec(Shape):
         SpecError
             The model is not a dense decoder of Llama's kind.
         """
-        config = {key: getattr(self, name) for name, key in HF_NAMES.items()}
+        config = {key: getattr(self, name) for name, key in WRITTEN.items()}
         config |= {"model_type": "llama", "max_position_embeddings": self.max_positions}
         again = type(self).from_hf(config, name=self.name, source=self.source)
         if again != self:
             raise SpecError(f"model '{self.name}' has parts that Llama's layers have not", hint="bench a dense model")
         return config
-
-    @property
-    def own_wirings(self) -> tuple[str, ...]:
-        """Variants that engines run by themselves in models of these sizes."""
-        return ("standard", "parallel") if self.parallel_blocks else ("standard",)
-
-    @property
-    def kinds(self) -> tuple[LayerKind, ...]:
-        """What each layer is made of; layers that are alike hold the same object."""
-        return _kinds(self)
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, with norms, biases, embedding and LM head.
-
-        The biases of LayerNorms are left out, and so are layers that predict further tokens.
-        """
-        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        norms = (4 if self.block_norms == "both" else 2) * self.hidden
-        return sum(kind.parameters for kind in self.kinds) + self.layers * norms + self.hidden + embeddings
 
     @property
     def experts_label(self) -> str:
@@ -207,87 +176,3 @@ class ModelSpec(Shape):
             parts.add("mlp")
         # a checkpoint keeps them in its own precision alone
         return parts.difference(self.unquantized if dtype == self.weights_dtype else ())
-
-    def partition_problem(self, tp: int, *, attention_dp: int = 1, ep: int = 1) -> str:
-        """Say why ranks cannot share this model; empty if they can.
-
-        Query heads and the MLP's width are split evenly. Key/value heads are split evenly, or each one is held by
-        the same number of ranks. Experts are split `ep` ways, and each over the ranks that hold it.
-
-        Parameters
-        ----------
-        tp
-            Ranks that share attention.
-        attention_dp
-            Groups of such ranks, each with requests of its own.
-        ep
-            Groups of ranks among which the experts are split; it divides ``tp * attention_dp``.
-        """
-        for kind in dict.fromkeys(self.kinds):
-            problems = [block.partition_problem(tp) for block in kind.blocks]
-            problems += [
-                block.expert_problem(ep, tp * attention_dp // ep) for block in kind.blocks if isinstance(block, Moe)
-            ]
-            if problem := next(filter(None, problems), ""):
-                return problem
-        return ""
-
-    def tp_degrees(self, maximum: int) -> tuple[int, ...]:
-        """Return the tensor-parallel degrees up to `maximum` that divide this model."""
-        return tuple(tp for tp in range(1, min(maximum, self.heads) + 1) if not self.partition_problem(tp))
-
-
-@lru_cache(maxsize=256)
-def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
-    """Return the kind of each layer, made once for each model and kind."""
-    if model.block_kinds:
-        return _listed(model)
-    windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
-    dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
-    some = [(part, frozenset(layers)) for part, layers in model.unquantized_layers]
-    kinds: dict[tuple[bool, bool, bool, frozenset[LayerPart]], LayerKind] = {}
-    layers = []
-    for layer in range(model.layers):
-        kept = frozenset((*model.unquantized, *(part for part, numbers in some if layer in numbers)))
-        key = layer in windows, layer not in nope, layer in dense or not model.experts, kept
-        if key not in kinds:
-            windowed, rotated, is_dense, _ = key
-            attention = _attention(model, windowed=windowed, rotated=rotated).keeping(kept)
-            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, dense=is_dense).keeping(kept))
-        layers.append(kinds[key])
-    return tuple(layers)
-
-
-def _listed(model: ModelSpec) -> tuple[LayerKind, ...]:
-    """Return the kinds of layers whose blocks are data."""
-    order = model.block_order[: 2 * model.layers]
-    pairs = list(zip(order[::2], order[1::2], strict=True))
-    blocks = model.block_kinds
-    kinds = {pair: LayerKind(attention=blocks[pair[0]], feed_forward=blocks[pair[1]]) for pair in dict.fromkeys(pairs)}
-    return tuple(kinds[pair] for pair in pairs)
-
-
-def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
-    def same(kind: type[Gqa | Mla]) -> dict[str, Any]:
-        """Return the fields that have the model's names."""
-        return {field.name: getattr(model, field.name) for field in fields(kind) if hasattr(model, field.name)}
-
-    if model.kv_lora_rank:
-        return Mla(**same(Mla))
-    window = model.sliding_window if windowed else 0
-    return Gqa(**same(Gqa), sinks=model.attention_sinks, window=window, rotated=rotated)
-
-
-def _feed_forward(model: ModelSpec, *, dense: bool) -> Dense | Moe:
-    def mlp(width: int) -> Dense:
-        return Dense(hidden=model.hidden, width=width, gated=model.gated_mlp, bias=model.mlp_bias)
-
-    if dense:
-        return mlp(model.intermediate)
-    return Moe(
-        expert=mlp(model.expert_intermediate),
-        experts=model.experts,
-        experts_per_token=model.experts_per_token,
-        shared=mlp(model.shared_intermediate) if model.shared_intermediate else None,
-        router_bias=model.router_bias,
-    )

@@ -146,14 +146,14 @@ class ModelConfig(Config):
                 raise UsageError(f"{option} {degree}: the model has no experts", hint=f"leave out {option}")
         if self.experts and ep > 1:
             self._check_parts(self.experts, ep, tp * attention_dp)
-        if part := self._indivisible_part(tp, ep, attention_dp):
+        if problem := self.partition_problem(tp, attention_dp=attention_dp, ep=ep):
             degrees = [
                 str(degree)
                 for degree in range(1, self.heads + 1)
-                if not (degree * attention_dp % ep or self._indivisible_part(degree, ep, attention_dp))
+                if not (degree * attention_dp % ep or self.partition_problem(degree, attention_dp=attention_dp, ep=ep))
             ]
             raise InfeasibleError(
-                f"{tp} ranks cannot share {part} evenly",
+                f"{tp} ranks cannot share the model evenly: {problem}",
                 hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
             )
 
@@ -164,17 +164,6 @@ class ModelConfig(Config):
                 f"--ep {ep}: must divide {ranks} ranks and {experts} experts",
                 hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
             )
-
-    def _indivisible_part(self, tp: int, ep: int, attention_dp: int) -> str:
-        """Return the part that `tp` ranks do not divide, in words; empty if they divide all."""
-        if self.heads % tp:
-            return f"{self.heads} query heads"
-        for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
-            if width % tp:
-                return f"an MLP of width {width}"
-        if self.experts and self.expert_intermediate % (tp * attention_dp // ep):
-            return f"experts of width {self.expert_intermediate}"
-        return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
+from ladder_sim.hf.fields import read_object
 from ladder_sim.wirings.layout import lay_out
-from ladder_sim_runtime.checkpoint.files import Checkpoint, convert, hybrid, read_object
+from ladder_sim_runtime.checkpoint.files import Checkpoint, convert, hybrid
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import ModelConfig

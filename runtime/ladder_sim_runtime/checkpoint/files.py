@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.hf.fields import Fields, read_config
+from ladder_sim.hf.fields import Fields, read_config, read_object
 from ladder_sim.hf.types import TYPES
-from ladder_sim.system.files import read_text, write_file
+from ladder_sim.system.files import write_file
 from ladder_sim_runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, mixtral_name, tensor_shapes
 from ladder_sim_runtime.config import ModelConfig
 
@@ -99,17 +99,6 @@ class Checkpoint:
     def source(self, name: str, _shape: Shape) -> Stored:
         """Return the tensor of a name, as a `weights.Source` does."""
         return self.tensors[name]
-
-
-def read_object(file: Path, *, what: str) -> dict[str, object]:
-    """Return the JSON object in a file, which should be `what`; raise UsageError if it holds none."""
-    try:
-        value = json.loads(read_text(file, what=what, error=UsageError))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
-    return value
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:
@@ -248,7 +237,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
         raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
 
 
-def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
+def hybrid(config: dict[str, Any], ladder_layers: int) -> dict[str, object]:
     """Return a config.json with this number of upper layers wired as ladder."""
     shape = ModelConfig.from_hf(config)
     dropped = ("architectures", "auto_map", "ladder_sim_wiring")
