@@ -11,49 +11,34 @@ _EQUAL_LAYERS = "only models in which every layer is attention and an MLP or exp
 _KNOWN_ATTENTION = "only multi-head, grouped-query and DeepSeek's latent attention can be simulated"
 _SIDE_BY_SIDE = "attention and MLP side by side in one block"
 _ONLY_PARALLEL = 'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has'
-# what cannot be simulated, the fields that say so, and the way out
-_REFUSED = (
-    (
+# what cannot be simulated, with the way out; by fields that say so
+_REFUSED = {
+    "index_topk index_n_heads sparse_attention_config": (
         "sparse attention, in which an indexer chooses the tokens,",
-        ("index_topk", "index_n_heads", "sparse_attention_config"),
         _KNOWN_ATTENTION,
     ),
-    (
-        "layers of linear attention",
-        ("linear_num_key_heads", "linear_attn_config", "full_attention_interval"),
-        _KNOWN_ATTENTION,
-    ),
-    (
-        "state-space and recurrent layers",
-        (
-            *("state_size", "ssm_cfg", "ssm_state_size", "mamba_d_state", "mamba_d_conv", "layers_block_type"),
-            *("attn_layer_period", "hybrid_override_pattern", "lru_width"),
-        ),
-        _EQUAL_LAYERS,
-    ),
-    (
+    "linear_num_key_heads linear_attn_config full_attention_interval": ("layers of linear attention", _KNOWN_ATTENTION),
+    "state_size ssm_cfg ssm_state_size mamba_d_state mamba_d_conv layers_block_type attn_layer_period "
+    "hybrid_override_pattern lru_width": ("state-space and recurrent layers", _EQUAL_LAYERS),
+    "is_encoder_decoder encoder_layers num_decoder_layers": (
         "encoder-decoder models",
-        ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
         "only decoders can be simulated",
     ),
-    (
+    "block_configs per_layer_config": (
         "layers of different shapes",
-        ("block_configs", "per_layer_config"),
         "only models whose layers have equal widths and heads can be simulated",
     ),
-    (_SIDE_BY_SIDE, ("parallel_attn", "use_parallel_residual"), _ONLY_PARALLEL),
-    ("layers that attend to an encoder", ("cross_attention_layers",), _EQUAL_LAYERS),
-    ("embeddings of each layer", ("hidden_size_per_layer_input",), _EQUAL_LAYERS),
-)
-# of experts or of latent attention: contradictions in a type that has neither
+    "parallel_attn use_parallel_residual": (_SIDE_BY_SIDE, _ONLY_PARALLEL),
+    "cross_attention_layers": ("layers that attend to an encoder", _EQUAL_LAYERS),
+    "hidden_size_per_layer_input": ("embeddings of each layer", _EQUAL_LAYERS),
+}
 _EXPERT_FIELDS = (*EXPERT_COUNTS, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts")
-_LATENT_RANKS = ("kv_lora_rank", "q_lora_rank")
 
 
 def refuse_architectures(fields: Fields) -> None:
     """Raise a SpecError if a field says that the model has parts that cannot be simulated."""
-    for what, keys, way_out in _REFUSED:
-        for key in keys:
+    for keys, (what, way_out) in _REFUSED.items():
+        for key in keys.split():
             # 0, false and empty objects are how configs say "none"
             if fields.config.get(key):
                 raise fields.error(key, f"{what} are not supported", way_out)
@@ -66,26 +51,16 @@ def refuse_architectures(fields: Fields) -> None:
     if layers is not None and not (isinstance(layers, list) and all(kind in _ATTENTION_LAYERS for kind in layers)):
         raise fields.error("layer_types", f"must be a list of {' and '.join(_ATTENTION_LAYERS)}", _KNOWN_ATTENTION)
     # the object around a decoder has a type of its own
-    if fields.decoder_key is None:
-        _refuse_contradictions(fields)
-
-
-def _refuse_contradictions(fields: Fields) -> None:
-    """Refuse fields of experts or of latent attention in a type of model that has none."""
-    for key in _EXPERT_FIELDS:
-        if fields.config.get(key) and fields.kind not in EXPERTS:
-            raise fields.error(
-                key,
-                f"model_type {quoted(fields.kind)} is not a mixture-of-experts type that can be simulated",
-                f"those are {', '.join(EXPERTS)}; drop {key} if its layers have no experts",
-            )
-    for key in _LATENT_RANKS:
-        if fields.config.get(key) and fields.kind not in LATENT:
-            raise fields.error(
-                key,
-                f"model_type {quoted(fields.kind)} is not a type whose latent attention can be simulated",
-                f"those are {', '.join(LATENT)}",
-            )
+    if fields.decoder_key is not None:
+        return
+    for keys_of_kind, types, what, more in (
+        (_EXPERT_FIELDS, EXPERTS, "a mixture-of-experts type that", "; drop {} if its layers have no experts"),
+        (("kv_lora_rank", "q_lora_rank"), LATENT, "a type whose latent attention", ""),
+    ):
+        for key in keys_of_kind:
+            if fields.config.get(key) and fields.kind not in types:
+                rule = f"model_type {quoted(fields.kind)} is not {what} can be simulated"
+                raise fields.error(key, rule, f"those are {', '.join(types)}{more.format(key)}")
 
 
 def refuse_types(fields: Fields) -> None:

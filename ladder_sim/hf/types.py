@@ -58,8 +58,9 @@ class ModelType(NamedTuple):
         for name, fields in tomllib.loads(text).items():
             own = fields.pop("type", {})
             like = rows[own.pop("like")] if "like" in own else cls({})
-            experts = ExpertFields(*own.pop("experts")) if "experts" in own else like.experts
-            rows[name] = cls({**like.fields, **fields}, **{"latent": like.latent, **own, "experts": experts})
+            own["experts"] = ExpertFields(*own["experts"]) if "experts" in own else like.experts
+            own["sizes"] = tuple(own.get("sizes", ()))
+            rows[name] = cls({**like.fields, **fields}, **{"latent": like.latent, **own})
         return rows
 
 

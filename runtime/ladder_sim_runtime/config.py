@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.hf.config import Config, Shape, read_numbers, read_shape
+from ladder_sim.hf.config import Config, read_numbers, read_shape
 from ladder_sim.hf.fields import read_config
+from ladder_sim.hf.shape import Shape
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import Sampling
 from ladder_sim.units import parse_quantity

@@ -202,7 +202,12 @@ def test_a_config_that_cannot_be(config: dict[str, Any], change: dict[str, Any],
         (MIXTRAL, 4, 3, "--ep 3: must divide 4 ranks and 8 experts"),
         (MIXTRAL, 2, 4, "--ep 4: must divide 2 ranks and 8 experts"),
         (MIXTRAL, 16, 16, "--ep 16: must divide 16 ranks and 8 experts"),
-        (V2_LITE | {"moe_intermediate_size": 1404, "n_shared_experts": 4}, 16, 2, "expert_intermediate is 1404: not divisible by 8 ranks"),
+        (
+            V2_LITE | {"moe_intermediate_size": 1404, "n_shared_experts": 4},
+            16,
+            2,
+            "is 1404: not divisible by 8 ranks",
+        ),
         (V3, 3, 1, "3 ranks cannot share the model evenly: heads is 128"),
     ],
 )
