@@ -24,6 +24,7 @@ MAXIMA: dict[str, int] = {
     "vocab": 10_000_000,
     "max_positions": 1_000_000_000,
 }
+
 # beyond any number of a model
 _LARGEST = 1e12
 
