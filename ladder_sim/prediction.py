@@ -27,7 +27,7 @@ from ladder_sim.simulate.request import Request
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.values import typed
+from ladder_sim.values import typed
 from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical, canonical_names, parse
 
 # larger lognormal spreads are not meaningful
@@ -302,12 +302,7 @@ def default_variants(scenario: Scenario) -> tuple[str, ...]:
 
 def own_variant(model: ModelSpec) -> str:
     """Return the wiring that a model's weights were trained with."""
-    if model.wiring:
-        return canonical(model.wiring)
-    if model.ladder_layers:
-        alone = len(model.ladder_layers) == model.layers
-        return "ladder" if alone else f"hybrid-ladder:{len(model.ladder_layers)}"
-    return "parallel" if model.parallel_blocks else "standard"
+    return canonical(model.variant)
 
 
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:

@@ -10,7 +10,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import settings
-from ladder_sim.specs.values import whole
+from ladder_sim.values import whole
 
 
 def add_created(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from functools import cached_property
 
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import UsageError
+from ladder_sim.hf.feed_forward import Dense
 from ladder_sim.prediction import Prediction, Predictions
 from ladder_sim.quality.published import published, quality_of
-from ladder_sim.specs.layers import Dense
 from ladder_sim.wirings.names import parse
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6

@@ -32,13 +32,13 @@ from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.legal_plans import DEGREES, legal_plans
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
-from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 from ladder_sim.sweeps.run import MAX_WORKERS
 from ladder_sim.units import format_seconds
+from ladder_sim.values import typed, whole
 from ladder_sim.wirings.names import parse
 
 # replicas for each worker below which a search ends before another process has started

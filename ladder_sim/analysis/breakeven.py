@@ -23,13 +23,13 @@ from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.scenario_warnings import unused
-from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.axes import Axis, axis, resolve, used_value, value_at
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import confidences
+from ladder_sim.values import typed
 from ladder_sim.wirings.names import canonical
 
 # values of the coarse scan

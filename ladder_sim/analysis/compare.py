@@ -11,9 +11,9 @@ from ladder_sim.prediction import Predictions, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.grid import scenario_at
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
+from ladder_sim.values import typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.arguments import ScenarioFields
 from ladder_sim.specs.scenario import Scenario, scenario_asked
-from ladder_sim.specs.values import typed
+from ladder_sim.values import typed
 from ladder_sim.wirings.names import canonical_names
 
 # a figure is multiplied and divided by one plus this

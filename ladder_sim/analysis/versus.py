@@ -25,7 +25,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario, scenario_asked
 from ladder_sim.specs.scenario_warnings import used_settings
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Support, Technique, Techniques, family_of
-from ladder_sim.specs.values import typed
+from ladder_sim.values import typed
 from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim.wirings.names import canonical_names, parse
 

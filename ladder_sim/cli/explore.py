@@ -88,7 +88,7 @@ def _query(asked: flags.Asked, arguments: dict[str, Any], variants: list[str], a
 def _serve(allowlist: "Allowlist", query: str, *, host: str, port: int, opened: bool) -> None:
     """Serve the page until interrupted."""
     from ladder_sim.explorer.server import LOOPBACK, Site, bound, serve
-    from ladder_sim.specs.values import whole
+    from ladder_sim.values import whole
 
     whole(port, "--port", 0, 65535)
 

@@ -17,8 +17,9 @@ import typer
 from ladder_sim.cli.flags import PASSED_ON, of_context
 from ladder_sim.cli.output import PANEL, write
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UnknownNameError, UsageError, install_command
+from ladder_sim.hf.types import WRITTEN
 from ladder_sim.specs import catalog
-from ladder_sim.specs.model import HF_NAMES, ModelSpec
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Parts, override_parts, settings
 from ladder_sim.specs.stack import StackSpec
@@ -136,15 +137,15 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
             raise UsageError(
                 f"--set {key}: a real run uses this machine's hardware", hint="set fields of model or stack"
             )
-        read = HF_NAMES if section == "model" else _ENGINE
+        read = WRITTEN if section == "model" else _ENGINE
         if name not in read:
             raise UnknownNameError("setting of a real run", key, [f"{section}.{field}" for field in read])
     before = catalog.model(model)
     parts = Parts(before, catalog.cluster("h100-sxm"), catalog.stack(stack), Workload())
     after = override_parts(parts, changes)
-    changed = {name: getattr(after.model, name) for name in HF_NAMES}
+    changed = {name: getattr(after.model, name) for name in WRITTEN}
     config = catalog.model_config(model) | {
-        HF_NAMES[name]: value for name, value in changed.items() if value != getattr(before, name)
+        WRITTEN[name]: value for name, value in changed.items() if value != getattr(before, name)
     }
     return after.model, after.stack, config
 

@@ -282,10 +282,10 @@ def export(
 
     from ladder_sim.kernels import Phase
     from ladder_sim.report.traces import trace_figure
-    from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.iterations import choose_step
     from ladder_sim.traces.predicted import predicted_run
+    from ladder_sim.values import choice
     from ladder_sim.wirings.names import canonical
 
     asked = flags.Asked.of(context)

@@ -7,11 +7,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ladder_sim.hf.quantization import DType
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import AllReduce
-from ladder_sim.specs.workload import FORMATS, DType
+from ladder_sim.specs.workload import FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from ladder_sim.costs.table_parts import (
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
+from ladder_sim.hf.quantization import KvDType
 from ladder_sim.kernels import Experts, Gpu, Kind
-from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import Schema, read_bytes
 
 SCHEMA = Schema()

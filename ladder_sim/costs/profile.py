@@ -14,13 +14,14 @@ from ladder_sim.costs.collectives.algorithms import MeasuredCollective, measured
 from ladder_sim.costs.experts import ANY_LAYER, experts_table
 from ladder_sim.costs.in_place import InPlace
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.hf.quantization import DType
 from ladder_sim.kernels import GEMM_FORMATS, TABLE_KINDS, Experts, Gpu, Kind, TableOf
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import AttentionKernel
-from ladder_sim.specs.workload import DType, Workload
+from ladder_sim.specs.workload import Workload
 
 # in place of the name of a profile: datasheet figures only
 NO_PROFILE = "none"

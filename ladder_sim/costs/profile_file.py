@@ -40,10 +40,10 @@ from ladder_sim.costs.table_parts import (
 )
 from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
+from ladder_sim.hf.quantization import KvDType
 from ladder_sim.kernels import Gpu, Kind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import Sampling
-from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import Schema, read_bytes, stamp, write_file
 
 # 2: a fit to end-to-end runs is called `stack_fit`, and its scales `near` and `beyond`; 3: entries of other formats of

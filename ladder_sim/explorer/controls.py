@@ -15,12 +15,13 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Setup
 from ladder_sim.explorer.markup import Markup, tag
 from ladder_sim.explorer.state import SLO_BOUNDS, State
+from ladder_sim.hf.quantization import DType, KvDType
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import DType, Imbalance, KvDType
+from ladder_sim.specs.workload import Imbalance
 from ladder_sim.units import short_name
 from ladder_sim.wirings.names import DEFAULT_VARIANTS
 

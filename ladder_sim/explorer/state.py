@@ -13,6 +13,8 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.hf.fields import Fields, parse_object
+from ladder_sim.hf.quantization import KvDType
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
@@ -20,11 +22,11 @@ from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import choice, field_kinds
-from ladder_sim.specs.workload import Imbalance, KvDType
+from ladder_sim.specs.workload import Imbalance
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
+from ladder_sim.values import choice, field_kinds
 from ladder_sim.wirings.names import all_named as canonical_names
 from ladder_sim.wirings.names import named as canonical
 
@@ -433,13 +435,7 @@ def read_config(origin: str, text: str) -> tuple[str, str]:
 
 def _named_shape(origin: str, text: str) -> tuple[str, str]:
     """Return a model's name and shape; the name comes from the file, else from the config in it."""
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise UsageError(f"not valid JSON: {reason}", hint="give the whole config.json") from None
-    if not isinstance(config, dict):
-        raise UsageError("a config.json must be a JSON object", hint='it starts with "{"')
-    own = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    config = parse_object(text, origin)
+    own = Fields(config, origin).own_name
     name = model_name(own if own and origin == _UNNAMED else origin)
     return name, model_text(ModelSpec.from_hf(config, name=name, source="config.json"))

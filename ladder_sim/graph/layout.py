@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ladder_sim.graph.block import NORM, BlockStructure
 from ladder_sim.graph.ops import BlockKey, InChunks, OpKind, PortionOf, ResidualOp, Role
-from ladder_sim.specs.layers import BlockNorms
+from ladder_sim.hf.shape import BlockNorms
 from ladder_sim.wirings import layout as wirings
 from ladder_sim.wirings.layout import Block, Layer, Wiring
 from ladder_sim.wirings.rules import Part, Weight

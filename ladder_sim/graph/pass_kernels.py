@@ -16,12 +16,13 @@ from ladder_sim.graph.layout import PART_NAMES, Layout, Structure, lay_out
 from ladder_sim.graph.ops import BlockKey, InChunks, Op, OpKind, PortionOf, ResidualOp, Role
 from ladder_sim.graph.rank import PassInputs, RankPass, model_blocks
 from ladder_sim.graph.techniques.forms import form, rewrites_of, rewritten
+from ladder_sim.hf.attention import Gqa
+from ladder_sim.hf.feed_forward import Dense
 from ladder_sim.kernels import STATE_BYTES, WHOLE, Phase, Portion, Shape, Sizes
 from ladder_sim.kernels.collective import CollectiveShape
 from ladder_sim.kernels.elementwise import ElementwiseShape
 from ladder_sim.kernels.gemm import GemmShape, operands
 from ladder_sim.kernels.sampling import SampleShape
-from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS

@@ -4,8 +4,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
+from ladder_sim.hf.mixer import BlockKind
+from ladder_sim.hf.quantization import LayerPart
 from ladder_sim.kernels import PROMPT_DUTY, STATE_BYTES, Count, Phase
-from ladder_sim.specs.layers import BlockKind, LayerPart
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario

@@ -6,11 +6,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from ladder_sim.des.shared import Number, number
+from ladder_sim.hf.quantization import FP8_BLOCK
 from ladder_sim.kernels.gemm import Multiplication
 from ladder_sim.kernels.machine import Gpu, Machine
 from ladder_sim.kernels.shape import Experts, Lookup, TableKind, Work, count_text
 from ladder_sim.kernels.sizes import Sizes
-from ladder_sim.specs.workload import FP8_BLOCK, Imbalance
+from ladder_sim.specs.workload import Imbalance
 
 # rows to a multiple of which DeepGEMM's contiguous layout pads the tokens of every expert of a rank (vLLM 0.12.0,
 # fused_moe/deep_gemm_utils.py, compute_aligned_M)

@@ -13,8 +13,8 @@ from ladder_sim.report.console import table
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Setting, described
-from ladder_sim.specs.values import Limits
 from ladder_sim.sweeps.axes import used_value
+from ladder_sim.values import Limits
 
 COLUMNS = ("setting", "default", "range", "meaning")
 # more would leave no room on a line; the help of the flag lists them

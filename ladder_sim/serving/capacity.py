@@ -20,9 +20,9 @@ from ladder_sim.specs.legal_plans import legal_plans
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Overrides
-from ladder_sim.specs.values import typed
 from ladder_sim.sweeps.axes import axis
 from ladder_sim.sweeps.price import check_price, token_price
+from ladder_sim.values import typed
 
 # degrees of a replica's plan
 _SEARCHED = ("tp", "pp", "ep", "attention_dp", "sp")

@@ -30,10 +30,10 @@ from ladder_sim.serving.requests.traffic import Traffic
 from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.values import whole
 from ladder_sim.specs.workload import SPREAD
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_seconds
+from ladder_sim.values import whole
 from ladder_sim.wirings.names import canonical_names
 
 # how far times of requests may be off, in the logarithm, by steps that were fitted to a server's log: what predictions

@@ -22,8 +22,8 @@ from ladder_sim.serving.service import DEFAULT_VARIANTS, Service
 from ladder_sim.specs.arguments import PlacedFields
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Overrides
-from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.price import check_price
+from ladder_sim.values import typed, whole
 
 
 class ServeFields(LoadFields, PlacedFields, total=False):

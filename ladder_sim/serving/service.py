@@ -24,7 +24,7 @@ from ladder_sim.serving.steps.times import StepTimes
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import check_context
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import choice
+from ladder_sim.values import choice
 
 # by engine; what is not here is as in `SchedulerSpec`
 _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -11,13 +11,14 @@ from types import MappingProxyType
 from typing import Any, Literal, TypedDict, get_args, get_origin
 
 from ladder_sim.errors import UsageError
+from ladder_sim.hf.quantization import DType, KvDType
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
-from ladder_sim.specs.workload import USUAL, DType, ExpertLoads, Imbalance, KvDType
+from ladder_sim.specs.workload import USUAL, ExpertLoads, Imbalance
 
 ASKED, PLAN, LOAD = "Asked", "Plan", "Load"
 

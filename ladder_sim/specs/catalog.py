@@ -18,16 +18,16 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
+from ladder_sim.hf.fields import read_config
+from ladder_sim.hf.traced import layers_config
 from ladder_sim.specs.checkpoint_ids import named
 from ladder_sim.specs.cluster import THIS_MACHINE, ClusterSpec, GpuSpec, LinkTier, this_machine
-from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import AllReduceRule, GpuLimits, OwnAllReduce, StackSpec
-from ladder_sim.specs.traced import layers_config
-from ladder_sim.specs.values import answer, same_size
 from ladder_sim.system.files import KEY, Schema, read_text, read_toml, shown_path
 from ladder_sim.units import quoted
+from ladder_sim.values import answer, same_size
 
 # a release, as in "1.2.0rc6.post1": what follows the numbers changes no figure here
 _RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})(?:[.+-]?[a-z][a-z0-9.+-]{0,30})?", re.ASCII | re.IGNORECASE)

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ladder_sim.specs.layers import LayerPart
-from ladder_sim.specs.workload import DType
+from ladder_sim.hf.quantization import DType, LayerPart
 
 # words of a name that change neither shapes nor formats: releases, tunings, dates
 _WORDS = re.compile(

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from ladder_sim.specs.values import Limits, Rate, Seconds, check_fields, nonempty
+from ladder_sim.values import Limits, Rate, Seconds, check_fields, nonempty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from ladder_sim.specs.engine_options import name_in
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.techniques import Techniques
-from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.specs.workload import ExpertLoads, Workload
+from ladder_sim.values import Limits, check_fields
 
 # far beyond any cluster
 MAX_RANKS = 100_000

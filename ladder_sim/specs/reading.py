@@ -8,8 +8,8 @@ from numbers import Real
 from typing import Literal, TypeVar, get_args, get_origin
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.specs.values import choice, flag, settable_fields
 from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
+from ladder_sim.values import choice, flag, settable_fields
 
 _Spec = TypeVar("_Spec")
 

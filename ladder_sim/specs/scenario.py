@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.hf.quantization import KvDType
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, REQUESTS, ScenarioFields, keywords_of
 from ladder_sim.specs.cluster import ClusterSpec
@@ -29,8 +30,8 @@ from ladder_sim.specs.plan import (
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.stack import AllReduceRule, StackSpec
 from ladder_sim.specs.techniques import Techniques
-from ladder_sim.specs.values import flag, nonempty, typed, whole
-from ladder_sim.specs.workload import FORMATS, ExpertLoads, KvDType, Workload
+from ladder_sim.specs.workload import FORMATS, ExpertLoads, Workload
+from ladder_sim.values import flag, nonempty, typed, whole
 
 # arguments that the specs check
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}

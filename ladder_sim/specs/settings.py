@@ -12,9 +12,9 @@ from ladder_sim.specs.engine_options import EngineOption, names_of, option_names
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.values import Limits, field_kinds, limits_of, meanings, settable_fields
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import base_unit, quoted, short_name, typed_unit, unit_of
+from ladder_sim.values import Limits, field_kinds, limits_of, meanings, settable_fields
 
 _SECTIONS: Mapping[str, Any] = {
     "model": ModelSpec,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self, cast, get_args
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.values import Bytes, Limits, Seconds, check_fields, choice, nonempty, real, whole
 from ladder_sim.units import format_bytes, parse_quantity, quoted
+from ladder_sim.values import Bytes, Limits, Seconds, check_fields, choice, nonempty, real, whole
 
 AttentionKernel = Literal["flash", "math"]
 # top-k: drawn from the 200 most likely tokens; top-p: from as few as have 95 % together, which sorts all of them

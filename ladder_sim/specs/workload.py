@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Annotated, Literal, Self, cast, get_args
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.values import Limits, check_fields, real
+from ladder_sim.hf.fields import MAXIMA
+from ladder_sim.hf.quantization import FP8_BLOCK, DType, KvDType
 from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.values import Limits, check_fields, real
 
 # all equally often, or the i-th most frequent one in proportion to i to minus this power
 Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
@@ -91,8 +92,6 @@ class ExpertLoads:
 USUAL = ExpertLoads()
 
 
-DType = Literal["bf16", "fp16", "fp8", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
-KvDType = Literal["bf16", "fp8"]
 TensorCores = Literal["bf16", "fp8", "fp4"]
 
 
@@ -112,8 +111,6 @@ class Format:
     """Whether inputs are quantised at run time by a kernel of their own; else the op before does, if any does."""
 
 
-# width of the blocks of weights, and of the runs of inputs, that share a scale in fp8 (DeepSeek-V3, arXiv 2412.19437)
-FP8_BLOCK = 128
 _BF16 = Format(name="bf16", weight_bytes=2, activation_bytes=2, tensor_cores="bf16")
 FORMATS: Mapping[DType, Format] = MappingProxyType(
     {

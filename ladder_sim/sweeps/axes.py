@@ -17,8 +17,8 @@ from ladder_sim.specs.arguments import ARGUMENTS, ScenarioFields
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
-from ladder_sim.specs.values import checked
 from ladder_sim.units import missing_unit, typed_unit, unit_of
+from ladder_sim.values import checked
 
 # values of one range; more is a typing error
 MAX_VALUES = 2_000_000

@@ -20,9 +20,9 @@ from ladder_sim.specs.engine_options import EngineOption
 from ladder_sim.specs.plan import Plan, check_context
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import unused
-from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import Axis, axis, expand, figure_of
 from ladder_sim.units import short_name
+from ladder_sim.values import whole
 from ladder_sim.wirings.names import DEFAULT_VARIANTS, canonical_names, is_variant
 
 # of a sweep without --yes

@@ -12,13 +12,13 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario, formerly_a_dict, point_asked
-from ladder_sim.specs.values import typed, whole
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid, scenario_at
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
+from ladder_sim.values import typed, whole
 
 # simulations of a sweep that has intervals without being asked for them: a second or two
 MOST_SIMULATED = 100_000

@@ -23,10 +23,10 @@ from ladder_sim.prediction import predict
 from ladder_sim.serving.requests.results import read_results
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import real, whole
 from ladder_sim.system.files import Schema, read_bytes
 from ladder_sim.units import quoted
 from ladder_sim.validation.runs import QUANTITIES, bootstrap
+from ladder_sim.values import real, whole
 
 PREDICTED, FAILURES = "predicted.json", "failures.json"
 SCHEMA = Schema()

@@ -11,8 +11,7 @@ from importlib import resources
 from typing import Any
 
 from ladder_sim.errors import UnknownNameError
-from ladder_sim.specs.layers import LayerPart
-from ladder_sim.specs.workload import DType, KvDType
+from ladder_sim.hf.quantization import DType, KvDType, LayerPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import typed
 from ladder_sim.validation.dataset import (
     DEFAULT_DATASET,
     FIT_TPS,
@@ -26,6 +25,7 @@ from ladder_sim.validation.dataset import (
     read_dataset,
 )
 from ladder_sim.validation.runs import MeasuredRuns, RunCheck, validate_runs
+from ladder_sim.values import typed
 from ladder_sim.wirings.names import NO_COMMUNICATION
 
 Level = Literal["roofline", "microbench", "protocol-a", "protocol-b", "profile"]

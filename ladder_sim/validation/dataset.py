@@ -21,9 +21,9 @@ from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import real
 from ladder_sim.system.files import read_bytes, shown_path
 from ladder_sim.units import quoted
+from ladder_sim.values import real
 from ladder_sim.wirings.names import canonical, parse
 
 DEFAULT_DATASET = "ladder-70b"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.hf.quantization import DType
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import DType
 
 # names of systems that are not those of our clusters with underscores
 _SYSTEMS = MappingProxyType(

@@ -22,18 +22,19 @@ from typing import NamedTuple, Self, cast
 from ladder_sim.closed_loop.step import LIMITS
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
+from ladder_sim.hf.feed_forward import Moe
+from ladder_sim.hf.quantization import DType, LayerPart
 from ladder_sim.specs import catalog
-from ladder_sim.specs.layers import LayerPart, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import real
-from ladder_sim.specs.workload import SPREAD, DType
+from ladder_sim.specs.workload import SPREAD
 from ladder_sim.units import quoted
 from ladder_sim.validation.campaigns import Facts, facts
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
 from ladder_sim.validation.serving_names import cluster_name, format_name, model_name, stack_name
+from ladder_sim.values import real
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 REQUIRED = ("model_path", "system", "backend", "dtype", "tp_size", "concurrency", "isl", "osl", *TIMES)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ladder_sim.errors import MissingPackageError
-from ladder_sim.specs.hf_config import read_config
-from ladder_sim.specs.quantization import FIELDS
-from ladder_sim.specs.values import field_kinds, meanings
+from ladder_sim.hf.fields import QUANTIZATION, read_config
 from ladder_sim.system.arguments import Parser
 from ladder_sim.system.files import write_file
+from ladder_sim.values import field_kinds, meanings
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.files import convert
 from ladder_sim_runtime.checkpoint.prompts import Text, prepare_completion
@@ -281,7 +280,7 @@ def _run_layers(arguments: argparse.Namespace) -> None:
     piped = str(arguments.config) == "-"
     config = json.load(sys.stdin) if piped else read_config(arguments.config)
     layers = trace(config, source=arguments.source or str(arguments.config))
-    text = json.dumps({**layers, **{key: config[key] for key in FIELDS if config.get(key)}}) + "\n"
+    text = json.dumps({**layers, **{key: config[key] for key in QUANTIZATION if config.get(key)}}) + "\n"
     if arguments.save:
         write_file(arguments.save, text)
     else:

@@ -5,20 +5,20 @@ Imports no torch. The command line has an option for each field but those of a s
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.specs.hf_config import read_config, read_ladder_layers, read_wiring
-from ladder_sim.specs.hf_reader import LATENT_TYPES, MAXIMA, ConfigReader
+from ladder_sim.hf.config import Config, read_numbers, read_shape
+from ladder_sim.hf.fields import read_config
+from ladder_sim.hf.shape import Shape
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import Sampling
-from ladder_sim.specs.values import Limits, check_fields
 from ladder_sim.units import parse_quantity
+from ladder_sim.values import Limits, check_fields
 from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim.wirings.rules import Part
-from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn, number, numbers_of, rope_fields, rope_scaling
 
 Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
@@ -30,77 +30,11 @@ Phase = Literal["prefill", "decode"]
 Backend = Literal["auto", "nccl", "gloo", "emulate", "none"]
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 Count = Annotated[int, Limits(1, 10**12)]
-# types whose blocks compute otherwise, in ways that predictions need not know
-UNSUPPORTED: Mapping[str, str] = {
-    **dict.fromkeys(("qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
-    **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
-    "olmo3": "rotary wavelengths that differ between layers",
-    **dict.fromkeys(("exaone4", "smollm3"), "layers without rotary positions"),
-    "glm4": "norms before and behind the blocks",
-    **dict.fromkeys(("cohere", "cohere2"), "attention and MLP side by side"),
-    **dict.fromkeys(("glm4_moe", "gpt_oss", "minimax_m2", "llama4_text"), "experts of another kind"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Shape of a decoder: Llama's, and what its attention and its feed-forward blocks are instead."""
-
-    layers: int
-    """Decoder layers, each one attention and one feed-forward block."""
-    hidden: int
-    """Width of the residual stream."""
-    heads: int
-    """Query heads."""
-    kv_heads: int
-    """Key/value heads."""
-    head_dim: int
-    """Width of one head's queries and keys."""
-    intermediate: int
-    """Width of the MLP; in a model with experts, of the layers without."""
-    vocab: int
-    """Rows of the embedding and of the LM head."""
-    norm_eps: float = 1e-6
-    """Added to the mean square in RMSNorm."""
-    rope_theta: float = 10000.0
-    """Base of the rotary wavelengths."""
-    rope_scaling: RopeScaling | Yarn | float | None = None
-    """How rotary wavelengths are stretched; a number multiplies all. None: they are not."""
-    qk_norm: bool = False
-    """Queries and keys are normalised before they are rotated, head by head."""
-    joint_qk_norm: bool = False
-    """They are normalised over all heads together instead."""
-    norms_behind: bool = False
-    """Norms of a block's output instead of its input."""
-    latent: Latent | None = None
-    """Attention is latent attention; None: grouped-query attention."""
-    experts: Experts | None = None
-    """Feed-forward blocks have routed experts; None: each is an MLP."""
-    gated_mlp: bool = True
-    """Gate and up projections, or one up projection."""
-    activation: str = "silu"
-    """Activation of the MLP, a key of `kernels.ACTIVATIONS`."""
-    tied_embeddings: bool = False
-    """The LM head shares the embedding's weights."""
-    qkv_bias: bool = False
-    """Bias vectors on the query, key and value projections; of latent attention, on those of the residual stream."""
-    out_bias: bool = False
-    """Bias vector on attention's output projection."""
-    mlp_bias: bool = False
-    """Bias vectors in the MLP."""
-    ladder_layers: tuple[int, ...] = ()
-    """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
-    variant: str = "standard"
-    """The wiring in the config itself."""
-    trained_tp: int = 0
-    """Tensor-parallel degree of the training (`ladder_sim_tp`), where ranks read their own parts; 0: unknown."""
-    max_positions: int = MAXIMA["max_positions"]
-    """Longest context of the training, tokens."""
-    sliding_window: int = 0
-    """Tokens that some or all layers attend to; 0: all of them."""
-    window_layers: tuple[int, ...] = ()
-    """Layers that use the sliding window; empty: every layer, if there is one."""
+class ModelConfig(Config):
+    """A decoder's config, and what real passes ask of it."""
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -116,73 +50,52 @@ class ModelConfig:
         UsageError
             A field is missing or impossible, or the blocks are not implemented.
         """
-        reader = ConfigReader(config, source).decoder()
-        # a file that is written for a measurement need not say it
-        given = {"max_position_embeddings": MAXIMA["max_positions"], **config}
-        kind = reader.model_type()
-        if kind in UNSUPPORTED:
-            raise UsageError(
-                f"{source}: model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
-                hint='for timing alone, write "model_type": "llama"',
-            )
-        # biases of latent attention, which predictions do not know
-        biased = kind in LATENT_TYPES and reader.flag("attention_bias")
-        spec = ModelSpec.from_hf(given | {"attention_bias": False} if biased else given, name=source, source=source)
-        return cls.of(spec, numbers_of(reader), biased=biased)
+        return cls._of(config, source, **read_shape(config, source=source, runs=True))
 
     @classmethod
-    def of(cls, spec: ModelSpec, reader: ConfigReader | None = None, *, biased: bool = False) -> Self:
-        """Return the shape of a spec, with the numbers in its config.
-
-        By default they are Llama's numbers, which take as long as any others.
+    def of(cls, spec: ModelSpec) -> Self:
+        """Return the config of a spec, with Llama's numbers, which take as long as any others.
 
         Raises
         ------
         UsageError
             The model has parts that are not implemented.
         """
+        return cls._of({}, spec.name, **{field.name: getattr(spec, field.name) for field in fields(Shape)})
+
+    @classmethod
+    def _of(cls, config: Mapping[str, object], source: str, **shape: Any) -> Self:
+        plain = cls(**shape)
         parts = {
-            "norms both before and behind its blocks": spec.block_norms == "both",
-            "attention sinks": spec.attention_sinks,
-            "norms without weights": spec.qk_norm == "weightless",
+            "norms both before and behind its blocks": plain.block_norms == "both",
+            "attention sinks": plain.attention_sinks,
+            "layers that are listed as data": bool(plain.block_kinds),
+            "norms without weights": plain.qk_norm == "weightless",
         }
         if others := [part for part, there in parts.items() if there]:
             raise UsageError(
-                f"{spec.name} has {' and '.join(others)}, which real passes here do not run",
+                f"{source} has {' and '.join(others)}, which real passes here do not run",
                 hint="choose another --model",
             )
-        reader = reader or ConfigReader({}, spec.name)
-        rope, latent = rope_fields(reader), Latent.of(spec, reader)
-        positions = spec.max_positions if reader.config.get("max_position_embeddings") else None
-        same = {field.name: getattr(spec, field.name) for field in fields(cls) if hasattr(spec, field.name)}
-        if latent:
-            # each head makes its own keys and values
-            same |= {"kv_heads": spec.heads, "head_dim": spec.nope_head_dim + spec.rope_head_dim}
-        own = {
-            "norm_eps": number(reader, "rms_norm_eps", 1e-6),
-            "rope_theta": number(rope, "rope_theta", 10000.0),
-            "rope_scaling": rope_scaling(rope, positions),
-            "activation": str(reader.config.get("hidden_act", "silu")),
-            "qk_norm": spec.qk_norm != "none",
-            "joint_qk_norm": spec.qk_norm == "all",
-            "norms_behind": spec.block_norms == "behind",
-            "qkv_bias": spec.qkv_bias or biased,
-            "out_bias": spec.out_bias or biased,
-            "latent": latent,
-            "experts": Experts.of(spec, reader),
-            "variant": _own_variant(spec.wiring, spec.ladder_layers, spec.layers),
-            "trained_tp": reader.size("ladder_sim_tp", 10**6, default=0, minimum=0),
-        }
-        return cls(**same | own)
+        return replace(plain, **read_numbers(config, plain, source=source))
 
-    def experts_of(self, layer: int) -> Experts | None:
-        """Return the routed experts of a layer; None if it has an MLP alone."""
-        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+    @property
+    def norms_behind(self) -> bool:
+        """Whether norms are of a block's output instead of its input."""
+        return self.block_norms == "behind"
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent attention, else it is grouped-query attention."""
+        return self.kv_lora_rank > 0
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has routed experts."""
+        return self.experts > 0 and layer not in self.dense_layers
 
     def mlp_of(self, layer: int) -> int:
         """Return the width of a layer's MLP, of shared experts where there are routed ones; 0 if there is none."""
-        experts = self.experts_of(layer)
-        return self.intermediate if experts is None else experts.shared
+        return self.shared_intermediate if self.has_experts(layer) else self.intermediate
 
     def window_of(self, layer: int) -> int:
         """Return the number of tokens that a layer attends to; 0 means all."""
@@ -197,7 +110,7 @@ class ModelConfig:
     def check_wiring(self, wiring: Wiring, ranks: int) -> None:
         """Raise UsageError if the model's norms, or the ranks of its training, do not fit a wiring."""
         wiring.check_training(ranks, self.trained_tp)
-        wiring.check_norms(ranks, behind=self.norms_behind, joint=self.joint_qk_norm)
+        wiring.check_norms(ranks, behind=self.norms_behind, joint=self.qk_norm == "all")
 
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""
@@ -230,18 +143,18 @@ class ModelConfig:
         Experts are distributed in `ep` parts over the ranks of all groups.
         """
         for option, degree in (("--ep", ep), ("--attention-dp", attention_dp)):
-            if degree > 1 and self.experts is None:
+            if degree > 1 and not self.experts:
                 raise UsageError(f"{option} {degree}: the model has no experts", hint=f"leave out {option}")
         if self.experts and ep > 1:
-            self._check_parts(self.experts.count, ep, tp * attention_dp)
-        if part := self._indivisible_part(tp, ep, attention_dp):
+            self._check_parts(self.experts, ep, tp * attention_dp)
+        if problem := self.partition_problem(tp, attention_dp=attention_dp, ep=ep):
             degrees = [
                 str(degree)
                 for degree in range(1, self.heads + 1)
-                if not (degree * attention_dp % ep or self._indivisible_part(degree, ep, attention_dp))
+                if not (degree * attention_dp % ep or self.partition_problem(degree, attention_dp=attention_dp, ep=ep))
             ]
             raise InfeasibleError(
-                f"{tp} ranks cannot share {part} evenly",
+                f"{tp} ranks cannot share the model evenly: {problem}",
                 hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
             )
 
@@ -252,17 +165,6 @@ class ModelConfig:
                 f"--ep {ep}: must divide {ranks} ranks and {experts} experts",
                 hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
             )
-
-    def _indivisible_part(self, tp: int, ep: int, attention_dp: int) -> str:
-        """Return the part that `tp` ranks do not divide, in words; empty if they divide all."""
-        if self.heads % tp:
-            return f"{self.heads} query heads"
-        for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
-            if width % tp:
-                return f"an MLP of width {width}"
-        if self.experts and self.experts.intermediate % (tp * attention_dp // ep):
-            return f"experts of width {self.experts.intermediate}"
-        return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,19 +348,3 @@ class CompletionConfig:
         check_fields(self)
         if not self.prompts and not self.ids:
             raise UsageError("no prompt", hint="give one with --prompt or --tokens")
-
-
-def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:
-    """Return the variant that a config.json names, and its ladder layers.
-
-    They stand in `ladder_sim_wiring`, or follow from `model_type: llamaLadder`.
-    `ladder_layers` are numbers, or a count of those next to the LM head; a config that says nothing has none.
-    """
-    reader = ConfigReader(config, "config.json")
-    ladder_layers = read_ladder_layers(reader, layers)
-    return _own_variant(read_wiring(reader), ladder_layers, layers), ladder_layers
-
-
-def _own_variant(wiring: str, ladder_layers: tuple[int, ...], layers: int) -> str:
-    count = len(ladder_layers)
-    return (wiring or "standard") if not count else "ladder" if count == layers else f"hybrid-ladder:{count}"

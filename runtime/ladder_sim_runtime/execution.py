@@ -78,7 +78,7 @@ def _graph_problem(model: Decoder) -> LadderSimError | None:
         return MissingDependencyError("CUDA graphs need a GPU", hint="leave out --cuda-graphs")
     if model.comm.pipeline.stages > 1:
         return UsageError("CUDA graphs are of one stage alone", hint="leave out --cuda-graphs, or --pp")
-    if model.config.experts is not None:
+    if model.config.experts:
         return UsageError(
             "CUDA graphs replay fixed shapes, and how many tokens an expert gets changes from step to step",
             hint="leave out --cuda-graphs",

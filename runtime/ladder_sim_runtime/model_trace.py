@@ -5,7 +5,7 @@ attention is given, how many experts a token takes, and what the cache holds aft
 is downloaded, and code that comes with a checkpoint is never run.
 
 `_Recorder` records the pass, and the functions behind it make of each layer's record the kinds of
-`ladder_sim.specs.layers`.
+`ladder_sim.hf.mixer`.
 """
 
 import contextlib
@@ -19,30 +19,24 @@ import transformers
 from torch import Tensor, nn
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.hf_reader import TEXT_CONFIGS
-from ladder_sim.specs.layer_data import LAYER_DATA, described
-from ladder_sim.specs.layers import Attend, BlockKind, Dense, Index, Linear, Mixer, Mla, Moe, State
+from ladder_sim.hf.attention import Index, Mla
+from ladder_sim.hf.feed_forward import Dense, Moe
+from ladder_sim.hf.fields import DECODERS, MAXIMA, QUANTIZATION, Fields
+from ladder_sim.hf.listed import LAYER_DATA, described
+from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, State
+from ladder_sim.hf.types import TRANSFORMERS_NAMES
 
 # tokens of the pass: a multiple of what one compressed entry of a cache stands for in known models
 _TOKENS = 128
 # of attention that is recorded
 _NAME = "ladder_sim"
-# types that transformers has under another name: of the decoder alone, or of equal blocks
-_ALIASES = {
-    "kimi_k2": "deepseek_v3",
-    "mimo": "qwen2",
-    "mimo_v2": "mimo_v2_flash",
-    "minimax_m3": "minimax_m3_vl_text",
-}
-# layers that predict further tokens
-_FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 _WAY_OUT = 'a newer transformers may; sizes of a decoder of Llama\'s kind can be given as "model_type": "llama"'
 # what a config says of its file, not of its shape
-_NOT_SHAPE = ("auto_map", "quantization_config", "compression_config")
+_NOT_SHAPE = ("auto_map", *QUANTIZATION)
 
 
 def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Return the layers of a model as `ladder_sim.specs.layer_data` reads them.
+    """Return the layers of a model as `ladder_sim.hf.listed` reads them.
 
     Parameters
     ----------
@@ -66,8 +60,9 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
             record.run(model)
             vocab, hidden = model.get_input_embeddings().weight.shape
             blocks = [(number, block) for number, layer in enumerate(record.layers) for block in _blocks(layer, hidden)]
-            said = next((config[key] for key in TEXT_CONFIGS if config.get(key)), config)
-            blocks = [(number, _with_latent_experts(block, said)) for number, block in blocks]
+            said = Fields(config, source).text
+            latent = Fields(said, source).size("routed_expert_hidden_size", MAXIMA["hidden"], default=0, minimum=0)
+            blocks = [(number, _with_latent_experts(block, latent)) for number, block in blocks]
         except SpecError:
             raise
         # whatever a model's code raises
@@ -90,14 +85,13 @@ def trace(config: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         or bool(getattr(text, "use_parallel_residual", False) or getattr(text, "parallel_attn", False)),
         "family": str(config.get("model_type", text.model_type)),
         "source": f"traced from transformers {transformers.__version__}: {type(model).__name__}"
-        + _left_out(config, said),
+        + _left_out(max(Fields(each, source).further_layers() for each in (config, said))),
         **described(blocks),
     }
 
 
-def _left_out(*configs: Mapping[str, Any]) -> str:
+def _left_out(count: int) -> str:
     """Return, in words, what a checkpoint has and the trace has not: layers that predict further tokens."""
-    count = max((config.get(key) or 0 for config in configs for key in _FURTHER), default=0)
     plural = "s" if count > 1 else ""
     return f", without {count} layer{plural} that predict{'' if plural else 's'} further tokens" if count else ""
 
@@ -117,7 +111,8 @@ def _quiet_default_dtype() -> Iterator[None]:
 def _configuration(config: Mapping[str, Any], source: str) -> Any:
     """Return transformers' own configuration of the model, or of its decoder if the outer type is not known."""
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    inner: Mapping[str, Any] = next((config[key] for key in TEXT_CONFIGS if config.get(key)), {})
+    outer = Fields(config, source)
+    inner: Mapping[str, Any] = outer.text if outer.decoder_key else {}
 
     # a type, and that of the class that the file names
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -125,11 +120,11 @@ def _configuration(config: Mapping[str, Any], source: str) -> Any:
     for fields in (config, inner):
         said = fields.get("model_type", "")
         classes = [by_class.get(name, "") for name in fields.get("architectures") or ()]
-        for kind in (said, _ALIASES.get(said, ""), *classes):
+        for kind in (said, TRANSFORMERS_NAMES.get(said, ""), *classes):
             if kind in known:
                 given = {key: value for key, value in fields.items() if key not in (*_NOT_SHAPE, "model_type")}
                 given = _with_known_activation(given)
-                if "text_config" in known[kind].sub_configs and not any(key in given for key in TEXT_CONFIGS):
+                if "text_config" in known[kind].sub_configs and not any(key in given for key in DECODERS):
                     given = {"text_config": given}
                 return known[kind].from_dict(given)
     kinds = " with ".join(str(each["model_type"]) for each in (config, inner) if each.get("model_type"))
@@ -526,9 +521,8 @@ def _feed_forward(products: list[_Product], experts: _Experts | None, hidden: in
     )
 
 
-def _with_latent_experts(block: BlockKind, said: Mapping[str, Any]) -> BlockKind:
+def _with_latent_experts(block: BlockKind, width: int) -> BlockKind:
     """Return a block whose experts have the width that a config says, which a model's class may not read (Kimi K3)."""
-    width = said.get("routed_expert_hidden_size")
     if not isinstance(block, Moe) or not width or block.expert.hidden == width:
         return block
     return replace(block, expert=replace(block.expert, hidden=width), hidden=block.expert.hidden)

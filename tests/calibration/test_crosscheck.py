@@ -206,9 +206,9 @@ def test_parts_that_the_runtime_has_not_are_refused() -> None:
 
 
 def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
-    for name, normalises, joint in (("qwen3-30b-a3b", True, False), ("minimax-m2.5", True, True), ("8b", False, False)):
+    for name, norms in (("qwen3-30b-a3b", "heads"), ("minimax-m2.5", "all"), ("8b", "none")):
         config = ModelConfig.of(catalog.model(name))
-        assert (config.qk_norm, config.joint_qk_norm, config.norms_behind) == (normalises, joint, False)
+        assert (config.qk_norm, config.norms_behind) == (norms, False)
     for name, norms in (
         ("gemma-3-4b", "norms both before and behind its blocks"),
         ("llama-4-scout", "norms without weights"),

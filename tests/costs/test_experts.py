@@ -15,8 +15,9 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.graph.ops import Op
+from ladder_sim.hf.quantization import DType
 from ladder_sim.kernels import TABLE_KINDS, Experts, MoeShape, Shape
-from ladder_sim.specs.workload import FORMATS, DType
+from ladder_sim.specs.workload import FORMATS
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 from tools.profiles.aiconfigurator import SYSTEMS
 

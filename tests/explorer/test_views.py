@@ -17,8 +17,9 @@ from ladder_sim.cli.main import main
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.answers import Queries
+from ladder_sim.explorer.panels import Panel
 from ladder_sim.explorer.server import Site
-from ladder_sim.explorer.views import VIEWS, Panel
+from ladder_sim.explorer.views import VIEWS
 from ladder_sim.report.figures.prediction import step_bars
 from ladder_sim.units import format_seconds
 from tests.support.commands import run

@@ -29,7 +29,7 @@ RUNTIME = {"torch"}
 RUNTIME_LAZY = {"safetensors", "tokenizers"}
 
 # What all three packages share.
-SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
+SHARED = ("ladder_sim.errors", "ladder_sim.hf", "ladder_sim.system", "ladder_sim.units", "ladder_sim.values")
 
 # the shape of a model in a config.json, and the wirings, which predictions have as well
 RUNTIME_INTERNAL = (*SHARED, "ladder_sim.specs", "ladder_sim.wirings")

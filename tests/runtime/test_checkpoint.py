@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
+from ladder_sim.hf.fields import read_object
 from ladder_sim.wirings.layout import lay_out
-from ladder_sim_runtime.checkpoint.files import Checkpoint, convert, hybrid, read_object
+from ladder_sim_runtime.checkpoint.files import Checkpoint, convert, hybrid
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import ModelConfig
@@ -164,9 +165,9 @@ def test_a_hybrid_is_another_wiring_of_the_same_model(saved: Saved, family: str)
     trained = config | {"ladder_sim_wiring": "delayed:1"}
     assert ModelConfig.from_hf(hybrid(trained, 2)) == ModelConfig.from_hf(hybrid(config, 2))
     hybrid_shape = ModelConfig.from_hf(hybrid(config, 2))
-    assert hybrid_shape == replace(
-        ModelConfig.from_hf(config), ladder_layers=hybrid_shape.ladder_layers, variant="hybrid-ladder:2"
-    )
+    own = {"ladder_layers": hybrid_shape.ladder_layers, "wiring": hybrid_shape.wiring}
+    assert hybrid_shape == replace(ModelConfig.from_hf(config), **own)
+    assert hybrid_shape.variant == "hybrid-ladder:2"
     assert hybrid_shape.ladder_layers == ((2, 3) if family.startswith("llama") else ())
 
 

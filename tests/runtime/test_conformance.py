@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.rank import PassInputs
 from ladder_sim.kernels import Phase
 from ladder_sim.specs import catalog
@@ -320,29 +319,3 @@ def assert_conforms(
             entries, waits = simulated(build(inputs, phase, context), options.attention)
             assert watched.entries == entries, (options.attention, variant, phase)
             assert watched.waits == waits, (options.attention, variant, phase)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in catalog.model_names()
-        if not catalog.model(name).experts and catalog.model(name).block_norms != "both"
-    ],
-)
-def test_both_read_the_same_shape_from_a_config(name: str) -> None:
-    """Experts have another form, and norms both before and behind the blocks are refused by the runtime."""
-    config, spec = config_of(name), catalog.model(name)
-    shared = {field.name for field in fields(config)} & {field.name for field in fields(spec)}
-    assert shared >= {"layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "gated_mlp"}
-    # the runtime has an object for them, the simulator their number
-    for field in shared - {"experts", "qk_norm"}:
-        assert getattr(config, field) == getattr(spec, field), field
-    assert ("heads" if config.qk_norm else "none") == spec.qk_norm
-    for tp in range(1, 33):
-        try:
-            config.check_ranks(tp)
-        except InfeasibleError:
-            assert spec.partition_problem(tp)
-        else:
-            assert not spec.partition_problem(tp)

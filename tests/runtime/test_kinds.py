@@ -1,16 +1,18 @@
 """Kinds of attention and of feed-forward blocks: read from published config.json files, refused where impossible."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.hf.feed_forward import Routing
+from ladder_sim.hf.rope import Yarn
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.kinds import Experts, Latent, Yarn
 from ladder_sim_runtime.memory import Workload, check_fits
 from ladder_sim_runtime.model.decoder import Decoder
 
@@ -127,27 +129,21 @@ def test_a_model_has_as_many_parameters_as_published(config: dict[str, Any], par
 
 def test_what_the_published_files_say() -> None:
     v3 = ModelConfig.from_hf(V3)
-    assert v3.latent == Latent(q_rank=1536, kv_rank=512, rope_dim=64, value_dim=128, interleaved=True)
-    assert v3.experts == Experts(
-        count=256,
-        top_k=8,
-        intermediate=2048,
-        shared=2048,
-        dense_layers=(0, 1, 2),
-        sigmoid=True,
-        biased_choice=True,
-        groups=8,
-        top_groups=4,
-        group_best=2,
-        scale=2.5,
+    assert (v3.q_lora_rank, v3.kv_lora_rank, v3.rope_head_dim, v3.value_head_dim) == (1536, 512, 64, 128)
+    assert v3.rope_interleaved
+    assert (v3.experts, v3.experts_per_token, v3.expert_intermediate, v3.shared_intermediate) == (256, 8, 2048, 2048)
+    assert v3.dense_layers == (0, 1, 2)
+    assert v3.routing == Routing(
+        sigmoid=True, biased_choice=True, groups=8, top_groups=4, group_best=2, normalized=True, scale=2.5
     )
     assert isinstance(v3.rope_scaling, Yarn)
     assert (v3.rope_scaling.amplitude, v3.rope_scaling.score_scale) == (1.0, pytest.approx(1.3689**2, rel=1e-4))
     assert (v3.head_dim, v3.kv_heads) == (192, 128)
-    assert ModelConfig.from_hf(V3 | {"model_type": "kimi_k2"}) == v3
+    assert ModelConfig.from_hf(V3 | {"model_type": "kimi_k2"}) == replace(v3, family="kimi_k2")
     qwen3 = ModelConfig.from_hf(QWEN3)
-    assert qwen3.qk_norm
-    assert qwen3.experts == Experts(count=128, top_k=8, intermediate=768)
+    assert qwen3.qk_norm == "heads"
+    assert (qwen3.experts, qwen3.experts_per_token, qwen3.expert_intermediate) == (128, 8, 768)
+    assert qwen3.routing == Routing()
     # the files of transformers 5 name the experts like Mixtral's
     renamed = {key: value for key, value in QWEN3.items() if key != "num_experts"} | {"num_local_experts": 128}
     assert ModelConfig.from_hf(renamed) == qwen3
@@ -155,7 +151,7 @@ def test_what_the_published_files_say() -> None:
 
 def test_layers_between_steps_and_in_a_list_are_dense() -> None:
     shape = ModelConfig.from_hf({**QWEN3, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
-    assert [layer for layer in range(6) if shape.experts_of(layer)] == [1, 5]
+    assert [layer for layer in range(6) if shape.has_experts(layer)] == [1, 5]
     assert [shape.mlp_of(layer) for layer in range(6)] == [6144, 0, 6144, 6144, 6144, 0]
 
 
@@ -206,8 +202,13 @@ def test_a_config_that_cannot_be(config: dict[str, Any], change: dict[str, Any],
         (MIXTRAL, 4, 3, "--ep 3: must divide 4 ranks and 8 experts"),
         (MIXTRAL, 2, 4, "--ep 4: must divide 2 ranks and 8 experts"),
         (MIXTRAL, 16, 16, "--ep 16: must divide 16 ranks and 8 experts"),
-        (V2_LITE | {"moe_intermediate_size": 1404, "n_shared_experts": 4}, 16, 2, "cannot share experts of width 1404"),
-        (V3, 3, 1, "3 ranks cannot share 128 query heads evenly"),
+        (
+            V2_LITE | {"moe_intermediate_size": 1404, "n_shared_experts": 4},
+            16,
+            2,
+            "is 1404: not divisible by 8 ranks",
+        ),
+        (V3, 3, 1, "3 ranks cannot share the model evenly: heads is 128"),
     ],
 )
 def test_degrees_that_do_not_divide(config: dict[str, Any], tp: int, ep: int, part: str) -> None:

@@ -19,14 +19,13 @@ from ladder_sim_runtime.checkpoint.tensors import LM_HEAD
 from ladder_sim_runtime.checkpoint.weights import Sliceable, fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator, Pipeline
 from ladder_sim_runtime.config import EngineConfig, ExecutionConfig, ModelConfig, Phase, Wish
-from ladder_sim_runtime.kinds import Experts
 from ladder_sim_runtime.memory import Workload, check_fits, enough_memory, needs
 from ladder_sim_runtime.model.decoder import Decoder
 
 pytestmark = pytest.mark.torch
 
 DENSE = ModelConfig(layers=3, hidden=256, heads=8, kv_heads=2, head_dim=32, intermediate=1024, vocab=2048)
-ROUTED = replace(DENSE, experts=Experts(count=4, top_k=2, intermediate=512))
+ROUTED = replace(DENSE, experts=4, experts_per_token=2, expert_intermediate=512)
 PROMPT = 256
 
 
@@ -48,7 +47,7 @@ def peak_bytes(folder: Path, run: Callable[[], object]) -> int:
         (DENSE, EngineConfig(attention="math", prefill_logits="all"), "ladder"),
         (DENSE, EngineConfig(), "ladder:6"),
         (ROUTED, EngineConfig(), "ladder"),
-        (replace(DENSE, qk_norm=True, joint_qk_norm=True, norms_behind=True), EngineConfig(), "ladder"),
+        (replace(DENSE, qk_norm="all", block_norms="behind"), EngineConfig(), "ladder"),
     ],
 )
 def test_a_prefill_needs_what_is_planned(

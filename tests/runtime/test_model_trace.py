@@ -10,8 +10,10 @@ import pytest
 
 from ladder_sim import predict
 from ladder_sim.errors import MissingPackageError, SpecError
+from ladder_sim.hf.attention import Mla
+from ladder_sim.hf.feed_forward import Moe
+from ladder_sim.hf.mixer import Attend, Mixer, State
 from ladder_sim.specs import catalog
-from ladder_sim.specs.layers import Attend, Mixer, Mla, Moe, State
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim_runtime.model_trace import trace
@@ -179,7 +181,7 @@ def test_a_type_without_a_reader_is_traced_once(tmp_path: Path, monkeypatch: pyt
     loaded = [name for name in ("torch", "transformers") if name in _modules_of_a_prediction(path)]
     assert loaded == []
     assert not model.multimodal
-    monkeypatch.setattr("ladder_sim.specs.traced._installed", lambda package: False)
+    monkeypatch.setattr("ladder_sim.hf.traced._installed", lambda package: False)
     assert catalog.model(str(path)) == model
     path.write_text(json.dumps({**TINY, "vocab_size": 2000}))
     with pytest.raises(MissingPackageError, match="lfm2") as missing:

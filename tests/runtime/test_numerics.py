@@ -10,7 +10,6 @@ from torch import Tensor
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator
-from ladder_sim_runtime.kinds import Experts
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.decoder import Decoder
 from tests.support.reference import full_weights, reference_logits
@@ -105,7 +104,7 @@ def test_some_variants_are_others(worlds: dict[int, World], variant: str, size: 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_expert_of_every_token_is_an_mlp(variant: str) -> None:
-    sparse = replace(GROUPED, experts=Experts(count=1, top_k=1, intermediate=GROUPED.intermediate))
+    sparse = replace(GROUPED, experts=1, experts_per_token=1, expert_intermediate=GROUPED.intermediate)
     tokens_BT, wiring = tokens_of(GROUPED), lay_out(variant, GROUPED.layers)
     logits = []
     for config in (GROUPED, sparse):

@@ -9,6 +9,7 @@ from ladder_sim.cli.catalog import LISTS
 from ladder_sim.closed_loop.load import Load
 from ladder_sim.confidence.errors import UNCHECKED
 from ladder_sim.display.document import SCHEMA
+from ladder_sim.hf.quantization import DType
 from ladder_sim.quality.published import Measured
 from ladder_sim.report import (
     advise,
@@ -33,7 +34,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import described
 from ladder_sim.specs.techniques import TECHNIQUES
-from ladder_sim.specs.workload import Batching, DType
+from ladder_sim.specs.workload import Batching
 from ladder_sim.sweeps.evaluate import ENDS, PRICE
 from ladder_sim.sweeps.evaluate import METRICS as SWEPT
 from ladder_sim.system.files import KEY

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ladder_sim.hf.rope import RopeScaling
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.assemble import TORCH_DTYPES, load
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.kinds import RopeScaling
 from ladder_sim_runtime.memory import Workload
 from tests.conftest import DATA
 from tests.support.ranks import on_ranks

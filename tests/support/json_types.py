@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 from ladder_sim.confidence import Interval
 from ladder_sim.report.columns import Column
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.values import meanings
+from ladder_sim.values import meanings
 from ladder_sim.wirings.names import FAMILIES, HYBRID
 
 Schema = dict[str, Any]

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ladder_sim.hf.rope import Yarn
 from ladder_sim_runtime.checkpoint.tensors import tensor_shapes
 from ladder_sim_runtime.checkpoint.weights import random_weights
 from ladder_sim_runtime.config import ModelConfig
-from ladder_sim_runtime.kinds import Experts, Yarn
 
 Weights = Mapping[str, Tensor]
 
@@ -200,12 +200,12 @@ class _Equations:
         q = n @ of("q_proj.weight")[rows].T + of("q_proj.bias", config.qkv_bias)[rows]
         k = n @ of("k_proj.weight")[kv_rows].T + of("k_proj.bias", config.qkv_bias)[kv_rows]
         v = n @ of("v_proj.weight")[kv_rows].T + of("v_proj.bias", config.qkv_bias)[kv_rows]
-        if config.joint_qk_norm:
+        if config.qk_norm == "all":
             q, k = (
                 x / self._root(n @ of(f"{name}_proj.weight").T) * of(f"{name}_norm.weight")[held]
                 for x, name, held in ((q, "q", rows), (k, "k", kv_rows))
             )
-        elif config.qk_norm:
+        elif config.qk_norm == "heads":
             where = f"model.layers.{layer}.self_attn"
             q, k = self.norm(q, f"{where}.q_norm.weight"), self.norm(k, f"{where}.k_norm.weight")
         return self._rotated(q), self._rotated(k), v
@@ -213,26 +213,23 @@ class _Equations:
     def _latent_head(self, layer: int, n: Tensor, head: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same of latent attention."""
         config, of, where = self.config, self._of(layer, "self_attn"), f"model.layers.{layer}.self_attn"
-        latent = config.latent
-        assert latent is not None
-        width, plain = config.head_dim, config.head_dim - latent.rope_dim
+        width, plain = config.head_dim, config.nope_head_dim
         source, name = n, "q_proj"
-        if latent.q_rank:
+        if config.q_lora_rank:
             queries = n @ of("q_a_proj.weight").T + of("q_a_proj.bias", config.qkv_bias)
             source, name = self.norm(queries, f"{where}.q_a_layernorm.weight", 1e-6), "q_b_proj"
         q = source @ of(f"{name}.weight")[head * width : (head + 1) * width].T
         c = n @ of("kv_a_proj_with_mqa.weight").T + of("kv_a_proj_with_mqa.bias", config.qkv_bias)
-        shared = self._rotated(c[..., latent.kv_rank :])
-        c = self.norm(c[..., : latent.kv_rank], f"{where}.kv_a_layernorm.weight", 1e-6)
-        made = plain + latent.value_dim
+        shared = self._rotated(c[..., config.kv_lora_rank :])
+        c = self.norm(c[..., : config.kv_lora_rank], f"{where}.kv_a_layernorm.weight", 1e-6)
+        made = plain + config.value_head_dim
         kv = c @ of("kv_b_proj.weight")[head * made : (head + 1) * made].T
         q = torch.cat((q[..., :plain], self._rotated(q[..., plain:])), -1)
         return q, torch.cat((kv[..., :plain], shared), -1), kv[..., plain:]
 
     def shared(self, layer: int, x: Tensor) -> Tensor | int:
         """What the shared experts of a layer put out, if it has routed ones, on a rank that has all of them."""
-        experts = self.config.experts_of(layer)
-        if experts is None or not experts.shared:
+        if not self.config.has_experts(layer) or not self.config.shared_intermediate:
             return 0
         n = self.norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
         return self._mlp(layer, "mlp.shared_experts", n, 0, 1)
@@ -240,14 +237,13 @@ class _Equations:
     def mlp(self, layer: int, x: Tensor, rank: int, norm: str = "", *, alone: bool = False) -> Tensor:
         """Of a rank, with its experts and those of the ranks at its place in other groups; `alone` without these."""
         n = self.before(x, norm or f"model.layers.{layer}.post_attention_layernorm.weight")
-        experts = self.config.experts_of(layer)
-        if experts is None:
+        if not self.config.has_experts(layer):
             return self._mlp(layer, "mlp", n, rank, self.ranks)
-        out = self._mlp(layer, "mlp.shared_experts", n, rank, self.ranks) if experts.shared else 0
+        out = self._mlp(layer, "mlp.shared_experts", n, rank, self.ranks) if self.config.shared_intermediate else 0
         # so many ranks have the same experts, each a part of their width
         shares = self.ranks * self.groups // self.ep
-        each = experts.count // self.ep
-        weights = self._chosen(layer, n, experts)
+        each = self.config.experts // self.ep
+        weights = self._chosen(layer, n)
         for group in [self.group] if alone else range(self.groups):
             first, share = divmod(group * self.ranks + rank, shares)
             for number in range(first * each, (first + 1) * each):
@@ -267,22 +263,22 @@ class _Equations:
             up = up * up.sigmoid()
         return up @ of("down_proj.weight")[:, columns].T + of("down_proj.bias", config.mlp_bias) / ranks
 
-    def _chosen(self, layer: int, n: Tensor, experts: Experts) -> Tensor:
+    def _chosen(self, layer: int, n: Tensor) -> Tensor:
         """Weight of every expert for every token, token by token: 0 for those that are not chosen."""
-        of = self._of(layer, "mlp.gate")
+        of, routing, count = self._of(layer, "mlp.gate"), self.config.routing, self.config.experts
         weights = []
         for token in n.flatten(0, 1):
             logits = of("weight") @ token
-            score = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
-            wanted = (score + of("e_score_correction_bias") if experts.biased_choice else score).tolist()
-            size = experts.count // experts.groups
-            groups = [wanted[at : at + size] for at in range(0, experts.count, size)]
-            best = sorted(groups, key=lambda group: -sum(sorted(group)[-experts.group_best :]))[: experts.top_groups]
-            chosen = sorted((value for group in best for value in group), reverse=True)[: experts.top_k]
+            score = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+            wanted = (score + of("e_score_correction_bias") if routing.biased_choice else score).tolist()
+            size = count // routing.groups
+            groups = [wanted[at : at + size] for at in range(0, count, size)]
+            best = sorted(groups, key=lambda group: -sum(sorted(group)[-routing.group_best :]))[: routing.top_groups]
+            chosen = sorted((value for group in best for value in group), reverse=True)[: self.config.experts_per_token]
             numbers = [wanted.index(value) for value in chosen]
-            total = sum(score[number] for number in numbers) if experts.normalized else 1.0
-            is_chosen = torch.tensor([number in numbers for number in range(experts.count)])
-            weights.append(score / total * experts.scale * is_chosen)
+            total = sum(score[number] for number in numbers) if routing.normalized else 1.0
+            is_chosen = torch.tensor([number in numbers for number in range(count)])
+            weights.append(score / total * routing.scale * is_chosen)
         return torch.stack(weights).view(*n.shape[:-1], -1)
 
     def _of(self, layer: int, part: str) -> Callable[..., Tensor]:
@@ -301,7 +297,7 @@ class _Equations:
         amplitude = self.config.rope_scaling.amplitude if isinstance(self.config.rope_scaling, Yarn) else 1.0
         lengths = torch.full((len(angles), half), amplitude, dtype=x.dtype)
         turn = torch.polar(lengths, torch.tensor(angles, dtype=x.dtype))
-        if self.config.latent and self.config.latent.interleaved:
+        if self.config.latent and self.config.rope_interleaved:
             x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
         turned = torch.complex(x[..., :half], x[..., half:]) * turn
         return torch.cat((turned.real, turned.imag), -1)

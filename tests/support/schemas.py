@@ -24,9 +24,9 @@ from ladder_sim.serving.engine.measured_steps import MeasuredSteps
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.stack import AllReduce, GpuLimits, OwnAllReduce, StackSpec
-from ladder_sim.specs.values import field_kinds, limits_of, meanings, settable_fields
 from ladder_sim.system.files import KEY, Schema
 from ladder_sim.units import short_name
+from ladder_sim.values import field_kinds, limits_of, meanings, settable_fields
 from ladder_sim_calibration.crosscheck.store import ResultDocument
 from ladder_sim_calibration.fit.samples import Sample
 from tests.conftest import REPO

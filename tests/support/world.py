@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ladder_sim.hf.feed_forward import Routing
+from ladder_sim.hf.rope import RopeScaling, Yarn
 from ladder_sim.wirings.layout import lay_out
 from ladder_sim_runtime.checkpoint.weights import fill, random_weights
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.kinds import Experts, Latent, RopeScaling, Yarn
 from ladder_sim_runtime.model.decoder import Decoder
 from tests.support.ranks import on_ranks
 
@@ -47,13 +48,13 @@ PLAIN = ModelConfig(
 # experts chosen as DeepSeek-V3 does; the first layer is dense
 EXPERTS = replace(
     GROUPED,
-    qk_norm=True,
-    experts=Experts(
-        count=8,
-        top_k=3,
-        intermediate=24,
-        shared=16,
-        dense_layers=(0,),
+    qk_norm="heads",
+    experts=8,
+    experts_per_token=3,
+    expert_intermediate=24,
+    shared_intermediate=16,
+    dense_layers=(0,),
+    routing=Routing(
         sigmoid=True,
         biased_choice=True,
         groups=4,
@@ -72,16 +73,23 @@ LATENT = ModelConfig(
     intermediate=80,
     vocab=101,
     rope_scaling=Yarn(factor=8.0, original_positions=64, beta_fast=4.0, beta_slow=0.5, amplitude=1.1, score_scale=1.3),
-    latent=Latent(q_rank=20, kv_rank=16, rope_dim=8, value_dim=10, interleaved=True),
+    q_lora_rank=20,
+    kv_lora_rank=16,
+    nope_head_dim=6,
+    rope_head_dim=8,
+    value_head_dim=10,
     qkv_bias=True,
     out_bias=True,
-    experts=Experts(count=4, top_k=2, intermediate=24, normalized=False),
+    experts=4,
+    experts_per_token=2,
+    expert_intermediate=24,
+    routing=Routing(normalized=False),
 )
-DIRECT = replace(LATENT, latent=replace(LATENT.latent, q_rank=0, interleaved=False), experts=None, rope_scaling=None)
+DIRECT = replace(LATENT, q_lora_rank=0, rope_interleaved=False, experts=0, rope_scaling=None)
 # at TP 4 no rank holds what another does
 SPLIT = replace(GROUPED, kv_heads=4)
 # as OLMo 2 has them
-BEHIND = replace(GROUPED, qk_norm=True, joint_qk_norm=True, norms_behind=True)
+BEHIND = replace(GROUPED, qk_norm="all", block_norms="behind")
 MODELS = {
     "grouped": GROUPED,
     "behind": BEHIND,

@@ -10,8 +10,8 @@ from typing import Any
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder, write_file
+from ladder_sim.values import whole
 from ladder_sim_calibration.measure.command import require_torch
 from ladder_sim_calibration.options import add_passes, passes_of, words
 from ladder_sim_runtime.config import read_time

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.values import whole
 from ladder_sim.system.files import locked
+from ladder_sim.values import whole
 from ladder_sim_calibration.measure.command import budget_s, require_torch
 from ladder_sim_calibration.options import add_created, words
 

@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.stack import AllReduce
-from ladder_sim.specs.values import whole
 from ladder_sim.traces.graph import REDUCES, TraceGraph
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from ladder_sim.validation.archive import scenario_of
+from ladder_sim.values import whole
 from ladder_sim_calibration.fit.samples import SampleStore
 
 # all-reduces between GPUs that stand for an engine's own, as far as the links can do them

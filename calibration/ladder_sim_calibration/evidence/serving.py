@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,10 +135,10 @@ def bench_command(vllm: str, place: Path, serving: Serving, port: int, result: P
     return [*command, *(f"--{name}={value}" for name, value in flags.items())]
 
 
-def write_model(place: Path, config: Mapping[str, Any]) -> None:
+def write_model(place: Path, model: str) -> None:
     """Write what a server of random weights starts with: a config.json, and a tokenizer by which a word is a token."""
     place.mkdir(parents=True, exist_ok=True)
-    vocab = {"<unk>": 0, **{f"w{number}": number for number in range(1, int(config["vocab_size"]))}}
+    vocab = {"<unk>": 0, **{f"w{number}": number for number in range(1, catalog.model(model).vocab)}}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -146,7 +146,7 @@ def write_model(place: Path, config: Mapping[str, Any]) -> None:
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
     }
     files = {
-        "config.json": config,
+        "config.json": _config(model),
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"},
     }
@@ -165,7 +165,7 @@ def _server(folder: Path, vllm: str, model: str, tp: int, variant: str, name: st
     """Start a vLLM server, yield its port once it answers, and end it with its processes."""
     place, log = folder / f"serve-{model}", folder / f"{name}.log"
     if not (place / "tokenizer_config.json").exists():
-        write_model(place, _config(model))
+        write_model(place, model)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

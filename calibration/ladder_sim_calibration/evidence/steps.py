@@ -29,10 +29,10 @@ from ladder_sim.report.archive import archive_figure, figure_text, markdown
 from ladder_sim.report.figures.style import save_figure
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
 from ladder_sim.system.files import Schema, read_bytes, replacing, write_file
 from ladder_sim.validation.archive import FAILURES, FIGURES, PREDICTED, figures, read_archive, scenario_of
+from ladder_sim.values import whole
 from ladder_sim_calibration.evidence.runs import (
     VARIANTS,
     Run,

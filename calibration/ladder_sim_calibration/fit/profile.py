@@ -17,7 +17,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.kernels import TABLE_KINDS, Gpu, Kind
 from ladder_sim.specs import catalog
-from ladder_sim.specs.values import whole
+from ladder_sim.values import whole
 from ladder_sim_calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
 from ladder_sim_calibration.fit.samples import (
     CURVES,

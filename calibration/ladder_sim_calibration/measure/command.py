@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder
 from ladder_sim.system.progress import StatusLine
+from ladder_sim.values import whole
 from ladder_sim_calibration.fit.samples import Sample, SampleStore
 from ladder_sim_calibration.measure.plan import Plan
 from ladder_sim_calibration.measure.points import ops_of

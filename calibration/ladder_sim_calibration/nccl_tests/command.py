@@ -10,8 +10,8 @@ from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.values import whole
 from ladder_sim.system.files import write_file
+from ladder_sim.values import whole
 from ladder_sim_calibration.nccl_tests.sweep import (
     DECODE_BYTES,
     Sweep,

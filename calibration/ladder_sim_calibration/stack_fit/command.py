@@ -9,9 +9,9 @@ import numpy as np
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.report.console import show
-from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder
 from ladder_sim.validation.dataset import PROTOCOLS, read_dataset
+from ladder_sim.values import whole
 from ladder_sim_calibration.options import add_created, profile_name
 from ladder_sim_calibration.stack_fit.fit import DRAWS, fit_stack
 

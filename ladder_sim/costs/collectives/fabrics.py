@@ -17,9 +17,9 @@ from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import MAX_RANKS
-from ladder_sim.specs.values import nonempty, real, whole
 from ladder_sim.system.files import Schema, read_toml, shown_path, stamp
 from ladder_sim.units import quoted
+from ladder_sim.values import nonempty, real, whole
 
 # of the files
 SCHEMA = Schema()

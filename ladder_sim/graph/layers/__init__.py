@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 
 from ladder_sim.graph.block import BlockKernels
 from ladder_sim.graph.layers import gqa, mixer, mla, mlp, moe
-from ladder_sim.specs.layers import BlockKind, Dense, Gqa, Mixer, Mla, Moe
+from ladder_sim.hf.attention import Gqa, Mla
+from ladder_sim.hf.feed_forward import Dense, Moe
+from ladder_sim.hf.mixer import BlockKind, Mixer
 
 _ADD: Mapping[type[BlockKind], Callable[..., int]] = {
     Gqa: gqa.add,

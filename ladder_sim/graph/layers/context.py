@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from ladder_sim.graph.block import BlockKernels
 from ladder_sim.graph.rank import RankPass
+from ladder_sim.hf.attention import Index
 from ladder_sim.kernels import STATE_BYTES, AttentionShape, InContext, MixingShape
-from ladder_sim.specs.layers import Index
 from ladder_sim.specs.workload import KV_BYTES
 
 # a sum of squares, 32-bit

@@ -5,8 +5,8 @@ Its first projection is column-parallel, its last row-parallel.
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, in_context
+from ladder_sim.hf.attention import Gqa
 from ladder_sim.kernels import STATE_BYTES, CollectiveShape
-from ladder_sim.specs.layers import Gqa
 
 
 def add(block: BlockKernels, kind: Gqa, prefix: str = "", *, reduces: bool) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import SQUARES_BYTES, attention_shape, choose, in_context
+from ladder_sim.hf.mixer import Attend, Linear, Mixer, State
 from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MixingShape
-from ladder_sim.specs.layers import Attend, Linear, Mixer, State
 
 # arithmetic of one token with each element of a state: decayed, read by the key, corrected, and read by the query, each
 # a multiplication and an addition (gated delta rule, arXiv 2412.06464, equation 10); simpler rules take less

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers.context import choose
+from ladder_sim.hf.attention import Index, Mla
 from ladder_sim.kernels import STATE_BYTES, BmmShape, MixingShape, MlaShape, operands
-from ladder_sim.specs.layers import Index, Mla
 from ladder_sim.specs.workload import Format
 
 

@@ -1,8 +1,8 @@
 """A multi-layer perceptron on one rank, which has its share of the width."""
 
 from ladder_sim.graph.block import NORM, BlockKernels
+from ladder_sim.hf.feed_forward import Dense
 from ladder_sim.kernels import STATE_BYTES
-from ladder_sim.specs.layers import Dense
 
 
 def add(block: BlockKernels, kind: Dense, prefix: str = "", *, reduces: bool) -> int:

@@ -13,8 +13,8 @@ from typing import Literal
 from ladder_sim.graph.block import NORM, BlockKernels
 from ladder_sim.graph.layers import mlp
 from ladder_sim.graph.ops import CollectiveKind
+from ladder_sim.hf.feed_forward import Moe
 from ladder_sim.kernels import STATE_BYTES, CollectiveShape, MoeShape, operands
-from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.workload import FORMATS
 
 # a router's score, 32-bit

@@ -9,8 +9,8 @@ from ladder_sim.errors import SpecError
 from ladder_sim.serving.engine.scheduler import SchedulerSpec
 from ladder_sim.serving.steps.mix import Mix, MixTimes, StepLimits
 from ladder_sim.specs.reading import read_table
-from ladder_sim.specs.values import Limits, Seconds, check_fields
 from ladder_sim.system.files import Schema, read_toml, shown_path
+from ladder_sim.values import Limits, Seconds, check_fields
 
 # of the file
 SCHEMA = Schema()

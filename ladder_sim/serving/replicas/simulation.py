@@ -19,8 +19,8 @@ from ladder_sim.serving.requests.request import Request, in_order
 from ladder_sim.serving.requests.slo import SLO
 from ladder_sim.serving.steps.mix import MixTimes
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import whole
 from ladder_sim.specs.workload import MAX_TOKENS
+from ladder_sim.values import whole
 
 
 class Sizes(NamedTuple):

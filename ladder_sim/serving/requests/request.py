@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.values import real, whole
 from ladder_sim.specs.workload import MAX_TOKENS
+from ladder_sim.values import real, whole
 
 # a thousand years, in seconds: later, times of steps are lost in rounding
 _MOST_S = 3.2e10

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ladder_sim.errors import UsageError
 from ladder_sim.serving.requests.request import Request
-from ladder_sim.specs.values import whole
 from ladder_sim.specs.workload import MAX_TOKENS
 from ladder_sim.units import quoted
+from ladder_sim.values import whole
 
 _HINT = "e.g. 1024, uniform:512:1536 or lognormal:1024:0.5 (median, standard deviation of the logarithm)"
 

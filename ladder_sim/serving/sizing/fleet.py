@@ -22,8 +22,8 @@ from ladder_sim.serving.sizing.best_plan import Best, Context, Progress, Tried, 
 from ladder_sim.serving.sizing.search import Case, Need, Search, check_rate
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import whole
 from ladder_sim.units import format_seconds
+from ladder_sim.values import whole
 from ladder_sim.wirings.names import canonical_names
 
 # by default: a bound is compared with the mean over them

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.values import whole
 from ladder_sim.system.files import read_bytes
 from ladder_sim.traces.graph import ALONE, Lane
 from ladder_sim.units import quoted
+from ladder_sim.values import whole
 
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 # of any device: "cuda_runtime", "cuda_driver", "xpu_runtime", ...

@@ -5,9 +5,10 @@ from typing import Any
 from transformers import LlamaConfig
 
 from ladder_sim.errors import UsageError
+from ladder_sim.hf.config import read_wiring
 from ladder_sim.wirings.layout import Wiring, lay_out
 from ladder_sim_runtime.checkpoint.files import beyond_llama
-from ladder_sim_runtime.config import ModelConfig, wiring_in
+from ladder_sim_runtime.config import ModelConfig
 
 
 class LlamaLadderConfig(LlamaConfig):
@@ -31,10 +32,9 @@ def wiring_of(vllm_config: Any) -> Wiring:
         No wiring has that name, or vLLM cannot serve the model in it.
     """
     config, parallel = vllm_config.model_config.hf_config.to_dict(), vllm_config.parallel_config
-    layers = config["num_hidden_layers"]
-    variant, ladder_layers = wiring_in(config, layers)
-    wiring = lay_out(variant, layers, ladder_layers)
-    if config["model_type"] == LlamaLadderConfig.model_type and (beyond := beyond_llama(ModelConfig.from_hf(config))):
+    own = read_wiring(config)
+    wiring = lay_out(own.variant, own.layers, own.ladder_layers)
+    if own.kind == LlamaLadderConfig.model_type and (beyond := beyond_llama(ModelConfig.from_hf(config))):
         raise UsageError(
             f"this llamaLadder has {beyond}, which vLLM's Llama has not",
             hint="serve the checkpoint that it was converted from, with ladder_sim_wiring hybrid-ladder:K",
@@ -49,8 +49,8 @@ def wiring_of(vllm_config: Any) -> Wiring:
             raise UsageError(
                 f"{option} {value}: only tensor parallelism is served in other wirings", hint=f"{option} 1"
             )
-    if trained := config.get("ladder_sim_tp"):
-        wiring.check_training(parallel.tensor_parallel_size, int(trained))
+    if own.trained_tp:
+        wiring.check_training(parallel.tensor_parallel_size, own.trained_tp)
     if any("learned" in block.weights for _, block in wiring.blocks):
         raise UsageError(f"{wiring.name}: vLLM's models hold no weights of lanes", hint="ladder-sim-runtime complete")
     if wiring.head == "own":

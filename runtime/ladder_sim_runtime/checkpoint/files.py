@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.specs.hf_config import read_config
-from ladder_sim.specs.hf_reader import ConfigReader
-from ladder_sim.system.files import read_text, write_file
+from ladder_sim.hf.fields import Fields, read_config, read_object
+from ladder_sim.hf.types import TYPES
+from ladder_sim.system.files import write_file
 from ladder_sim_runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, mixtral_name, tensor_shapes
 from ladder_sim_runtime.config import ModelConfig
 
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 # names of `config.DType` by those of safetensors
 DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-
-# types whose tensors have the names of `tensors`
-TYPES = (
-    *("llama", "llamaLadder", "mistral", "ministral", "ministral3", "cwm", "seed_oss", "arcee", "olmo2"),
-    *("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3"),
-    *("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2"),
-)
 
 # number of tensors in an error
 _SHOWN = 3
@@ -77,16 +70,17 @@ class Checkpoint:
             config.
         """
         config = read_config(folder / CONFIG)
-        if config.get("model_type") not in TYPES:
-            kind = config.get("model_type")
-            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
+        fields = Fields(config, str(folder / CONFIG))
+        # types whose tensors have the names of `tensors`
+        known = [name for name, each in TYPES.items() if not (each.not_run or each.own_tensors)]
+        if "model_type" not in config or fields.kind not in known:
+            raise fields.error("model_type", f"must be one of {', '.join(known)}", "no other can be opened")
         shape = ModelConfig.from_hf(config, source=str(folder / CONFIG))
         stored = _read_headers(folder)
         shapes = tensor_shapes(shape)
         # by their names in the files
         names = {mixtral_name(name) if _is_mixtral(stored) else name: name for name in shapes}
-        further = ConfigReader(config, str(folder / CONFIG)).size("num_nextn_predict_layers", 100, default=0, minimum=0)
-        after = range(shape.layers, shape.layers + further)
+        after = range(shape.layers, shape.layers + fields.further_layers())
         spare = tuple(f"model.layers.{index}." for index in after)
         misfits = list(_misfits({name: shapes[ours] for name, ours in names.items()}, stored, spare))
         if misfits:
@@ -105,17 +99,6 @@ class Checkpoint:
     def source(self, name: str, _shape: Shape) -> Stored:
         """Return the tensor of a name, as a `weights.Source` does."""
         return self.tensors[name]
-
-
-def read_object(file: Path, *, what: str) -> dict[str, object]:
-    """Return the JSON object in a file, which should be `what`; raise UsageError if it holds none."""
-    try:
-        value = json.loads(read_text(file, what=what, error=UsageError))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
-    return value
 
 
 def _read_headers(folder: Path) -> dict[str, Stored]:
@@ -254,12 +237,12 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
         raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
 
 
-def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
+def hybrid(config: dict[str, Any], ladder_layers: int) -> dict[str, object]:
     """Return a config.json with this number of upper layers wired as ladder."""
     shape = ModelConfig.from_hf(config)
     dropped = ("architectures", "auto_map", "ladder_sim_wiring")
     kept = {key: value for key, value in config.items() if key not in dropped}
-    if config.get("model_type") == "llamaLadder" or not beyond_llama(shape):
+    if Fields(config, CONFIG).kind == "llamaLadder" or not beyond_llama(shape):
         sizes = {"num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
         return {**kept, **sizes, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
     name = {0: "standard", shape.layers: "ladder"}.get(ladder_layers, f"hybrid-ladder:{ladder_layers}")
@@ -269,9 +252,9 @@ def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
 def beyond_llama(shape: ModelConfig) -> str:
     """Return what blocks have that a Llama of transformers and vLLM lacks, in words; empty for nothing."""
     kinds = {
-        "latent attention": shape.latent is not None,
-        "routed experts": shape.experts is not None,
-        "norms of queries and keys": shape.qk_norm,
+        "latent attention": shape.latent,
+        "routed experts": shape.experts > 0,
+        "norms of queries and keys": shape.qk_norm != "none",
         "norms behind the blocks": shape.norms_behind,
         "a sliding window": shape.sliding_window > 0,
         "biases on queries, keys and values alone": shape.qkv_bias != shape.out_bias,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.hf.fields import read_object
 from ladder_sim.system.files import read_text
 from ladder_sim.wirings.layout import Wiring, lay_out
-from ladder_sim_runtime.checkpoint.files import CONFIG, Checkpoint, read_object
+from ladder_sim_runtime.checkpoint.files import CONFIG, Checkpoint
 from ladder_sim_runtime.config import CompletionConfig, ModelConfig
 
 if TYPE_CHECKING:

@@ -38,15 +38,15 @@ def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {f"{name}.weight": (config.hidden,) for name in block_norms(config)}
     shapes |= {f"self_attn.{name}.weight": (width,) for name, width in _head_norms(config).items()}
     features = {f"self_attn.{name}": features for name, features in _attention(config).items()}
-    experts, width = config.experts_of(index), config.mlp_of(index)
-    if experts:
-        shapes["mlp.gate.weight"] = (experts.count, config.hidden)
-        if experts.biased_choice:
-            shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
-        for number in range(experts.count):
-            features |= _mlp(config, f"mlp.experts.{number}", experts.intermediate, biased=False)
+    has_experts, width = config.has_experts(index), config.mlp_of(index)
+    if has_experts:
+        shapes["mlp.gate.weight"] = (config.experts, config.hidden)
+        if config.routing.biased_choice:
+            shapes["mlp.gate.e_score_correction_bias"] = (config.experts,)
+        for number in range(config.experts):
+            features |= _mlp(config, f"mlp.experts.{number}", config.expert_intermediate, biased=False)
     if width:
-        features |= _mlp(config, mlp_name(shared=experts is not None), width, biased=config.mlp_bias)
+        features |= _mlp(config, mlp_name(shared=has_experts), width, biased=config.mlp_bias)
     shapes |= {learned_name(part): (lanes,) for part, lanes in config.learned_of(index).items()}
     shapes |= {f"{name}.weight": (outputs, inputs) for name, (outputs, inputs, _) in features.items()}
     shapes |= {f"{name}.bias": (outputs,) for name, (outputs, _, biased) in features.items() if biased}
@@ -78,18 +78,17 @@ def up_names(*, gated: bool) -> tuple[str, ...]:
 def _head_norms(config: ModelConfig) -> dict[str, int]:
     """Return the width of the norms inside of attention."""
     if config.latent:
-        queries = {"q_a_layernorm": config.latent.q_rank} if config.latent.q_rank else {}
-        return {**queries, "kv_a_layernorm": config.latent.kv_rank}
-    if not config.qk_norm:
+        queries = {"q_a_layernorm": config.q_lora_rank} if config.q_lora_rank else {}
+        return {**queries, "kv_a_layernorm": config.kv_lora_rank}
+    if config.qk_norm == "none":
         return {}
-    heads, kv_heads = (config.heads, config.kv_heads) if config.joint_qk_norm else (1, 1)
+    heads, kv_heads = (config.heads, config.kv_heads) if config.qk_norm == "all" else (1, 1)
     return {"q_norm": heads * config.head_dim, "k_norm": kv_heads * config.head_dim}
 
 
 def _attention(config: ModelConfig) -> dict[str, Projection]:
     hidden, heads, width, biased = config.hidden, config.heads, config.head_dim, config.qkv_bias
-    latent = config.latent
-    if latent is None:
+    if not config.latent:
         return {
             "q_proj": (heads * width, hidden, biased),
             "k_proj": (config.kv_heads * width, hidden, biased),
@@ -97,16 +96,16 @@ def _attention(config: ModelConfig) -> dict[str, Projection]:
             "o_proj": (hidden, heads * width, config.out_bias),
         }
     queries: dict[str, Projection] = {"q_proj": (heads * width, hidden, False)}
-    if latent.q_rank:
+    if config.q_lora_rank:
         queries = {
-            "q_a_proj": (latent.q_rank, hidden, biased),
-            "q_b_proj": (heads * width, latent.q_rank, False),
+            "q_a_proj": (config.q_lora_rank, hidden, biased),
+            "q_b_proj": (heads * width, config.q_lora_rank, False),
         }
     return {
         **queries,
-        "kv_a_proj_with_mqa": (latent.kv_rank + latent.rope_dim, hidden, biased),
-        "kv_b_proj": (heads * (width - latent.rope_dim + latent.value_dim), latent.kv_rank, False),
-        "o_proj": (hidden, heads * latent.value_dim, config.out_bias),
+        "kv_a_proj_with_mqa": (config.kv_lora_rank + config.rope_head_dim, hidden, biased),
+        "kv_b_proj": (heads * (config.nope_head_dim + config.value_head_dim), config.kv_lora_rank, False),
+        "o_proj": (hidden, heads * config.value_head_dim, config.out_bias),
     }
 
 

@@ -180,15 +180,15 @@ _Inputs = list[tuple[str, Features, bool]]
 
 
 def _attention_inputs(layer: Layer) -> _Inputs:
-    config, latent = layer.config, layer.config.latent
+    config = layer.config
     width, biased = config.head_dim, config.qkv_bias
-    if latent is None:
+    if not config.latent:
         return [
             ("self_attn.q_proj", lambda shard: shard.query(width), biased),
             ("self_attn.k_proj", lambda shard: shard.key_value(width), biased),
             ("self_attn.v_proj", lambda shard: shard.key_value(width), biased),
         ]
-    q_rank, kv_width = latent.q_rank, latent.kv_rank + latent.rope_dim
+    q_rank, kv_width = config.q_lora_rank, config.kv_lora_rank + config.rope_head_dim
     return [
         ("self_attn.q_a_proj", lambda _: slice(0, q_rank), biased)
         if q_rank
@@ -220,7 +220,7 @@ def _grouped(attention: GroupedAttention, where: str) -> Iterator[Piece]:
 
 
 def _latent(attention: LatentAttention, width: int, where: str) -> Iterator[Piece]:
-    value_dim = attention.latent.value_dim
+    value_dim = attention.config.value_head_dim
     if attention.q is not None and attention.q_norm is not None:
         yield Piece(f"{where}.q_a_layernorm.weight", attention.q_norm.weight_D)
         yield Piece(f"{where}.q_b_proj.weight", attention.q.weight_NF, lambda shard: shard.query(width))
@@ -231,7 +231,7 @@ def _latent(attention: LatentAttention, width: int, where: str) -> Iterator[Piec
 
 
 def _experts(routed: RoutedExperts, where: str) -> Iterator[Piece]:
-    count, width = routed.experts.count, routed.experts.intermediate
+    count, width = routed.config.experts, routed.config.expert_intermediate
     yield Piece(f"{where}.gate.weight", routed.router.weight_NF)
     if routed.choice_bias_E is not None:
         yield Piece(f"{where}.gate.e_score_correction_bias", routed.choice_bias_E)

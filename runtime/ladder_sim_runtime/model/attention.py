@@ -67,10 +67,10 @@ class GroupedAttention(nn.Module):
         super().__init__()
         self.shard, self.engine, self.head_dim, self.window = shard, engine, config.head_dim, window
         self.inputs = ((shard.heads + 2 * shard.kv_heads) * config.head_dim,)
-        self.has_joint_norms = config.joint_qk_norm
-        normed = (shard.heads, shard.kv_heads) if config.joint_qk_norm else (1, 1)
+        self.has_joint_norms = config.qk_norm == "all"
+        normed = (shard.heads, shard.kv_heads) if self.has_joint_norms else (1, 1)
         self.q_norm, self.k_norm = (
-            RMSNorm(heads * config.head_dim, config.norm_eps) if config.qk_norm else None for heads in normed
+            RMSNorm(heads * config.head_dim, config.norm_eps) if config.qk_norm != "none" else None for heads in normed
         )
         self.o = Linear(config.hidden, shard.heads * config.head_dim, bias=config.out_bias)
 

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         spans = None
         if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
             spans = attention_kernels.spans(position_T, pad_B, rows.stop - rows.start, self.rope_2SK.shape[1])
-        comm = self.comm if self.config.joint_qk_norm and self.comm.size > 1 and wiring.reduces else None
+        comm = self.comm if self.config.qk_norm == "all" and self.comm.size > 1 and wiring.reduces else None
         return Step(attention_kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans, comm)
 
     def _run(
@@ -196,13 +196,13 @@ class Decoder(nn.Module):
             return
         for step in (*older, newest):
             reduces = step.block.reduces
-            experts = self.config.experts_of(step.layer) if step.block.part == "mlp" and reduces else None
-            combined = experts if self.comm.size == 1 and self.comm.exchange.size > 1 else None
-            is_exchanged = combined is not None or (reduces and self.comm.size > 1)
+            has_experts = step.block.part == "mlp" and reduces and self.config.has_experts(step.layer)
+            is_combined = has_experts and self.comm.size == 1 and self.comm.exchange.size > 1
+            is_exchanged = is_combined or (reduces and self.comm.size > 1)
             has_own = is_exchanged and step.read_by >= 0
             is_read = 0 <= step.read_by <= newest.number
             if step is newest:
-                has_shared = combined is not None and combined.shared > 0 and step.next_ahead
+                has_shared = is_combined and self.config.shared_intermediate > 0 and step.next_ahead
                 yield Sent(step, has_shared, has_own, is_read=False)
             elif has_own or not is_read:
                 # else its own part is all of it, and was read

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ladder_sim_runtime.comm.base import Communicator
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.kinds import Experts
 from ladder_sim_runtime.model import kernels
 from ladder_sim_runtime.model.dispatch import Arriving, exchanged, gathered
 from ladder_sim_runtime.model.linear import Linear
@@ -38,24 +37,25 @@ class MLP(nn.Module):
 class RoutedExperts(nn.Module):
     """The router, whole on every rank, and this rank's part of the experts."""
 
-    def __init__(self, config: ModelConfig, experts: Experts, shard: Shard, engine: EngineConfig) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
-        self.experts, self.activation, self.gated = experts, config.activation, config.gated_mlp
+        self.config, self.activation, self.gated = config, config.activation, config.gated_mlp
         self.shard, self.by_rank = shard, engine.dispatch == "all-to-all"
-        held = shard.experts(experts.count)
-        width = experts.intermediate * shard.ep // shard.expert_ranks
+        held = shard.experts(config.experts)
+        width = config.expert_intermediate * shard.ep // shard.expert_ranks
         self.first = held.start
-        self.router = Linear(experts.count, config.hidden)
+        self.router = Linear(config.experts, config.hidden)
         # float32 in every checkpoint: the choice depends on small differences
         self.choice_bias_E = (
-            nn.Parameter(torch.empty(experts.count, dtype=torch.float32)) if experts.biased_choice else None
+            nn.Parameter(torch.empty(config.experts, dtype=torch.float32)) if config.routing.biased_choice else None
         )
         self.up_LND = nn.Parameter(torch.empty(len(held), width * (2 if config.gated_mlp else 1), config.hidden))
         self.down_LDI = nn.Parameter(torch.empty(len(held), config.hidden, width))
 
     def forward(self, n_BTD: Tensor, exchange: Communicator, *, reduces: bool) -> Tensor | Arriving:
+        logits_BTE, config = kernels.score(n_BTD, self.router.weight_NF), self.config
         weight_BTk, chosen_BTk = kernels.choose(
-            kernels.score(n_BTD, self.router.weight_NF), self.choice_bias_E, self.experts
+            logits_BTE, self.choice_bias_E, config.routing, config.experts_per_token
         )
         tokens = n_BTD.flatten(0, 1), weight_BTk.flatten(0, 1), chosen_BTk.flatten(0, 1)
         groups = exchange.size
@@ -66,7 +66,7 @@ class RoutedExperts(nn.Module):
             sum_AD = self._run(*(x.repeat(groups, 1) for x in tokens))
             return sum_AD[: len(tokens[0])].view_as(n_BTD)
         if self.by_rank:
-            held = [self.shard.experts(self.experts.count, group) for group in range(groups)]
+            held = [self.shard.experts(self.config.experts, group) for group in range(groups)]
             output = exchanged(exchange, tokens, self._run, held)
         else:
             output = gathered(exchange, tokens, self._run)

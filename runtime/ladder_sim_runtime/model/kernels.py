@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ladder_sim.hf.feed_forward import Routing
 from ladder_sim.specs.stack import Sampling
 from ladder_sim_runtime.device import fused
-from ladder_sim_runtime.kinds import Experts
 
 # by which passes that are measured draw tokens: temperature and number are gpt-fast's defaults
 TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.95
@@ -198,21 +198,21 @@ def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
 
 
 @kernel("activation")
-def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
+def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, routing: Routing, top_k: int) -> tuple[Tensor, Tensor]:
     """Return the weights and numbers of each token's experts, both B x T x top_k."""
-    score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
+    score_BTE = logits_BTE.sigmoid() if routing.sigmoid else logits_BTE.softmax(dim=-1)
     choice_BTE = score_BTE if choice_bias_E is None else score_BTE + choice_bias_E
-    if experts.groups > 1:
-        group_BTGX = choice_BTE.unflatten(-1, (experts.groups, -1))
-        group_BTG = group_BTGX.topk(experts.group_best, dim=-1).values.sum(dim=-1)
-        best_BTG = group_BTG.topk(experts.top_groups, dim=-1).indices
+    if routing.groups > 1:
+        group_BTGX = choice_BTE.unflatten(-1, (routing.groups, -1))
+        group_BTG = group_BTGX.topk(routing.group_best, dim=-1).values.sum(dim=-1)
+        best_BTG = group_BTG.topk(routing.top_groups, dim=-1).indices
         others_BTG = torch.ones_like(group_BTG, dtype=torch.bool).scatter(-1, best_BTG, False)
         choice_BTE = group_BTGX.masked_fill(others_BTG.unsqueeze(-1), -math.inf).flatten(-2)
-    chosen_BTk = choice_BTE.topk(experts.top_k, dim=-1).indices
+    chosen_BTk = choice_BTE.topk(top_k, dim=-1).indices
     weight_BTk = score_BTE.gather(-1, chosen_BTk)
-    if experts.normalized:
+    if routing.normalized:
         weight_BTk = weight_BTk / weight_BTk.sum(dim=-1, keepdim=True)
-    return weight_BTk * experts.scale, chosen_BTk
+    return weight_BTk * routing.scale, chosen_BTk
 
 
 @kernel("experts")

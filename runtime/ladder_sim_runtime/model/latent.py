@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ladder_sim.hf.rope import Yarn
 from ladder_sim_runtime.config import EngineConfig, ModelConfig
-from ladder_sim_runtime.kinds import Latent, Yarn
 from ladder_sim_runtime.model import attention_kernels
 from ladder_sim_runtime.model.attention import Step
 from ladder_sim_runtime.model.linear import Linear, RMSNorm
@@ -35,21 +35,21 @@ class LatentAttention(nn.Module):
 
     sequences = 0
 
-    def __init__(self, config: ModelConfig, latent: Latent, shard: Shard, engine: EngineConfig) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
-        self.latent, self.engine = latent, engine
+        self.config, self.engine = config, engine
         self.heads = heads = shard.heads
         # width of the part of a head's keys that carries no position, and of all that is made of the latent vector
-        self.nope = config.head_dim - latent.rope_dim
-        made = self.nope + latent.value_dim
-        low = latent.q_rank + latent.kv_rank + latent.rope_dim
+        self.nope, latent_rank = config.nope_head_dim, config.kv_lora_rank
+        made = self.nope + config.value_head_dim
+        low = config.q_lora_rank + latent_rank + config.rope_head_dim
         # queries that are not compressed are this rank's heads', the rest is whole: two GEMMs
-        self.inputs = (low,) if latent.q_rank else (heads * config.head_dim, low)
-        self.q_norm = RMSNorm(latent.q_rank, LATENT_EPS) if latent.q_rank else None
-        self.q = Linear(heads * config.head_dim, latent.q_rank) if latent.q_rank else None
-        self.kv_norm = RMSNorm(latent.kv_rank, LATENT_EPS)
-        self.kv = Linear(heads * made, latent.kv_rank)
-        self.o = Linear(config.hidden, heads * latent.value_dim, bias=config.out_bias)
+        self.inputs = (low,) if config.q_lora_rank else (heads * config.head_dim, low)
+        self.q_norm = RMSNorm(config.q_lora_rank, LATENT_EPS) if config.q_lora_rank else None
+        self.q = Linear(heads * config.head_dim, config.q_lora_rank) if config.q_lora_rank else None
+        self.kv_norm = RMSNorm(latent_rank, LATENT_EPS)
+        self.kv = Linear(heads * made, latent_rank)
+        self.o = Linear(config.hidden, heads * config.value_head_dim, bias=config.out_bias)
         stretched = config.rope_scaling.score_scale if isinstance(config.rope_scaling, Yarn) else 1.0
         self.scale = config.head_dim**-0.5 * stretched
 
@@ -59,21 +59,21 @@ class LatentAttention(nn.Module):
 
     def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:
         """Return an empty cache of several layers, L x B x S x C."""
-        return like.new_zeros((layers, batch, positions, self.latent.kv_rank + self.latent.rope_dim))
+        return like.new_zeros((layers, batch, positions, self.config.kv_lora_rank + self.config.rope_head_dim))
 
     def cache_tensors(self, cache_BSC: Tensor | None) -> tuple[Tensor, ...]:
         """Return the tensors of one layer's cache; empty if there is no cache."""
         return () if cache_BSC is None else (cache_BSC,)
 
     def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:
-        latent = self.latent
-        c_BTR, k_BTP = inputs[-1][..., latent.q_rank :].split((latent.kv_rank, latent.rope_dim), dim=-1)
+        config = self.config
+        c_BTR, k_BTP = inputs[-1][..., config.q_lora_rank :].split((config.kv_lora_rank, config.rope_head_dim), dim=-1)
         if self.q is not None and self.q_norm is not None:
-            low_BTQ, c_BTR = self.q_norm.with_other(inputs[0][..., : latent.q_rank], self.kv_norm, c_BTR)
+            low_BTQ, c_BTR = self.q_norm.with_other(inputs[0][..., : config.q_lora_rank], self.kv_norm, c_BTR)
             q_BTN = self.q(low_BTQ)
         else:
             q_BTN, c_BTR = inputs[0], self.kv_norm(c_BTR)
-        q_BTHM, q_BTHP = q_BTN.unflatten(-1, (self.heads, -1)).split((self.nope, latent.rope_dim), dim=-1)
+        q_BTHM, q_BTHP = q_BTN.unflatten(-1, (self.heads, -1)).split((self.nope, config.rope_head_dim), dim=-1)
         q_BHTP, c_BSC = attention_kernels.rope_latent(
             q_BTHP,
             c_BTR,
@@ -81,7 +81,7 @@ class LatentAttention(nn.Module):
             step.turn_2TK,
             step.position_T,
             cache[0] if cache else None,
-            latent.interleaved,
+            config.rope_interleaved,
         )
         attend = self._absorbed if cache and q_BTHM.shape[1] == 1 else self._expanded
         output_BTD: Tensor = self.o(attend(q_BTHM, q_BHTP, c_BSC, step))
@@ -96,5 +96,5 @@ class LatentAttention(nn.Module):
         weight_HNR = self.kv.weight_NF.unflatten(0, (self.heads, -1))
         q_BHTC = attention_kernels.absorb_queries(q_BTHM, q_BHTP, weight_HNR[:, : self.nope])
         c_B1SC = c_BSC.unsqueeze(1)
-        out_BTN = step.attend(self.engine, q_BHTC, c_B1SC, c_B1SC[..., : self.latent.kv_rank], self.scale)
+        out_BTN = step.attend(self.engine, q_BHTC, c_B1SC, c_B1SC[..., : self.config.kv_lora_rank], self.scale)
         return attention_kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.nope :])

@@ -31,19 +31,19 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, index: int, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
         self.config, self.index, self.shard = config, index, shard
-        width, experts = config.mlp_of(index), config.experts_of(index)
+        width, has_experts = config.mlp_of(index), config.has_experts(index)
         self.attn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
         self.attention = (
-            LatentAttention(config, config.latent, shard, engine)
+            LatentAttention(config, shard, engine)
             if config.latent
             else GroupedAttention(config, shard, engine, config.window_of(index))
         )
         # of all tokens: the only one of its layer, or shared experts
         self.mlp = MLP(config, shard, width) if width else None
-        self.experts = RoutedExperts(config, experts, shard, engine) if experts else None
+        self.experts = RoutedExperts(config, shard, engine) if has_experts else None
         # where both blocks begin with one GEMM of the same tokens, `parallel` runs them as one
-        self.is_wide = not (config.latent or experts)
+        self.is_wide = not (config.latent or has_experts)
         attn, mlp = sum(self.attention.inputs), self.mlp.inputs if self.mlp else 0
         self.mlp_rows = slice(attn, attn + mlp)
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
@@ -75,7 +75,7 @@ class Layer(nn.Module):
 
         Experts, whose sizes are numbers, stay, and so does attention with a message in it.
         """
-        has_message = self.config.joint_qk_norm and self.shard.ranks > 1
+        has_message = self.config.qk_norm == "all" and self.shard.ranks > 1
         for name in ("_mlp",) if has_message else ("_attend", "_both", "_mlp"):
             setattr(self, name, compiled(getattr(self, name)))
 

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from ladder_sim.hf.rope import RopeScaling, Yarn
 from ladder_sim_runtime.config import ModelConfig
-from ladder_sim_runtime.kinds import RopeScaling, Yarn
 
 
 def rope_table(config: ModelConfig, positions: int) -> Tensor:
@@ -23,7 +23,7 @@ def rope_table(config: ModelConfig, positions: int) -> Tensor:
     A channel is multiplied by its cosine, and its pair, half a head away, by its sine, which for the first half of the
     channels is negative.
     """
-    channels = config.latent.rope_dim if config.latent else config.head_dim
+    channels = config.rope_head_dim if config.latent else config.head_dim
     exponent = torch.arange(0, channels, 2, dtype=torch.float32) / channels
     frequency, amplitude = config.rope_theta**-exponent, 1.0
     match config.rope_scaling:

@@ -1,4 +1,4 @@
-"""Configs of models that no hand-written reader knows: transformers builds them, in a process of its own.
+"""Configs of models whose type no row of the table has: transformers builds them, in a process of its own.
 
 What it finds is kept in the cache folder, so that a model is traced once: later predictions need neither torch nor
 transformers.
@@ -14,10 +14,10 @@ from importlib import metadata
 from typing import Any
 
 from ladder_sim.errors import MissingPackageError, SpecError
-from ladder_sim.specs.hf_config import refuse_architectures
-from ladder_sim.specs.hf_reader import ENCODERS, TEXT_CONFIGS, TYPES, ConfigReader
-from ladder_sim.specs.layer_data import LAYER_DATA
-from ladder_sim.specs.quantization import FIELDS
+from ladder_sim.hf.fields import QUANTIZATION, Fields
+from ladder_sim.hf.listed import LAYER_DATA
+from ladder_sim.hf.refused import refuse_architectures
+from ladder_sim.hf.types import TYPES
 from ladder_sim.system.files import cache_folder, replacing, shown_path
 from ladder_sim.system.processes import start
 
@@ -44,29 +44,29 @@ def layers_config(config: Mapping[str, Any], *, source: str) -> Mapping[str, Any
     SpecError
         transformers cannot build it either.
     """
-    reader = ConfigReader(config, shown_path(source))
-    inner = reader.decoder()
-    if reader.model_type() == LAYER_DATA or config.get("is_encoder_decoder") or _is_known(reader, inner):
+    fields = Fields(config, shown_path(source))
+    inner = fields.decoder()
+    if fields.kind == LAYER_DATA or config.get("is_encoder_decoder") or _is_known(fields, inner):
         return config
-    traced = _traced({key: value for key, value in config.items() if key not in FIELDS}, reader, inner.model_type())
+    traced = _traced({key: value for key, value in config.items() if key not in QUANTIZATION}, fields, inner.kind)
     # the precision of a checkpoint is no part of the model's shape
-    quantised = next((each for each in (config, inner.config) if any(each.get(key) for key in FIELDS)), {})
-    precision = {key: quantised[key] for key in FIELDS if quantised.get(key)}
-    return {**traced, **precision, "multimodal": any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS))}
+    quantised = fields.quantized(inner).config
+    precision = {key: quantised[key] for key in QUANTIZATION if quantised.get(key)}
+    return {**traced, **precision, "multimodal": fields.is_multimodal}
 
 
-def _is_known(outer: ConfigReader, inner: ConfigReader) -> bool:
-    """Whether a hand-written reader knows a decoder; one whose type is not said may be Llama's."""
-    text = next((outer.config[key] for key in TEXT_CONFIGS if outer.config.get(key)), outer.config)
-    if text is outer.config or (isinstance(text, Mapping) and text.get("model_type")):
-        return inner.model_type() in TYPES
+def _is_known(outer: Fields, inner: Fields) -> bool:
+    """Whether the table has a decoder's type; one whose type is not said may be Llama's."""
+    text = outer.config[outer.decoder_key] if outer.decoder_key else None
+    if text is None or (isinstance(text, Mapping) and text.get("model_type")):
+        return inner.kind in TYPES
     with contextlib.suppress(SpecError):
         refuse_architectures(inner)
         return True
     return False
 
 
-def _traced(config: Mapping[str, Any], reader: ConfigReader, model_type: str) -> dict[str, Any]:
+def _traced(config: Mapping[str, Any], fields: Fields, model_type: str) -> dict[str, Any]:
     text = json.dumps(config, sort_keys=True, default=str)
     name = hashlib.sha256(f"{_VERSION} {text}".encode()).hexdigest()
     file = cache_folder() / "models" / f"{name}.json"
@@ -79,11 +79,11 @@ def _traced(config: Mapping[str, Any], reader: ConfigReader, model_type: str) ->
     for package in _PACKAGES:
         if not _installed(package):
             raise MissingPackageError(
-                f"{reader.source}: model_type {model_type!r} is no built-in family: to read it from transformers "
+                f"{fields.source}: model_type {model_type!r} is no built-in family: to read it from transformers "
                 f"needs {package}",
                 extra="trace",
             )
-    document = _run(text, reader.source)
+    document = _run(text, fields.source)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as target:

@@ -12,11 +12,13 @@ from hypothesis import given
 from ladder_sim import predict
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError
+from ladder_sim.hf.attention import Gqa, Index, Mla
+from ladder_sim.hf.feed_forward import Dense, Moe
+from ladder_sim.hf.fields import Fields
+from ladder_sim.hf.listed import LAYER_DATA, described, read_layers
+from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, State
 from ladder_sim.kernels import AttentionShape, MixingShape
 from ladder_sim.specs import catalog
-from ladder_sim.specs.hf_reader import ConfigReader
-from ladder_sim.specs.layer_data import LAYER_DATA, described, layer_numbers, read_layers
-from ladder_sim.specs.layers import Attend, BlockKind, Dense, Gqa, Index, Linear, Mixer, Mla, Moe, State
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from tests.conftest import DATA
@@ -70,9 +72,9 @@ def spec(document: dict[str, Any]) -> ModelSpec:
 
 def test_every_kind_is_read_as_it_was_written() -> None:
     document = json.loads(json.dumps(config(*KINDS)))
-    reader = ConfigReader(document, "listed.json")
-    fields = read_layers(reader, [{"mlp"}] * len(layer_numbers(reader)))
-    assert fields["block_kinds"] == KINDS
+    fields = read_layers(Fields(document, "listed.json"))
+    # precision is the checkpoint's
+    assert fields["block_kinds"] == (*KINDS[:4], dataclasses.replace(KINDS[4], unquantized=()), *KINDS[5:])
     assert fields["block_order"] == tuple(range(len(KINDS)))
     assert fields["layers"] == 3
 
@@ -200,5 +202,5 @@ def test_the_answer_says_where_layers_come_from() -> None:
 
 
 def test_a_file_of_this_form_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ladder_sim.specs.traced._installed", lambda package: False)
+    monkeypatch.setattr("ladder_sim.hf.traced._installed", lambda package: False)
     assert catalog.model(str(FILE)).layers == 48

@@ -6,15 +6,21 @@ Field names are those of Hugging Face transformers, compressed-tensors and NVIDI
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.layers import LayerPart
-from ladder_sim.specs.workload import FP8_BLOCK, DType, KvDType
+from ladder_sim.hf.fields import QUANTIZATION
 from ladder_sim.units import quoted
 
-# its name, and an older one of compressed-tensors
-FIELDS = ("quantization_config", "compression_config")
+# precision of linear layers, and of the KV cache
+DType = Literal["bf16", "fp16", "fp8", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
+KvDType = Literal["bf16", "fp8"]
+# parts of a layer that a checkpoint may keep in 16 bits: what attention projects from, its output projection, the MLP
+# and shared experts, the routed experts
+LayerPart = Literal["qkv", "out", "mlp", "experts"]
+# width of the blocks of weights, and of the runs of inputs, that share a scale in fp8 (DeepSeek-V3, arXiv 2412.19437)
+FP8_BLOCK = 128
 
 # ModelOpt's names
 _MODELOPT: Mapping[str, DType] = {
@@ -64,6 +70,19 @@ _EXCLUDED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modu
 _WAY_OUT = "to predict it in one precision, drop the field and give --dtype"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of a layer, whose weights a checkpoint may keep in 16 bits."""
+
+    PARTS: ClassVar[tuple[LayerPart, ...]] = ("qkv", "out")
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts that its checkpoint keeps in 16 bits."""
+
+    def keeping(self, kept: Set[LayerPart]) -> Self:
+        """Return the block in a checkpoint that keeps these parts of its layer."""
+        return replace(self, unquantized=tuple(part for part in self.PARTS if part in kept))
+
+
 class Quantization(NamedTuple):
     """What a checkpoint stores in which precision."""
 
@@ -75,6 +94,10 @@ class Quantization(NamedTuple):
     """Parts of every layer that stay in 16 bits."""
     unquantized_layers: tuple[tuple[LayerPart, tuple[int, ...]], ...] = ()
     """Parts of some layers that stay in 16 bits, each with these layers."""
+
+    def kept_in(self, layer: int) -> Set[LayerPart]:
+        """Return the parts of a layer that stay in 16 bits."""
+        return {*self.unquantized, *(part for part, numbers in self.unquantized_layers if layer in numbers)}
 
 
 def read_quantization(config: Mapping[str, object], source: str, *, layers: int) -> Quantization:
@@ -93,7 +116,7 @@ def read_quantization(config: Mapping[str, object], source: str, *, layers: int)
     >>> read_quantization({"quantization_config": {"quant_method": "awq", "bits": 4}}, "config.json", layers=32)
     Quantization(dtype='w4a16', kv_dtype=None, unquantized=(), unquantized_layers=())
     """
-    name = next((name for name in FIELDS if config.get(name)), None)
+    name = next((name for name in QUANTIZATION if config.get(name)), None)
     if name is None:
         return Quantization("bf16", None)
     fields = config[name]

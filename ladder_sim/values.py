@@ -214,7 +214,8 @@ def meanings(spec: type) -> Mapping[str, str]:
     'Requests that start together, in a static batch.'
     """
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(spec))).body
-    texts = {}
+    bases = [meanings(base) for base in spec.__bases__ if dataclasses.is_dataclass(base)]
+    texts = {name: text for base in bases for name, text in base.items()}
     for field, text in itertools.pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ladder_sim import Scenario
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import SpecError
+from ladder_sim.hf.quantization import read_quantization
 from ladder_sim.kernels import GemmShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.quantization import read_quantization
 from tests.conftest import DATA
 from tests.support.graphs import build
 from tests.support.predict_one import predict_one

@@ -11,11 +11,11 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
+from ladder_sim.hf.types import EXPERTS, SIZES, TYPES
 from ladder_sim.specs import catalog
-from ladder_sim.specs.hf_reader import CLASS_SIZES, EXPERTS, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario_warnings import scenario_warnings
-from ladder_sim_runtime.config import UNSUPPORTED, ModelConfig
+from ladder_sim_runtime.config import ModelConfig
 from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.configs import LLAMA_8B
@@ -146,10 +146,10 @@ def test_norms_behind_the_blocks_are_kernels() -> None:
 
 def test_a_decoder_may_leave_out_what_its_class_says() -> None:
     """Regression: a multimodal file was refused, with the advice to take its text_config out."""
-    for kind, sizes in CLASS_SIZES.items():
+    for kind, sizes in ((kind, row.sizes) for kind, row in TYPES.items() if row.sizes):
         config = {"model_type": "any", "text_config": {"model_type": kind}, "vision_config": {"depth": 1}}
         model = ModelSpec.from_hf(config, name="m", source="config.json")
-        assert {key: getattr(model, field) for field, key in SIZES.items()} == sizes
+        assert tuple(getattr(model, field) for field in SIZES) == sizes
     without_type = {"model_type": "mistral3", "text_config": {"hidden_size": 2560}, "vision_config": {"depth": 1}}
     model = ModelSpec.from_hf(without_type, name="m", source="config.json")
     assert (model.hidden, model.kv_heads) == (2560, 8)
@@ -215,12 +215,12 @@ def test_norms_over_all_heads_are_kernels_with_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind, said in TYPES.items() if {*said} & NOT_OF_LLAMA and kind not in EXPERTS]
+    "kind", [kind for kind, row in TYPES.items() if {*row.fields} & NOT_OF_LLAMA and kind not in EXPERTS]
 )
 def test_what_is_predicted_is_not_run_with_other_blocks(kind: str) -> None:
     """The runtime must have the blocks of a type, or refuse it."""
-    if kind not in UNSUPPORTED:
-        assert not {*TYPES[kind]} & {"post_norms", "parallel_blocks"}
+    if not TYPES[kind].not_run:
+        assert not {*TYPES[kind].fields} & {"post_norms", "parallel_blocks"}
         return
     with pytest.raises(UsageError, match=f"model_type '{kind}' has .*, which are not implemented"):
         ModelConfig.from_hf({**LLAMA_8B, "model_type": kind})

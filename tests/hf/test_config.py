@@ -8,12 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ladder_sim.analysis.advice import own_variant
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.prediction import default_variants
+from ladder_sim.hf.feed_forward import Moe
+from ladder_sim.hf.fields import read_config
+from ladder_sim.prediction import default_variants, own_variant
 from ladder_sim.specs import catalog
-from ladder_sim.specs.hf_config import read_config
-from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import scenario_warnings
