@@ -50,7 +50,7 @@ class ModelConfig(Config):
         UsageError
             A field is missing or impossible, or the blocks are not implemented.
         """
-        return cls._of(config, source, **read_shape(config, source=source, runs=True))
+        return cls._of(read_shape(config, source=source, runs=True), config, source)
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
@@ -61,10 +61,10 @@ class ModelConfig(Config):
         UsageError
             The model has parts that are not implemented.
         """
-        return cls._of({}, spec.name, **{field.name: getattr(spec, field.name) for field in fields(Shape)})
+        return cls._of({field.name: getattr(spec, field.name) for field in fields(Shape)}, {}, spec.name)
 
     @classmethod
-    def _of(cls, config: Mapping[str, object], source: str, **shape: Any) -> Self:
+    def _of(cls, shape: Mapping[str, Any], config: Mapping[str, object], source: str) -> Self:
         plain = cls(**shape)
         parts = {
             "norms both before and behind its blocks": plain.block_norms == "both",
