@@ -92,10 +92,9 @@ class KernelCosts:
         }
         self._sends_across = scenario.sends_across
         # figures to which the tables' ratios belong
-        self._table_gpu = (
-            self.hardware.gpu.over(profile.cluster.gpu, profile.reference) if profile else self.hardware.gpu
-        )
-        self._here = profile is not None and self.hardware.gpu.same_as(Gpu.of(profile.cluster.gpu))
+        here = self.hardware.gpu
+        self._table_gpu = here.over(profile.cluster.gpu, profile.reference) if profile else here
+        self._here = profile is not None and here.same_as(Gpu.of(profile.cluster.gpu))
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
         # measured collectives inside a node; None: there are no collectives, or only formulas
         self.links_profile = next((network.profile for network in self._networks.values()), None)
