@@ -24,7 +24,6 @@ from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, min
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.kernels import TABLE_KINDS, CollectiveShape, Gpu, Group, Kind, Lookup, Machine, Shape, TableOf
-from ladder_sim.kernels.machine import GPU_FIGURES
 from ladder_sim.specs.cluster import THIS_MACHINE
 from ladder_sim.specs.scenario import HOPPER, Scenario
 
@@ -92,8 +91,10 @@ class KernelCosts:
             group: Network(scenario, profile, self.hardware, group) for group, count in ranks.items() if count > 1
         }
         self._sends_across = scenario.sends_across
-        self._table_gpu = _table_gpu(self.hardware.gpu, profile)
-        self._here = profile is not None and self.hardware.gpu.same_as(Gpu.of(profile.cluster.gpu))
+        # figures to which the tables' ratios belong
+        here = self.hardware.gpu
+        self._table_gpu = here.over(profile.cluster.gpu, profile.reference) if profile else here
+        self._here = profile is not None and here.same_as(Gpu.of(profile.cluster.gpu))
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
         # measured collectives inside a node; None: there are no collectives, or only formulas
         self.links_profile = next((network.profile for network in self._networks.values()), None)
@@ -292,18 +293,6 @@ class KernelCosts:
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         return minimum(1.0, self._machine.traffic_s(moved_bytes) / seconds)
-
-
-def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> Gpu:
-    """Return the figures with which a profile's rooflines are drawn.
-
-    A table's ratios belong to the figures in its profile. The measured cluster may round them otherwise, so another
-    GPU's figures enter relative to that cluster's.
-    """
-    if profile is None:
-        return gpu
-    relative = {name: getattr(gpu, name) / getattr(profile.cluster.gpu, name) for name in GPU_FIGURES}
-    return Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
 
 
 def _rows(values: Sequence[ArrayLike]) -> Floats:

@@ -35,6 +35,15 @@ class Gpu:
         """Say whether every figure is equal; an array that varies equals no single figure."""
         return not any(any_true(getattr(self, name) != getattr(other, name)) for name in GPU_FIGURES)
 
+    def over(self, stated: GpuSpec, reference: "Gpu") -> "Gpu":
+        """Return the figures of this GPU with which rooflines of tables are drawn that were measured on another.
+
+        Ratios of tables belong to the figures `reference`. The `stated` ones of that GPU may be rounded otherwise, so
+        this GPU's enter relative to them.
+        """
+        relative = {name: getattr(self, name) / getattr(stated, name) for name in GPU_FIGURES}
+        return Gpu(**{name: getattr(reference, name) * ratio for name, ratio in relative.items()})
+
     def peak_flops(self, format: str) -> Number:
         """Return the peak FLOP/s of the tensor cores that multiply operands of a format."""
         peaks: dict[TensorCores, Number] = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
