@@ -13,10 +13,10 @@ import numpy as np
 
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.pass_kernels import kernels_of
-from ladder_sim.graph.shapes import Count
-from ladder_sim.graph.sizes import STATE_BYTES, PassInputs
+from ladder_sim.graph.rank import PassInputs
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.mixer import BlockKind, Mixer
+from ladder_sim.kernels import STATE_BYTES, Count
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario

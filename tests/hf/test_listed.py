@@ -12,12 +12,12 @@ from hypothesis import given
 from ladder_sim import predict
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError
-from ladder_sim.graph.shapes import AttentionShape, MixingShape
 from ladder_sim.hf.attention import Gqa, Index, Mla
 from ladder_sim.hf.feed_forward import Dense, Moe
 from ladder_sim.hf.fields import Fields
 from ladder_sim.hf.listed import LAYER_DATA, described, read_layers
 from ladder_sim.hf.mixer import Attend, BlockKind, Linear, Mixer, State
+from ladder_sim.kernels import AttentionShape, MixingShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
