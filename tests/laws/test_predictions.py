@@ -25,10 +25,8 @@ MODELS = (*DENSE, *EXPERTS)
 DTYPES = (None, "bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
 # between two sizes of a table times are interpolated
 INTERPOLATED = 0.97
-# what tables of GEMMs, whose libraries take another kernel for the next size, may take off a step; and where their
-# measured times themselves fall by more than that (81 of 51,480 steps from one power of two to the next, on A100s and
-# B200s: their profiles keep falls of a GEMM up to 1.3)
-LEAST, WITH_GEMMS = 0.96, 0.93
+# what measured kernels may take off a step, whose libraries take another one for the next size
+LEAST = 0.96
 
 
 @law(examples=60)
@@ -75,20 +73,20 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
 
 @law(examples=300)
 @given(
-    scenario=scenarios(models=DENSE),
+    scenario=scenarios(models=MODELS, dtypes=DTYPES),
     size=st.sampled_from(("prompt", "batch", "gen")),
     doubled=st.booleans(),
 )
 def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size: str, doubled: bool) -> None:
     """TTFT and TPOT of a static batch fall with more tokens by at most 4 %, and no further than measured kernels do.
 
-    By at most 7 % where the measured times of all GEMMs together fall by more than 4 %.
     Where an engine's rule takes another all-reduce, which may be faster (H100, vLLM, TP 2: 307 us by its own kernel
     up to 64 MB, 254 by NCCL from there on), by what that one takes less. A prompt of one token runs the kernels of a
     decode step.
     """
     sizes = scenario.workload
-    assume(sizes.prompt > 1)
+    # no table has experts split among so many ranks
+    assume(sizes.prompt > 1 and (scenario.nodes == 1 or not scenario.model.experts))
     more = replace(sizes, **{size: getattr(sizes, size) * 2 if doubled else getattr(sizes, size) + 1})
     for variant in ("standard", "upper-bound"):
         before, after = (
@@ -98,11 +96,10 @@ def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size
         for name, short, long in (("ttft_s", first.prefill, longer.prefill), ("tpot_s", first.decode, longer.decode)):
             assert short is not None
             assert long is not None
-            were_s, now_s = _measured_s(short), _measured_s(long)
             if _algorithms(short) == _algorithms(long):
-                least = LEAST if now_s["gemm"] >= LEAST * were_s["gemm"] else WITH_GEMMS
-                assert getattr(after, name) > least * getattr(before, name), name
-            fallen_s = sum(max(0.0, seconds - now_s[kind]) for kind, seconds in were_s.items())
+                assert getattr(after, name) > LEAST * getattr(before, name), name
+            now_s = _measured_s(long)
+            fallen_s = sum(max(0.0, seconds - now_s[kind]) for kind, seconds in _measured_s(short).items())
             assert long.seconds > 0.999 * short.seconds - fallen_s
 
 
@@ -136,10 +133,10 @@ def _algorithms(step: ForwardPass) -> set[str]:
 
 
 def _measured_s(step: ForwardPass) -> dict[str, float]:
-    """Seconds of ops that tables hold, by kind."""
+    """Seconds of all-reduces, and of ops that tables hold, by kind."""
     times: dict[str, float] = defaultdict(float)
     for op, estimate, count in _ops(step):
-        if estimate.source != "roofline":
+        if estimate.source in ("measured", "fitted") or op.kind in ("all_reduce", "all_reduce_norm"):
             times[op.kind] += count * float(estimate.seconds)
     return times
 
