@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
+from ladder_sim.closed_loop.loop import ServedRequest
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.estimate import Source
@@ -222,9 +223,22 @@ def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator
 
 
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:
+    """Yield which variants are faster than the upper bound, or have their first token earlier, and why."""
     bound = requests.get("upper-bound")
+    if bound is None:
+        return
     for name, request in requests.items():
-        if bound and request.request_s < NOTICED * bound.request_s:
-            reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
+        both = zip(request.passes, bound.passes, strict=True)
+        steps_faster = any(step.seconds < NOTICED * other.seconds for (step, _), (other, _) in both)
+        reason = "it runs two GEMMs as one" if name == "parallel" else "its adds and waits differ from standard's"
+        if not steps_faster and isinstance(request, ServedRequest) and isinstance(bound, ServedRequest):
+            held = [f"{float(each.served.prompt_steps):.0%}" for each in (request, bound)]
+            reason = f"no step of it is, but prompts are in {held[0]} of its steps and in {held[1]} of upper-bound's"
+        if request.request_s < NOTICED * bound.request_s:
             text = f"{name} is faster than upper-bound, which has no communication but standard's GEMMs: {reason}"
             yield Caution(text, DECISIVE)
+        elif request.ttft_s < NOTICED * bound.ttft_s and not steps_faster:
+            yield (
+                f"{name} has its first token earlier than upper-bound, whose requests decode faster and wait longer "
+                "for prompts, as many being in flight"
+            )

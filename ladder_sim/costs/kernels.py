@@ -207,7 +207,7 @@ class KernelCosts:
         table, own = self._table(kind, table_of)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
         seconds = roofline_s(table_shape(kind, table_of, point), gpu)
-        if table is None:
+        if table is None or self.profile is None:
             return [
                 self._kernel(shape, _plain(row / self._efficiency), "roofline")
                 for shape, row in zip(shapes, seconds, strict=True)

@@ -186,12 +186,14 @@ def test_what_nccl_states_of_its_trees() -> None:
 
 @given(LATENCY, BANDWIDTH)
 def test_the_step_is_added_to_any_floor(latency_s: float, bandwidth: float) -> None:
+    """In full from the floor on that NCCL states for its trees: nearer links shorten the steps of all protocols."""
     message = np.array([1.0, 2.0**16])
     layout = {"nodes": 2, "ranks_per_node": 8, "allreduce_floor_s": latency_s, "bandwidth_Bps": bandwidth}
     ways = across_nodes_s(message, np.zeros(2), np.zeros(2), **layout)
     assert ways["tree"][0] == pytest.approx(latency_s, abs=1e-9)
-    assert ways["tree-ll128"][0] - ways["tree"][0] == pytest.approx(23.3e-6, rel=1e-3)
-    assert ways["nvls-tree"][0] - ways["tree"][0] == pytest.approx(27.8e-6, rel=1e-3)
+    near = min(1.0, latency_s / 25.2e-6)
+    assert ways["tree-ll128"][0] - ways["tree"][0] == pytest.approx(near * 23.3e-6, rel=2e-3)
+    assert ways["nvls-tree"][0] - ways["tree"][0] == pytest.approx(near * 27.8e-6, rel=2e-3)
 
 
 @pytest.mark.parametrize("p2p", [True, False])

@@ -1,7 +1,6 @@
 """Laws of single predictions: rooflines, and what must not fall or rise along a load or a link."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
-from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.roofline import Gpu, roofline_s
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Op
@@ -18,7 +16,7 @@ from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.techniques import Techniques
-from tests.support.laws import law
+from tests.support.laws import algorithms, law, ops
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
 MODELS = (*DENSE, *EXPERTS)
@@ -37,7 +35,7 @@ def test_no_kernel_is_faster_than_its_roofline(scenario: Scenario) -> None:
     # one card's tables are drawn with more bandwidth than its datasheet has
     figures = profile.reference if profile and profile.cluster.gpu == scenario.cluster.gpu else scenario.cluster.gpu
     for step, _ in predict(scenario, ["standard"], ignore_memory=True)["standard"].request.passes:
-        for op, estimate, _ in _ops(step):
+        for op, estimate, _ in ops(step):
             if isinstance(op.shape, CollectiveShape):
                 continue
             least_s = max(
@@ -57,7 +55,7 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
     assert step is not None
     hardware = step.hardware
     roofs_s = collectives_s = 0.0
-    for op, estimate, count in _ops(step):
+    for op, estimate, count in ops(step):
         if isinstance(op.shape, CollectiveShape):
             collectives_s += count * float(estimate.seconds)
         else:
@@ -96,7 +94,7 @@ def test_times_do_not_fall_with_prompt_batch_or_context(scenario: Scenario, size
         for name, short, long in (("ttft_s", first.prefill, longer.prefill), ("tpot_s", first.decode, longer.decode)):
             assert short is not None
             assert long is not None
-            if _algorithms(short) == _algorithms(long):
+            if algorithms(short) == algorithms(long):
                 assert getattr(after, name) > LEAST * getattr(before, name), name
             now_s = _measured_s(long)
             fallen_s = sum(max(0.0, seconds - now_s[kind]) for kind, seconds in _measured_s(short).items())
@@ -121,21 +119,10 @@ def test_ladder_is_not_faster_than_the_upper_bound(scenario: Scenario, technique
         assert bound.seconds < 1.0002 * ladder.seconds
 
 
-def _ops(step: ForwardPass) -> Iterator[tuple[Op, Estimate, int]]:
-    """Ops of a pass that differ, and how often each runs."""
-    for number, count in zip(step.schedule.numbers, step.schedule.order.counts, strict=True):
-        yield *step.prices[number], count
-
-
-def _algorithms(step: ForwardPass) -> set[str]:
-    """Algorithms of its collectives."""
-    return {estimate.algorithm for _, estimate, _ in _ops(step) if estimate.algorithm}
-
-
 def _measured_s(step: ForwardPass) -> dict[str, float]:
     """Seconds of all-reduces, and of ops that tables hold, by kind."""
     times: dict[str, float] = defaultdict(float)
-    for op, estimate, count in _ops(step):
+    for op, estimate, count in ops(step):
         if estimate.source in ("measured", "fitted") or op.kind in ("all_reduce", "all_reduce_norm"):
             times[op.kind] += count * float(estimate.seconds)
     return times

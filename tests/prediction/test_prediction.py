@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 import random
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, product
@@ -492,7 +493,7 @@ CHEAP = {"stack.collective_launch": "2.5us", "stack.rewired_allreduce": "auto"}
     ("fields", "faster"),
     [
         ({}, {}),
-        ({"stack": "vllm", "overrides": CHEAP}, {"parallel": "it runs two GEMMs as one"}),
+        ({"stack": "vllm", "tp": 4, "overrides": CHEAP}, {"parallel": "it runs two GEMMs as one"}),
         # norms are part of all-reduces, which ladder hides and the bound has not
         ({"stack": "vllm", "technique": "fused-norm", "overrides": CHEAP}, {}),
     ],
@@ -601,3 +602,26 @@ def test_published_ratios_of_ladder_to_parallel_lie_in_their_intervals() -> None
 
 def hypot_of_rates(predictions: Predictions) -> float:
     return math.hypot(*(predictions[name].tokens_per_s.log_width for name in ("ladder", "parallel")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        # prompts that come one by one take a step each, and which ones do depends on when the last answers ended
+        (
+            {"model": "qwen3-30b-a3b", "cluster": "h100-pcie", "tp": 2, "concurrency": 16, "prompt": 128, "gen": 2},
+            "ladder is faster than upper-bound, .*: no step of it is, but prompts are in .* of its steps",
+        ),
+        # fewer decode at a time, so more wait
+        (
+            {"model": "70b", "cluster": "mi300x", "nodes": 2, "tp": 16, "concurrency": 16, "prompt": 4096, "gen": 16},
+            "ladder has its first token earlier than upper-bound, whose requests decode faster and wait longer",
+        ),
+    ],
+)
+def test_an_upper_bound_in_flight_that_is_none_says_why(fields: dict[str, Any], warning: str) -> None:
+    predictions = predict(Scenario(**fields, stack="trtllm"), ["ladder", "upper-bound"], ignore_memory=True)
+    assert re.search(warning, " ".join(map(str, predictions.confidence.warnings)))
+    passes = (predictions[name].request.passes for name in ("ladder", "upper-bound"))
+    for (ladder, _), (bound, _) in zip(*passes, strict=True):
+        assert bound.seconds <= ladder.seconds

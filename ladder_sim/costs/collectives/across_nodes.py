@@ -29,7 +29,7 @@ from ladder_sim.costs.collectives.algorithms import (
 from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.collectives.times import COLLECTIVE_ERROR, CollectiveTimes, fastest_way
 from ladder_sim.costs.hardware import Hardware, Link
-from ladder_sim.des.shared import Floats, Number, maximum
+from ladder_sim.des.shared import Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.graph.shapes import Group
 from ladder_sim.specs.cluster import FULL_NODE, TREE_LL, TreeLatency
@@ -368,16 +368,18 @@ def across_nodes_s(
     floor_s = _floor_s(nodes, ranks_per_node, allreduce_floor_s)
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
-    large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
+    # links nearer than any that NCCL states its steps for shorten those of every protocol
+    near = minimum(1.0, allreduce_floor_s / TREE_LL.seconds(2, FULL_NODE))
+    large_s = floor_s + near * max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
     rail_s = rail_bytes(message, nodes, ranks_per_node, traffic) / (INTER_EFFICIENCY * bandwidth_Bps)
     wire_s = node_low_latency_s + LL_BYTES * rail_s
-    steps_s = message / (known_tree_rate(message) if known_nccl else TREE_LL_Bps)
+    steps_s = near * message / (known_tree_rate(message) if known_nccl else TREE_LL_Bps)
     if not nvlink:
         steps_s = np.maximum(steps_s, node_wire_s)
     ways = {"tree": floor_s + steps_s + wire_s}
     if nvlink:
         path_s = np.maximum(message / (TREE_LL128_SHARE * bandwidth_Bps), LL128_BYTES * rail_s)
-        low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
+        low128_s = floor_s + near * (TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s)
         ways["tree-ll128"] = low128_s + path_s + LL128_BYTES / LL_BYTES * node_low_latency_s
     ways[name] = large_s + _piped_s(message, node_wire_s, rail_s)
     return ways
