@@ -76,7 +76,7 @@ TOP_K_KERNELS, TOP_K_LOGIT_S, TOP_K_BYTES = 23, 0.765e-9, 43.0
 # axes of tables that batch, prompts and contexts go along, and how far measured times may fall along them. A library
 # may take another kernel for the next size (NVFP4 GEMMs on GB200 take 11 % less for 16 rows than for 8), but what it
 # takes longer for could be padded; TPOT of 1,576 servings is as far off (7.0 and 8.1 %) as with all falls that were
-# measured. What is carried over from another format or GPU does not fall at all
+# measured. What was not measured, of a format or any GPU with such tables, does not fall at all
 LOAD_AXES = ("m", "tokens", "batch", "batch_heads", "batch_kv_heads", "q_len", "kv_len")
 MEASURED_FALL = 1.04
 # kinds whose ops are small kernels where the profile has no table of them
@@ -212,8 +212,8 @@ class KernelCosts:
                 self._kernel(shape, _plain(row / self._efficiency), "roofline")
                 for shape, row in zip(shapes, seconds, strict=True)
             ]
-        carried = table.beyond == "transferred" or not (self._here and own)
-        table = _rising(table, kind, table_of, self.profile.reference, 1.0 if carried else MEASURED_FALL)
+        fall = MEASURED_FALL if own and table.beyond == "fitted" else 1.0
+        table = _rising(table, kind, table_of, self.profile.reference, fall)
         ratio, in_range = table.ratio(**point)
         return [
             self._kernel(shape, _plain(row), "transferred")

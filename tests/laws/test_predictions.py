@@ -123,7 +123,7 @@ def _measured_s(step: ForwardPass) -> dict[str, float]:
     """Seconds of all-reduces, and of ops that tables hold, by kind."""
     times: dict[str, float] = defaultdict(float)
     for op, estimate, count in ops(step):
-        if estimate.source in ("measured", "fitted") or op.kind in ("all_reduce", "all_reduce_norm"):
+        if estimate.source != "roofline" or op.kind in ("all_reduce", "all_reduce_norm"):
             times[op.kind] += count * float(estimate.seconds)
     return times
 
