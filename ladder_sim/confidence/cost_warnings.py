@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
+import numpy as np
+
 from ladder_sim.closed_loop.loop import ServedRequest
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, bracketed
+from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import ODD
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.kernels import KernelCosts
@@ -97,6 +100,7 @@ def cost_warnings(
         *_traced(scenario, simulated),
         *_rewired(scenario, simulated),
         *_odd_links(scenario, simulated),
+        *_beyond_sweep(scenario, simulated),
         *_slow_decode(costs, simulated),
         *_faster_than_the_bound(simulated),
     ]
@@ -218,6 +222,27 @@ def _odd_links(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator
         text = (
             f"the one {scenario.cluster.name} that was measured took {1.0 + errors[worst]:.0f} times what its links "
             f"allow for an {worst}: yours may be as much faster, so intervals are wider"
+        )
+        yield Caution(text, DECISIVE)
+
+
+def _beyond_sweep(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Yield which all-reduces across nodes a user's own sweep has no sizes for, and where their times come from."""
+    sweep = fabric_curve(scenario.cluster.inter.fabric) if scenario.crosses_nodes else None
+    if sweep is None or sweep.others is None:
+        return
+    messages = {
+        float(op.shape.message_bytes)
+        for step, _ in next(iter(simulated.values())).passes
+        for op, _ in (step.prices[number] for number in step.schedule.numbers)
+        if isinstance(op.shape, CollectiveShape) and op.kind == "all_reduce"
+    }
+    beyond = sorted(size for size in messages if not bracketed(sweep.curve, np.array([size]))[0])
+    if beyond:
+        sizes = format_bytes(beyond[0]) + (f" to {format_bytes(beyond[-1])}" if len(beyond) > 1 else "")
+        text = (
+            f"'{scenario.cluster.inter.fabric}' has no sizes near all-reduces of {sizes}: they take what "
+            f"{sweep.cluster.inter.fabric} is known for, and no less than its smaller ones"
         )
         yield Caution(text, DECISIVE)
 

@@ -5,11 +5,13 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES
+from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import LadderSimError
@@ -93,6 +95,46 @@ def test_no_collective_is_faster_than_its_bytes_through_a_port(
     scenario, network = drawn
     seconds = network.times(kind, np.array([message])).seconds[0]
     assert seconds >= port_s(scenario, kind, message) * (1 - 1e-9)
+
+
+@law(examples=150)
+@given(
+    st.sampled_from(["h100-sxm", "h100-p5", "h100-crusoe", "h100-a3mega", "a100-sxm-roce", "a100-sxm-hdr"]),
+    st.sets(st.integers(9, 33), min_size=2, max_size=8).map(sorted),
+    st.floats(0.3, 3.0),
+    st.floats(0.3, 3.0),
+    st.sampled_from(STACKS),
+)
+def test_an_own_sweep_with_holes_is_kept_and_completed_by_the_fabrics(
+    tmp_path_factory: pytest.TempPathFactory,
+    cluster: str,
+    powers: list[int],
+    at_first: float,
+    at_last: float,
+    stack: str,
+) -> None:
+    """All-reduces take what an own sweep says, and between, before and after its sizes no less than smaller ones."""
+    scenario = Scenario(model="405b", cluster=cluster, nodes=2, tp=16, stack=stack)
+    sweep = fabric_curve(scenario.cluster.inter.fabric)
+    assert sweep is not None
+    messages = 2.0 ** np.array(powers)
+    factors = np.exp(np.interp(powers, [powers[0], powers[-1]], np.log([at_first, at_last])))
+    measured_s = np.maximum.accumulate(factors * sweep.curve.seconds_at(messages)[0])
+    path = tmp_path_factory.mktemp("fabrics") / "own.toml"
+    times_us = [float(1e6 * seconds) for seconds in measured_s]
+    path.write_text(
+        f'source = "own"\ncluster = "{sweep.cluster.name}"\nnodes = 2\nranks_per_node = 8\n'
+        f"bytes = {messages.tolist()}\ntime_us = {times_us}\n"
+    )
+    own = Scenario(model="405b", cluster=cluster, nodes=2, tp=16, stack=stack, overrides={"inter.fabric": str(path)})
+    profile = resolve_profile(own, None)
+    network = Network(own, profile, Hardware.of(own, profile))
+    ports_s = np.array([port_s(own, "all_reduce", size) for size in messages])
+    assert network.times("all_reduce", messages).seconds == pytest.approx(np.maximum(measured_s, ports_s), rel=0.02)
+    every = 2.0 ** np.arange(powers[0], 34, 0.25)
+    seconds = network.times("all_reduce", every).seconds
+    for size, least_s in zip(messages, measured_s, strict=True):
+        assert (seconds[every >= size] >= 0.97 * least_s).all()
 
 
 @law(examples=500)
