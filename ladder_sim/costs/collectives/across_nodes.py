@@ -132,21 +132,23 @@ class AcrossNodes:
     def _fabric_log_ratios(self, *, known_nccl: bool) -> tuple[Floats, Floats]:
         """Return the fabric's measured all-reduces: logarithms of sizes and of times over the formula's."""
         if known_nccl not in self._log_ratios:
-            if self._fabric is None:
-                raise ValueError("no sweep over this fabric")
-            others = self._fabric.others
-            if others is None:
-                ratios = self._ratios(self._fabric)
-            else:
-                # a user's own sweep is of the NCCL that runs
-                own = self._ratios(self._fabric, known_nccl=known_nccl)
-
-                def log_ideal(log_sizes: Floats) -> Floats:
-                    return np.log(self._ideal(self._fabric, np.exp(log_sizes), known_nccl=known_nccl).seconds)
-
-                ratios = extended(own, self._ratios(others), log_ideal)
-            self._log_ratios[known_nccl] = ratios
+            self._log_ratios[known_nccl] = self._joined(known_nccl=known_nccl)
         return self._log_ratios[known_nccl]
+
+    def _joined(self, *, known_nccl: bool) -> tuple[Floats, Floats]:
+        fabric = self._fabric
+        if fabric is None:
+            raise ValueError("no sweep over this fabric")
+        if fabric.others is None:
+            return self._ratios(fabric)
+
+        def log_ideal(log_sizes: Floats) -> Floats:
+            seconds = self._ideal(fabric, np.exp(log_sizes), known_nccl=known_nccl).seconds
+            logs: Floats = np.log(seconds)
+            return logs
+
+        # a user's own sweep is of the NCCL that runs
+        return extended(self._ratios(fabric, known_nccl=known_nccl), self._ratios(fabric.others), log_ideal)
 
     def _ratios(self, fabric: FabricCurve, *, known_nccl: bool = False) -> tuple[Floats, Floats]:
         """Return the sweep's all-reduces: logarithms of sizes and of times over the formula's."""
