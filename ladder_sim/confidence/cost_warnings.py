@@ -147,9 +147,10 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
         )
     experts = FORMATS[workload.dtype].name
     if scenario.model.experts and (stand_in := profile.moe.format_for(experts, scenario.cluster.gpu)) != experts:
-        yield (
+        yield Caution(
             f"no experts in {experts} were measured on {scenario.cluster.gpu.name}: they are priced by the formulas at "
-            f"the rates of {stand_in}"
+            f"the rates of {stand_in}",
+            DECISIVE,
         )
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits

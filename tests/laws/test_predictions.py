@@ -1,5 +1,6 @@
 """Laws of single predictions: rooflines, and what must not fall or rise along a load or a link."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from ladder_sim.prediction import Prediction, resolve_profile
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.techniques import Techniques
+from ladder_sim.specs.workload import FORMATS
 from tests.support.laws import algorithms, law, ops
 from tests.support.random_scenarios import DENSE, EXPERTS, scenarios
 
@@ -67,6 +69,22 @@ def test_no_decode_step_is_slow_without_a_word(scenario: Scenario) -> None:
     roofs_s *= 1.0 + hardware.rank_skew
     if step.seconds > 3.0 * roofs_s + collectives_s + waits_s + launches_s:
         assert any("kernels of a decode step" in text for text in _warnings(prediction))
+
+
+@law(examples=60)
+@given(scenario=scenarios(models=MODELS, dtypes=DTYPES, in_flight=None))
+def test_a_format_that_a_gpu_has_no_units_for_is_said(scenario: Scenario) -> None:
+    """A precision without tensor cores of its own, or experts in one without measurements, is said in the answer.
+
+    One of the two, where an answer has no room for both.
+    """
+    gpu, precision = scenario.cluster.gpu, FORMATS[scenario.workload.dtype]
+    own_flops = {"fp8": gpu.fp8_flops, "fp4": gpu.fp4_flops}.get(precision.tensor_cores, math.inf)
+    profile = resolve_profile(scenario, None)
+    known = not profile or profile.moe.format_for(precision.name, gpu) == precision.name
+    unknown = bool(scenario.model.experts) and not known
+    text = " ".join(str(predict(scenario, ignore_memory=True)).split())
+    assert ("tensor cores: " in text or "no experts in " in text) == (own_flops == gpu.bf16_flops or unknown)
 
 
 @law(examples=300)
