@@ -24,7 +24,7 @@ from ladder_sim.errors import (
     UsageError,
     reason,
 )
-from ladder_sim.prediction import own_variant, resolve_profile
+from ladder_sim.prediction import own_variant, resolve_profile, where_measured
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -80,9 +80,16 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            varied: dict[str, Any] = {workload.load_field: requests[fits]}
-            for name, request in simulate_requests(scenario, varied, variants, measured).items():
-                ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
+            at = np.array(
+                [where_measured(at_load(scenario, scenario.plan, n), measured) is measured for n in replica[1]]
+            )
+            for rows in filter(np.any, (fits & at, fits & ~at)):
+                # of what a running server measured there is one number
+                load = loads[int(np.flatnonzero(rows)[-1])]
+                varied: dict[str, Any] = {workload.load_field: requests[rows]}
+                every = simulate_requests(scenario, varied, variants, where_measured(load, measured))
+                for name, request in every.items():
+                    ttft_s[name][rows], decode_s[name][rows] = request.ttft_s, request.decode_s
         except ProfileError:
             # not the fault of the plan
             raise
