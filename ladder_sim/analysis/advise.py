@@ -80,11 +80,10 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            at = np.array(
-                [where_measured(at_load(scenario, scenario.plan, n), measured) is measured for n in replica[1]]
-            )
-            for rows in filter(np.any, (fits & at, fits & ~at)):
-                # of what a running server measured there is one number
+            loads = [at_load(scenario, scenario.plan, number) for number in replica[1]]
+            elsewhere = np.array([where_measured(load, measured) is measured for load in loads])
+            # a running server measured at most one of them
+            for rows in filter(np.any, (fits & elsewhere, fits & ~elsewhere)):
                 load = loads[int(np.flatnonzero(rows)[-1])]
                 varied: dict[str, Any] = {workload.load_field: requests[rows]}
                 every = simulate_requests(scenario, varied, variants, where_measured(load, measured))
