@@ -80,13 +80,16 @@ def _times(replica: _Replica, variants: tuple[str, ...], profile: str | Calibrat
     if fits.any():
         try:
             measured = resolve_profile(scenario, profile)
-            loads = [at_load(scenario, scenario.plan, number) for number in replica[1]]
-            elsewhere = np.array([where_measured(load, measured) is measured for load in loads])
-            # a running server measured at most one of them
+            given = measured.given if measured else None
+            profiles = [
+                where_measured(at_load(scenario, scenario.plan, number), measured) if given else measured
+                for number in replica[1]
+            ]
+            elsewhere = np.array([each is measured for each in profiles])
+            # a running server measured at most one of the loads
             for rows in filter(np.any, (fits & elsewhere, fits & ~elsewhere)):
-                load = loads[int(np.flatnonzero(rows)[-1])]
                 varied: dict[str, Any] = {workload.load_field: requests[rows]}
-                every = simulate_requests(scenario, varied, variants, where_measured(load, measured))
+                every = simulate_requests(scenario, varied, variants, profiles[int(np.flatnonzero(rows)[-1])])
                 for name, request in every.items():
                     ttft_s[name][rows], decode_s[name][rows] = request.ttft_s, request.decode_s
         except ProfileError:
