@@ -22,6 +22,8 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import DECISIVE, Caution
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.wirings.layout import lay_out
+from ladder_sim.wirings.names import DEFAULT_VARIANTS
 
 # a decode step whose kernels take longer than this multiple of their rooflines is explained
 SLOW = 3.0
@@ -99,6 +101,7 @@ def cost_warnings(
         *warnings,
         *_traced(scenario, simulated),
         *_rewired(scenario, simulated),
+        *_same_models(scenario, simulated),
         *_odd_links(scenario, simulated),
         *_beyond_sweep(scenario, simulated),
         *_slow_decode(costs, simulated),
@@ -188,6 +191,21 @@ def _rewired(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[s
             "stack",
             stack.name,
         )
+
+
+def _same_models(scenario: Scenario, simulated: Mapping[str, Request]) -> Iterator[str]:
+    """Yield which wirings of one's own compute what a named one does, and how often each of them reduces."""
+    model = scenario.model
+    wirings = {
+        name: lay_out(name, model.layers, model.ladder_layers)
+        for name in dict.fromkeys((*DEFAULT_VARIANTS[:-1], *simulated))
+    }
+    for name, own in wirings.items():
+        named = [other for other, wiring in wirings.items() if not wiring.is_own and wiring.model == own.model]
+        if own.is_own and own.model is not None and named:
+            counts = [sum(block.reduces for _, block in wirings[each].blocks) for each in (name, named[0])]
+            text = f"{name} is the same model as {named[0]}, by {counts[0]} all-reduces a pass instead of {counts[1]}"
+            yield Caution(text, DECISIVE)
 
 
 def _slow_decode(costs: KernelCosts, simulated: Mapping[str, Request]) -> Iterator[str]:

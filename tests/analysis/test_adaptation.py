@@ -63,7 +63,9 @@ def test_versus_says_it_of_the_best_wiring() -> None:
     assert (best.gpu_hours, best.serving.variant) == (alone.gpu_hours, "ladder")
     assert best.break_even_tokens.value == pytest.approx(alone.break_even_tokens.value)
     experts = Scenario(model="qwen3-30b-a3b", tp=4, stack="vllm", concurrency=64)
-    assert versus(experts, "farskip", "fused-norm").cost is None
+    compared = versus(experts, "farskip", "fused-norm")
+    assert compared.cost is None
+    assert "has experts" in compared.no_cost
 
 
 def test_versus_prints_it() -> None:

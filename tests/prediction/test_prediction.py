@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -625,3 +626,13 @@ def test_an_upper_bound_in_flight_that_is_none_says_why(fields: dict[str, Any], 
     passes = (predictions[name].request.passes for name in ("ladder", "upper-bound"))
     for (ladder, _), (bound, _) in zip(*passes, strict=True):
         assert bound.seconds <= ladder.seconds
+
+
+def test_a_wiring_of_ones_own_that_is_a_named_one_is_called_so(tmp_path: Path) -> None:
+    """Regression: nothing said that an MLP that does not wait for its layer's attention is parallel, unfused."""
+    unfused, other = tmp_path / "unfused.toml", tmp_path / "other.toml"
+    unfused.write_text("wiring = 1\n\n[[layers]]\nmlp.delay = 1\n")
+    other.write_text("wiring = 1\n\n[[layers]]\nattention.delay = 1\n")
+    warnings = predict(model="8b", tp=4, variants=[str(unfused), str(other)]).confidence.warnings
+    (said,) = [text for text in warnings if "same model" in text]
+    assert said == f"{unfused} is the same model as parallel, by 64 all-reduces a pass instead of 32"
